@@ -191,6 +191,7 @@ REASONS: Mapping[str, Reason] = {
     ),
     "STATE_SCHEMA": Reason(_C.PRECONDITION, "the coordinator's tables do not fit this program"),
     "QUEUE_FULL": Reason(_C.RESOURCE, "the limit of running and waiting exports is reached", retryable=True),
+    "REQUESTS_FULL": Reason(_C.RESOURCE, "a request arrived slowly while others waited for its place", retryable=True),
     "UPLOADS_FULL": Reason(_C.RESOURCE, "the project's limit of open uploads is reached", retryable=True),
     "TRANSFER_SLOW": Reason(
         _C.TIMEOUT, "a client sent or read a file or stream more slowly than the server allows", retryable=True

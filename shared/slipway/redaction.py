@@ -17,8 +17,11 @@ SECRET_NAMES = re.compile(
 _NO_SECRETS = frozenset({"PWD"})
 """The current folder; ``MYSQL_PWD`` is a password."""
 
-_URL_PASSWORD = re.compile(r"(?<=:/)(/?[^\s/@:]*):([^\s/@]+)(?=@)")
-"""User and password of a URL, also of one that was read as a path and so has lost a slash."""
+_URL_PASSWORD = re.compile(r'(?<=:/)(/?[^\s/@:"]{0,512}):(?!\d{1,5}/)([^\s"]{1,512})(?=@)')
+"""User and password of a URL, also of one that was read as a path and so has lost a slash.
+
+A password may hold ``/`` and ``@`` that are not escaped; a port with a path after it is no password.
+"""
 
 
 def redact(text: str) -> str:

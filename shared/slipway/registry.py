@@ -33,8 +33,8 @@ def load_stage(reference: str) -> Stage[Any]:
             stage = getattr(import_module(module), attribute)
         else:
             stage = entry_points(group=GROUP)[reference].load()
-    except (KeyError, ImportError, AttributeError) as error:
-        why = "" if isinstance(error, KeyError) else f": {error}"
+    except (Exception, SystemExit) as error:  # a third-party module may raise anything
+        why = "" if reference not in stage_names() and not colon else f": {type(error).__name__}: {error}"
         raise ConfigurationError(
             f"there is no stage {reference!r}{why}",
             reason="STAGE_UNKNOWN",

@@ -159,21 +159,6 @@ class Effort:
     phases: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
-def _no_bytes(_params: Mapping[str, Any], _size: ModelSize) -> int:
-    """Estimate no bytes."""
-    return 0
-
-
-def _no_advice(_params: Mapping[str, Any]) -> tuple[str, str, str] | None:
-    """Give no advice."""
-    return None
-
-
-def _nothing_refused(_config: Mapping[str, Any]) -> str:
-    """Refuse no model."""
-    return ""
-
-
 @dataclass(frozen=True)
 class Stage(Generic[P]):
     """One kind of work: names, versions, and the function that does it.
@@ -200,6 +185,8 @@ class Stage(Generic[P]):
         model_memory: Memory that a worker should have, as a multiple of the merged model's size; 0 for a streaming stage.
         model_gpu_memory: The same for the GPU's memory, if the task needs a GPU.
         gpu_bound_output: Whether the output runs only on the GPU architectures that its fact ``targets`` names.
+        recovery: YAML file with ``rules`` for the attempt after a failure of this stage, and ``guidance`` for people by reason
+            (docs/adding-a-stage.md); None if only the rules for all stages apply.
     """
 
     name: str
@@ -216,12 +203,13 @@ class Stage(Generic[P]):
     alternatives: bool = False
     role: Role | None = None
     effort: Effort = Effort()
-    output_bytes: Callable[[Mapping[str, Any], ModelSize], int] = _no_bytes
-    advice: Callable[[Mapping[str, Any]], tuple[str, str, str] | None] = _no_advice
-    refuses: Callable[[Mapping[str, Any]], str] = _nothing_refused
+    output_bytes: Callable[[Mapping[str, Any], ModelSize], int] = lambda _params, _size: 0
+    advice: Callable[[Mapping[str, Any]], tuple[str, str, str] | None] = lambda _params: None
+    refuses: Callable[[Mapping[str, Any]], str] = lambda _config: ""
     model_memory: float = 0.0
     model_gpu_memory: float = 0.0
     gpu_bound_output: bool = False
+    recovery: Path | None = None
 
     @property
     def main_output(self) -> str:

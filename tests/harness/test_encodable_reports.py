@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -53,19 +54,10 @@ def test_cannot_be_set_up(broken):
 
 def test_no_report_ends_a_worker(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(TESTS)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-n",
-        "1",
-        "-ra",
-        "-p",
-        "support.harness.encodable_reports",
-        "-p",
-        "no:cacheprovider",
-    ]
-    done = subprocess.run([*command, "test_it.py"], cwd=tmp_path, capture_output=True, text=True)
+    options = "-m pytest -p xdist.plugin -n 1 -ra -p support.harness.encodable_reports -p no:cacheprovider test_it.py"
+    command = [sys.executable, *options.split()]
+    alone = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=alone)
     assert "4 failed, 3 passed, 1 skipped, 1 warning, 1 error" in done.stdout, done.stdout
     assert r"half \ud800" in done.stdout
     assert "INTERNALERROR" not in done.stdout

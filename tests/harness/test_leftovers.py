@@ -1,7 +1,8 @@
-"""What a test leaves in its process fails it by name; what it takes back, or a wider fixture holds open, does not."""
+"""A test fails by name for what it leaves in its process, but not for what it takes back or a wider fixture holds."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -34,14 +35,14 @@ LEAKS = {
     "resource limit RLIMIT_NOFILE": "resource.setrlimit(resource.RLIMIT_NOFILE, (200, 300))",
     "locale": "locale.setlocale(locale.LC_ALL, 'C' if locale.setlocale(locale.LC_ALL) != 'C' else 'C.UTF-8')",
     "context variable left: was nothing, is 1": "VARIABLE.set(1)",
-    "thread 'stays' of": "threading.Thread(target=time.sleep, args=(3,), name='stays').start()",
-    "thread 'daemon' of": "threading.Thread(target=time.sleep, args=(3,), name='daemon', daemon=True).start()",
+    "thread 'stays' of": "threading.Thread(target=time.sleep, args=(2,), name='stays').start()",
+    "thread 'daemon' of": "threading.Thread(target=time.sleep, args=(2,), name='daemon', daemon=True).start()",
     "thread 'inner' of": "OUTER = threading.Thread(target=inner)\n    OUTER.start()\n    OUTER.join()",
-    "process [0-9]+: sleep 4": "KEPT.append(subprocess.Popen(['sleep', '4']))",
-    "process [0-9]+: sleep 5": "subprocess.run(['setsid', '--fork', 'sleep', '5'])",
+    "process [0-9]+: sleep 3": "KEPT.append(subprocess.Popen(['sleep', '3']))",
+    "process [0-9]+: sleep 2": "subprocess.run(['setsid', '--fork', 'sleep', '2'])",
     "process [0-9]+: it has ended, but nobody waited": "KEPT.append(subprocess.Popen(['true']))",
 }
-"""What is left, as the failure names it, and a test that leaves it."""
+"""A test that leaves something behind, by the name in its failure."""
 
 BEGINNING = """
 import contextvars, locale, logging, os, resource, signal, subprocess, sys, threading, time
@@ -50,7 +51,7 @@ VARIABLE = contextvars.ContextVar("left")
 KEPT = []
 logging.getLogger("library")
 def inner():
-    threading.Thread(target=time.sleep, args=(3,), name="inner").start()
+    threading.Thread(target=time.sleep, args=(2,), name="inner").start()
 """
 
 CLEAN = """
@@ -88,32 +89,25 @@ def test_once_more(server):
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Callable[[str], str]:
+def run(tmp_path: Path) -> Callable[..., str]:
     """Run tests in a process of their own, watched for what they leave; gives pytest's output."""
 
-    def call(text: str) -> str:
+    def call(text: str, *, patience: float) -> str:
         (tmp_path / "test_it.py").write_text(BEGINNING + text)
         (tmp_path / "conftest.py").write_text(
-            "from support.harness import leftovers\nleftovers.PATIENCE_SECONDS = 2.0\n"
+            f"from support.harness import leftovers\nleftovers.PATIENCE_SECONDS = {patience}\n"
         )
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "support.harness.leftovers",
-            "-p",
-            "no:cacheprovider",
-            "--rootdir=.",
-        ]
-        return subprocess.run([*command, "test_it.py"], cwd=tmp_path, capture_output=True, text=True).stdout
+        options = "-m pytest -q -p support.harness.leftovers -p no:cacheprovider --rootdir=. test_it.py"
+        command = [sys.executable, *options.split()]
+        alone = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=alone).stdout
 
     return call
 
 
-def test_each_thing_left_is_named(run: Callable[[str], str]) -> None:
-    said = run("".join(f"def test_{number}():\n    {leak}\n" for number, leak in enumerate(LEAKS.values())))
+def test_each_thing_left_is_named(run: Callable[..., str]) -> None:
+    leaks = "".join(f"def test_{number}():\n    {leak}\n" for number, leak in enumerate(LEAKS.values()))
+    said = run(leaks, patience=0.5)
     failures = dict(re.findall(r"_ ERROR at teardown of test_(\d+) _+\n(.*?)(?=\n_|\n=)", said, flags=re.DOTALL))
     assert len(failures) == len(LEAKS), said
     for number, name in enumerate(LEAKS):
@@ -123,8 +117,8 @@ def test_each_thing_left_is_named(run: Callable[[str], str]) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_taken_back_or_ends_in_time_is_no_fault(run: Callable[[str], str]) -> None:
-    said = run(CLEAN)
+def test_what_is_taken_back_or_ends_in_time_is_no_fault(run: Callable[..., str]) -> None:
+    said = run(CLEAN, patience=2.0)
     assert "4 passed" in said, said
     assert "error" not in said, said
 

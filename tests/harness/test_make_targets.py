@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
 
 
 def pytest_calls(*words: str) -> list[str]:
-    """What make would run of pytest."""
+    """Return the pytest commands that make would run."""
     # These tests may be run by make themselves, with a seed of their own.
     plain = {
         name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "SEED", "WORKERS")

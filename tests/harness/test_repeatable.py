@@ -1,4 +1,4 @@
-"""What tests and fixtures draw is the same in every order, for every seed of the order."""
+"""Tests and fixtures draw the same random numbers in every order of the tests."""
 
 from __future__ import annotations
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from support.commands.cli import slipway
 from support.models.judged_families import make
+from support.models.merge_cases import save_case
+from support.models.merge_models import make_family
 
 SETTINGS = {
     "formats.onnx.enabled": "false",
@@ -43,6 +46,34 @@ def test_each_family_is_exported_and_passes(tmp_path: Path, name: str) -> None:
     assert list(result["formats"]) == OUTPUTS
     assert result["validation_passed"] is True
     assert {attempt["stage"] for attempt in result["attempts"]} == {"merge", "quantize", "validate"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "named"), [("vit", "ViTForImageClassification"), ("t5 without a head", "T5Model")])
+def test_a_model_of_no_known_family_is_merged_and_everything_else_names_it(
+    tmp_path: Path, kind: str, named: str
+) -> None:
+    """No part says that such a model is right or wrong: not the validation, not the report, not the verdict on the base."""
+    case = save_case(tmp_path, make_family(kind), target_modules=["q_proj" if kind == "vit" else "q"])
+    config = json.loads((case.adapter / "adapter_config.json").read_text()) | {"base_model_name_or_path": ""}
+    (case.adapter / "adapter_config.json").write_text(json.dumps(config))
+    words = ("--base-model", case.base, "--checkpoint", case.adapter, "--out", tmp_path / "out")
+    levels = ("--set", "optimization.quantization=fp16,int8")
+    done = slipway("export", "--json", *words, *levels, home=tmp_path / "home")
+    assert done.code == 6, done.err
+    result = done.json
+    assert {name: each["status"] for name, each in result["formats"].items()} == {
+        "pytorch": "not_run",
+        "pytorch-fp16": "not_run",
+    }
+    assert result["failed"]["pytorch-int8"]["reason"] == "QUANTIZATION_UNSUPPORTED"
+    assert result["failed"]["onnx"]["reason"] == "FAMILY_UNSUPPORTED"
+    assert all(named in result["failed"][name]["error_message"] for name in ("pytorch-int8", "onnx"))
+    assert (result["validation_passed"], result["base_match"]["verdict"]) == (False, "amber")
+    assert f"the family of {named} is unknown to the validation" in result["base_match"]["reason"]
+    card = (Path(result["output_directory"]) / "README.md").read_text()
+    assert "text-generation" not in card
+    assert "next-token" not in card
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ import pytest
 from slipway.client import Client
 from slipway.errors import ModelExportError
 from support.commands.cli import SLIPWAY, Done, slipway
+from support.commands.distributions import install_format
 from support.coordinators.harness import process, wait_for
 from support.models import tiny_models
 from support.servers.free_ports import free_port
@@ -168,19 +169,51 @@ def test_an_export_of_it_goes_through_a_coordinator(project: Path, coordinator: 
     assert (own["enabled"], own["quantization"], own["settings"]["compress"]) == (True, {"levels": ["half"]}, True)
 
 
-@pytest.mark.parametrize("command", ["export", "doctor"])
-def test_a_format_that_cannot_be_imported_is_named_without_a_traceback(
-    project: Path, tmp_path: Path, command: str
-) -> None:
-    folder = tmp_path / "broken-1.0.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
-    (folder / "entry_points.txt").write_text("[slipway.formats]\ngguf = broken:FORMAT\n")
-    (tmp_path / "broken.py").write_text("import a_library_that_is_not_there\n")
-    path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
-    done = run(project, command, "--json", path=path, EXPORT_CHECKPOINT_PATH=str(project / "run"))
-    assert (done.code, done.json["reason"]) == (3, "FORMAT_INVALID"), done.err
-    assert "the installed format 'gguf' cannot be loaded" in done.json["error_message"]
-    assert "a_library_that_is_not_there" in done.json["error_message"]
-    assert "install a version of broken that fits" in done.err + done.out
-    assert "Traceback" not in done.err
+@pytest.fixture
+def broken(tmp_path: Path) -> str:
+    """An import path with a format whose module cannot be imported."""
+    site = tmp_path / "site"
+    code = "import a_library_that_is_not_there\n"
+    install_format(site, "broken-format", name="gguf", module="broken_format", code=code)
+    return os.pathsep.join([str(site), os.environ["PYTHONPATH"]])
+
+
+FAULT = "the installed format 'gguf' of broken-format cannot be used: ModuleNotFoundError: No module named 'a_library"
+
+
+def test_a_format_that_cannot_be_imported_stops_no_other_command(project: Path, tmp_path: Path, broken: str) -> None:
+    pushed = run(project, "push", project / "base", "--json", path=broken)
+    assert pushed.code == 0, pushed.err
+    pulled = run(project, "pull", pushed.json["digest"], tmp_path / "pulled", path=broken)
+    assert pulled.code == 0, pulled.err
+    for words in (
+        ["verify", tmp_path / "pulled"],
+        ["cache", "ls"],
+        ["get"],
+        ["list"],
+        ["checkpoints", project / "run"],
+    ):
+        done = run(project, *words, path=broken)
+        assert "FORMAT_INVALID" not in done.out + done.err
+        assert "Traceback" not in done.err
+        assert done.code == (2 if words == ["get"] else 0), done.err
+    health = {each["name"]: each for each in run(project, "doctor", "--json", path=broken).json["formats"]}
+    assert FAULT in health["gguf"]["detail"]
+    assert not health["gguf"]["available"]
+    assert health["pytorch"]["available"]
+
+
+def test_a_format_that_cannot_be_imported_is_a_warning_and_refused_by_name(project: Path, broken: str) -> None:
+    where = ("--base-model", project / "base", "--checkpoint", project / "run", "--plan", "--json")
+    planned = run(project, "export", *where, path=broken)
+    assert planned.code == 0, planned.err
+    assert any(FAULT in warning for warning in planned.json["warnings"])
+    assert {task["id"] for task in planned.json["tasks"]} >= {"merge", "onnx_export"}
+    for done in (
+        run(project, "export", *where, path=broken, EXPORT_ENABLE_GGUF="true"),
+        run(project, "export", *where, "--set", "formats.gguf.enabled=true", path=broken),
+    ):
+        assert (done.code, done.json["reason"]) == (3, "CONFIGURATION_INVALID"), done.err
+        assert FAULT in done.json["error_message"]
+        assert "install a version of broken-format that fits" in done.json["error_message"]
+        assert "Traceback" not in done.err

@@ -26,9 +26,9 @@ if _version_not_supported:
 
 
 class ArtifactServiceStub:
-    """Artifacts of a project: what its exports start from and what they make. A client needs no access to the artifact store.
-    What belongs to another project is NOT_FOUND, in the very words for what does not exist; only callers of all projects, and
-    those who hold the store's own credentials, may name any digest.
+    """Artifacts of a project: the sources and results of its exports. A client needs no access to the artifact store.
+    An artifact of another project is NOT_FOUND, with the same message as one that does not exist. Only callers of all projects, and
+    callers that hold the store's own credentials, may name any digest.
     """
 
     def __init__(self, channel):
@@ -65,48 +65,48 @@ class ArtifactServiceStub:
 
 
 class ArtifactServiceServicer:
-    """Artifacts of a project: what its exports start from and what they make. A client needs no access to the artifact store.
-    What belongs to another project is NOT_FOUND, in the very words for what does not exist; only callers of all projects, and
-    those who hold the store's own credentials, may name any digest.
+    """Artifacts of a project: the sources and results of its exports. A client needs no access to the artifact store.
+    An artifact of another project is NOT_FOUND, with the same message as one that does not exist. Only callers of all projects, and
+    callers that hold the store's own credentials, may name any digest.
     """
 
     def GetArtifact(self, request, context):
-        """The files of an artifact, in one answer: 10000 of them have about 2 MiB, so only very long paths need a client that takes more
-        than gRPC's usual 4 MiB. NOT_FOUND: the project has no such artifact.
+        """Returns the files of an artifact in one response: 10000 files take about 2 MiB, so only very long paths need a client that accepts
+        more than gRPC's usual 4 MiB. NOT_FOUND: the project has no such artifact.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListArtifacts(self, request, context):
-        """Digests of a project's artifacts, sorted. INVALID_ARGUMENT: malformed page token or parent.
+        """Returns the digests of a project's artifacts, sorted. INVALID_ARGUMENT: malformed page token or parent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CreateArtifact(self, request, context):
-        """Makes an artifact of files whose content the project has brought with WriteBlob, or answers which content is missing; then
-        nothing is made: write it, and call again. Content that only other projects brought is missing.
-        INVALID_ARGUMENT: a path that leaves the artifact, or stands twice. RESOURCE_EXHAUSTED: too many files.
+        """Creates an artifact of files whose content the project has uploaded with WriteBlob. If content is missing, returns its digests and
+        creates nothing: write it, and call again. Content that only other projects have uploaded counts as missing.
+        INVALID_ARGUMENT: a path leaves the artifact, or appears twice. RESOURCE_EXHAUSTED: too many files.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReadBlob(self, request, context):
-        """Streams the content of one file. NOT_FOUND: the project has no such artifact, or that no such file. DATA_LOSS: the stored
-        content does not have its digest; readers compare it, too. DEADLINE_EXCEEDED with TRANSFER_SLOW: the client reads too slowly, and
-        may go on from where it is.
+        """Streams the content of one file. NOT_FOUND: the project has no such artifact, or the artifact has no such file. DATA_LOSS: the
+        stored content does not have its digest; clients should compare it, too. DEADLINE_EXCEEDED with TRANSFER_SLOW: the client reads too
+        slowly, and may resume at its offset.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WriteBlob(self, request_iterator, context):
-        """Takes the content of one file, which is kept only if it has the digest and size that the first message names.
-        INVALID_ARGUMENT: it does not, or a digest or size is malformed. RESOURCE_EXHAUSTED: the file is larger than the coordinator takes
-        (LIMIT_EXCEEDED), or the project has too many uploads open (UPLOADS_FULL, try again). DEADLINE_EXCEEDED: the client is too slow
+        """Stores the content of one file if it has the digest and size that the first message names.
+        INVALID_ARGUMENT: it does not, or a digest or size is malformed. RESOURCE_EXHAUSTED: the file is larger than the coordinator accepts
+        (LIMIT_EXCEEDED), or the project has too many open uploads (UPLOADS_FULL, try again). DEADLINE_EXCEEDED: the client is too slow
         (TRANSFER_SLOW), or sends nothing (CALL_TIMEOUT). Safe to repeat.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -150,9 +150,9 @@ def add_ArtifactServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ArtifactService:
-    """Artifacts of a project: what its exports start from and what they make. A client needs no access to the artifact store.
-    What belongs to another project is NOT_FOUND, in the very words for what does not exist; only callers of all projects, and
-    those who hold the store's own credentials, may name any digest.
+    """Artifacts of a project: the sources and results of its exports. A client needs no access to the artifact store.
+    An artifact of another project is NOT_FOUND, with the same message as one that does not exist. Only callers of all projects, and
+    callers that hold the store's own credentials, may name any digest.
     """
 
     @staticmethod

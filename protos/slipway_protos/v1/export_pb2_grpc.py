@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ExportServiceStub:
-    """Exports: created by clients, carried out by workers. Every error is a google.rpc.Status whose details hold an
+    """Exports, which clients create and workers carry out. Every error is a google.rpc.Status whose details have an
     ErrorInfo with a stable reason in the domain "slipway".
     """
 
@@ -74,35 +74,36 @@ class ExportServiceStub:
 
 
 class ExportServiceServicer:
-    """Exports: created by clients, carried out by workers. Every error is a google.rpc.Status whose details hold an
+    """Exports, which clients create and workers carry out. Every error is a google.rpc.Status whose details have an
     ErrorInfo with a stable reason in the domain "slipway".
     """
 
     def CreateExport(self, request, context):
-        """Creates an export and returns at once; work starts as workers are free.
-        INVALID_ARGUMENT: the configuration cannot be honoured. ALREADY_EXISTS: another request made an export of this id, or
-        used this request_id. RESOURCE_EXHAUSTED with RetryInfo: as many exports as are allowed are under way.
+        """Creates an export and returns at once; tasks start when workers are free.
+        INVALID_ARGUMENT: the configuration is not possible. ALREADY_EXISTS: another request created an export of this id, or
+        used this request_id. RESOURCE_EXHAUSTED with RetryInfo: the largest allowed number of exports is running.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetExport(self, request, context):
-        """NOT_FOUND: no such export.
+        """Returns one export. NOT_FOUND: no such export.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListExports(self, request, context):
-        """Newest first. INVALID_ARGUMENT: malformed page token, filter or parent.
+        """Returns exports, newest first. INVALID_ARGUMENT: malformed page token, filter or parent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CancelExport(self, request, context):
-        """Asks for cancellation and returns at once. NOT_FOUND. FAILED_PRECONDITION: the export has ended. ABORTED: etag.
+        """Cancels an export; returns when that takes effect, or after two seconds. NOT_FOUND. FAILED_PRECONDITION: the export has ended.
+        ABORTED: etag.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -124,7 +125,7 @@ class ExportServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchExport(self, request, context):
-        """Streams what happens until the export ends; starts with the current state. NOT_FOUND.
+        """Streams the export's events until it ends, beginning with its current state. NOT_FOUND.
         After a disconnect, call again with the last sequence seen.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -178,7 +179,7 @@ def add_ExportServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ExportService:
-    """Exports: created by clients, carried out by workers. Every error is a google.rpc.Status whose details hold an
+    """Exports, which clients create and workers carry out. Every error is a google.rpc.Status whose details have an
     ErrorInfo with a stable reason in the domain "slipway".
     """
 

@@ -52,7 +52,7 @@ class StageServiceServicer:
     """
 
     def Describe(self, request, context):
-        """What the worker can run.
+        """Returns what the worker can run.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

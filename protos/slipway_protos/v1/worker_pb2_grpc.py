@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class WorkerServiceStub:
-    """Workers dial the coordinator and pull tasks, so that nothing needs to find a worker.
+    """Workers connect to the coordinator and pull tasks, so nothing has to find a worker.
     """
 
     def __init__(self, channel):
@@ -48,21 +48,21 @@ class WorkerServiceStub:
 
 
 class WorkerServiceServicer:
-    """Workers dial the coordinator and pull tasks, so that nothing needs to find a worker.
+    """Workers connect to the coordinator and pull tasks, so nothing has to find a worker.
     """
 
     def Synchronize(self, request, context):
-        """Reports what runs, renews its leases, learns of cancellations, and leases a task when the worker has room.
-        Parks while there is nothing to do. INVALID_ARGUMENT: no worker id or no stage.
+        """Reports running tasks and renews their leases; returns cancellations, and new leases if the worker has free slots.
+        Waits while there is nothing to return. INVALID_ARGUMENT: no worker id or no stage.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CompleteTask(self, request, context):
-        """Hands in a result. Durable before it is acknowledged, and safe to repeat.
-        FAILED_PRECONDITION with reason LEASE_LOST: the task was given to another worker since.
-        ABORTED with reason RESULT_INVALID: this is not the task's result; the attempt has failed for that.
+        """Hands in a result. It is durable when the call returns, and safe to repeat.
+        FAILED_PRECONDITION with reason LEASE_LOST: the task has been given to another worker.
+        ABORTED with reason RESULT_INVALID: this cannot be the task's result, so the attempt has failed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -90,7 +90,7 @@ def add_WorkerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class WorkerService:
-    """Workers dial the coordinator and pull tasks, so that nothing needs to find a worker.
+    """Workers connect to the coordinator and pull tasks, so nothing has to find a worker.
     """
 
     @staticmethod

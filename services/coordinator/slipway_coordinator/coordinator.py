@@ -20,14 +20,14 @@ from slipway_coordinator.broker.offering import offer_of
 from slipway_coordinator.model import transitions
 from slipway_coordinator.model.offers import Offer
 from slipway_coordinator.model.records import ExportRecord, TaskRecord
-from slipway_coordinator.model.recovery import RuleTable, default_rules
+from slipway_coordinator.model.rules import RuleTable, default_rules
 from slipway_coordinator.model.states import ExportState, TaskState
 from slipway_coordinator.model.transitions import Event, EventKind
 from slipway_coordinator.storage.database import Database
 from slipway_coordinator.storage.database_address import State
 from slipway_coordinator.storage.events import Hub
 from slipway_coordinator.storage.inbox import Inbox, InboxEvent
-from slipway_coordinator.storage.journal import Journal, retry_until_available, run_shielded, translate_database_errors
+from slipway_coordinator.storage.journal import Journal, retry_until_available, shielded, translate_database_errors
 from slipway_coordinator.storage.ledger import Ledger
 from slipway_coordinator.transfers.transfers import TransferLimits
 from slipway_coordinator.workflow import engine, history, workflow
@@ -133,11 +133,9 @@ class Coordinator:
 
     # Called by the services
 
+    @shielded
     async def create(self, record: ExportRecord) -> ExportRecord | None:
         """Store an export and start it; None if this name or request already has one."""
-        return await run_shielded(self._create(record))
-
-    async def _create(self, record: ExportRecord) -> ExportRecord | None:
         if not await self.journal.commit(lambda: self.database.insert(record)):
             return None
         self.inbox.open(record.name, record.run)
@@ -157,19 +155,16 @@ class Coordinator:
     async def cancel(self, record: ExportRecord) -> None:
         """Request that an export ends."""
         event = Event(kind=EventKind.CANCEL_REQUESTED, time=time.time())
-        await run_shielded(self._notify(record.name, event, f"{record.workflow_id}#cancel"))
+        await self._notify(record.name, event, f"{record.workflow_id}#cancel")
 
+    @shielded
     async def retry(self, record: ExportRecord) -> ExportRecord:
         """Run an ended export again.
 
         Raises:
             ServiceError: reason ``EXPORT_STATE`` if another call changed or deleted it meanwhile.
         """
-        return await run_shielded(self._retry(record))
-
-    async def _retry(self, record: ExportRecord) -> ExportRecord:
-        again = transitions.restart(record)
-        again = again.with_(revision=record.revision + 1)
+        again = transitions.restart(record).with_(revision=record.revision + 1)
         async with self._turn(record.name):
             if not await self.journal.commit(lambda: self.database.save(again)):
                 raise _changed(record)
@@ -178,15 +173,13 @@ class Coordinator:
         self._spawn(self._start_workflow(again))
         return again
 
+    @shielded
     async def delete(self, record: ExportRecord) -> None:
         """Forget an ended export; harmless to repeat.
 
         Raises:
             ServiceError: reason ``EXPORT_STATE`` if another call retried it meanwhile.
         """
-        await run_shielded(self._delete(record))
-
-    async def _delete(self, record: ExportRecord) -> None:
         async with self._turn(record.name):
             stored = await self.load(record.name)
             if stored is None:
@@ -291,6 +284,7 @@ class Coordinator:
             lambda: self.call(lambda: self.database.events.read(export, run, after=after))
         )
 
+    @shielded
     async def _notify(self, export: str, event: Event, key: str) -> None:
         self.inbox.deliver(await self.journal.commit(lambda: self.database.events.put(export, event, key)))
 

@@ -19,7 +19,7 @@ from slipway.settings.security import Security
 from slipway.sources.allowed import Allowed
 from slipway_coordinator.coordinator import CoordinatorOptions
 from slipway_coordinator.migration import migrate
-from slipway_coordinator.model.recovery import DEFAULT_RULES, load_rules
+from slipway_coordinator.model.rules import DEFAULT_RULES, load_rules
 from slipway_coordinator.server import serve
 from slipway_coordinator.storage.database_address import state_at
 from slipway_coordinator.transfers.transfers import TransferLimits

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from slipway.errors import ModelMergeError
 from slipway.folders.disk_full import disk_full_is_typed
 from slipway.models.dtypes import FLOATS
 from slipway.models.model_facts import ModelFacts
 from slipway.models.safetensors_file import TensorInfo, read_weights
+from slipway.models.trained.trained_model import TrainedModel, trained_model
 from slipway.stage import Context
 from slipway_merge.adapter.adapter import Adapter, read_adapter
-from slipway_merge.adapter.heads import check_head
+from slipway_merge.adapter.heads import Headed, with_head
 from slipway_merge.params import MergeParams
-from slipway_merge.plan.budget import memory_limit
 from slipway_merge.plan.layout import Layout, plan_layout
 from slipway_merge.plan.plan import Planner
 from slipway_merge.plan.replication import check_deeper, deeper_config
@@ -45,61 +47,110 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
     config = read_config(base)
     weights = read_weights(base)
     adapter = read_adapter(adapter_folder)
-    check_head(config, adapter.config.raw)
+    trained = trained_model(base, adapter_folder)
+    if trained is not None:
+        config = dict(trained.config)
+        _warn_of_labels(trained, ctx)
 
-    @cache
-    def facts() -> ModelFacts:
-        """Ask the model's code; this imports torch and transformers, which most merges do not need."""
-        return facts_for(base, why="which weights are tied or stored transposed")
-
+    facts = _Facts(config if trained else base)
+    headed = with_head(weights, adapter, trained, facts("which weights its head has")) if trained else Headed(weights)
     with TensorReader() as reader, disk_full_is_typed(ModelMergeError, "for the merged model", at=output):
-        planner = Planner(weights, config, adapter, lambda _: facts(), reader)
+        planner = Planner(headed.tensors, config, adapter, facts, reader)
         plan = planner.plan()
-        replaced = _replaces_values(plan, planner, reader)
+        replaced = bool(headed.new) or _replaces_values(plan, planner, reader)
         if not replaced:
             _check_not_zero(plan, reader)
         dtype = None if params.dtype == "auto" else _STORED_NAMES[params.dtype]
         layout = plan_layout(plan.values, dtype=dtype, max_shard_bytes=params.max_shard_bytes)
         output.mkdir()
         written_dtype = DTYPE_NAMES[dtype or _main_dtype(layout)]
-        new_config = merged_config(config, dtype=written_dtype, untied=plan.untied, vocab_size=plan.vocab_size)
-        if plan.layers:
-            new_config = deeper_config(new_config, plan.layers)
-        write_config(output, new_config)
+        new_config = _write_config(output, config, plan, dtype=written_dtype)
         files = copy_small_files(base, adapter_folder, output, tokenizer=params.save_tokenizer)
-        if plan.vocab_size is not None or plan.untied:
-            _check_against_model(output, layout, plan, planner.naming.modelled)
-        if plan.layers:
-            check_deeper(
-                facts_for(output, why="whether the repeated layers fit the model").model, plan.values, plan.layers
-            )
+        _check_fits(output, layout, plan, planner.naming.modelled)
         check_vocabulary(base, adapter_folder, new_config)
         limit = memory_limit(params.max_memory, allowed=ctx.max_memory_bytes)
         writer = MergeWriter(output, reader, ctx, max_memory_bytes=limit)
         written = writer.write(layout)
         tell = partial(ctx.progress, "verify", unit="tensors")
-        verified = spot_check(output, layout, reader, on_tensor=lambda done, total: tell(done=done, total=total))
+        verified = spot_check(
+            output,
+            layout,
+            reader,
+            replaced=plan.replaced,
+            on_tensor=lambda done, total: tell(done=done, total=total),
+        )
     if params.verify == "full" or (params.verify == "auto" and layout.data_bytes <= SMALL_MODEL_BYTES):
         from slipway_merge.verify.reload_check import reload_check  # imports torch, transformers and peft
 
         stored = dtype or _STORED_NAMES[written_dtype]
         rounded = None if written.converted else {change.module for change in written.changes}
         names = planner.names_in_peft
-        verified |= reload_check(output, base, adapter_folder, names=names, dtype=stored, rounded=rounded, ctx=ctx)
+        verified |= reload_check(
+            output, base, adapter_folder, names=names, dtype=stored, rounded=rounded, trained=trained, ctx=ctx
+        )
     for warning in plan.warnings:
         ctx.warn(warning)
     _judge(written, replaced, ctx)
     _record(ctx, adapter=adapter, layout=layout, plan=plan, written=written, weights=weights, dtype=written_dtype)
     ctx.record(small_files=files, verified=verified, shards_resumed=writer.resumed)
+    if trained is not None:
+        ctx.record(trained_as=str(trained), head=sorted(headed.new), tensors_dropped=list(headed.dropped))
+
+
+class _Facts:
+    """Ask the model's code, once and only if it is needed: this imports torch and transformers.
+
+    Args:
+        of: Folder or configuration of the model.
+    """
+
+    def __init__(self, of: Path | dict[str, Any]) -> None:
+        self._of = of
+        self._known: ModelFacts | None = None
+
+    def __call__(self, why: str) -> ModelFacts:
+        if self._known is None:
+            self._known = facts_for(self._of, why=why)
+        return self._known
+
+
+def _write_config(output: Path, config: dict[str, Any], plan: MergePlan, *, dtype: str) -> dict[str, Any]:
+    """Write the merged model's ``config.json`` and return it."""
+    merged = merged_config(config, dtype=dtype, untied=plan.untied, vocab_size=plan.vocab_size)
+    if plan.layers:
+        merged = deeper_config(merged, plan.layers)
+    write_config(output, merged)
+    return merged
+
+
+def _check_fits(output: Path, layout: Layout, plan: MergePlan, modelled: Callable[[str], str]) -> None:
+    """Check against the model's code what the plan changed of its shape."""
+    if plan.vocab_size is not None or plan.untied:
+        _check_against_model(output, layout, plan, modelled)
+    if plan.layers:
+        check_deeper(facts_for(output, why="whether the repeated layers fit the model").model, plan.values, plan.layers)
+
+
+def _warn_of_labels(trained: TrainedModel, ctx: Context) -> None:
+    if not trained.named:
+        last = trained.labels - 1
+        ctx.warn(
+            f"the checkpoint does not name the {trained.labels} labels of its {trained.name}, so they are LABEL_0 to LABEL_{last}: "
+            "put the config.json of the trained model, with its id2label and problem_type, beside adapter_config.json"
+        )
+
+
+def memory_limit(wanted: int | None, *, allowed: int) -> int:
+    """Return the working memory in bytes: the requested amount or a quarter of the free memory, at most the task's limit."""
+    return min(wanted if wanted is not None else psutil.virtual_memory().available // 4, allowed)
 
 
 def _main_dtype(layout: Layout) -> str:
     """Return the floating-point type with the most bytes."""
     sizes: dict[str, int] = {}
-    for shard in layout.shards:
-        for tensor in shard.tensors:
-            if tensor.dtype in FLOATS:
-                sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.nbytes
+    for tensor in layout.tensors():
+        if tensor.dtype in FLOATS:
+            sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.nbytes
     if not sizes:
         raise ModelMergeError(
             "the base model has no floating-point weights",
@@ -125,10 +176,14 @@ def _check_not_zero(plan: MergePlan, reader: TensorReader) -> None:
     computed = any(value.computed is not None for value in plan.values.values())
     if computed or not all(is_zero(update, reader) for update in updates):
         return
+    found = []
+    if updates:
+        found.append(f"all {len(updates)} updates of the adapter are zero (one factor of each pair is all zeros)")
+    if plan.replaced:
+        found.append(f"the weights that it replaces ({len(plan.replaced)}) have the base's values")
     first = f", first {updates[0].module!r}" if updates else ""
     raise ModelMergeError(
-        f"all {len(updates)} updates of the adapter are zero (one factor of each pair is all zeros){first}: "
-        "it was never trained, or its weights were not gathered when it was saved",
+        f"{' and '.join(found)}{first}: it was never trained, or its weights were not gathered when it was saved",
         reason="ADAPTER_NO_EFFECT",
         remedy="use a later checkpoint",
         about={"module": updates[0].module if updates else ""},
@@ -142,14 +197,17 @@ def _check_against_model(output: Path, layout: Layout, plan: MergePlan, modelled
         ModelMergeError: ``ADAPTER_BASE_MISMATCH`` or ``ADAPTER_UNSUPPORTED``.
     """
     facts = facts_for(output, why="whether the changed weights fit the model")
-    for tensor in (tensor for shard in layout.shards for tensor in shard.tensors):
+    resized = plan.vocab_size is not None
+    for tensor in layout.tensors():
         expected = facts.shapes.get(modelled(tensor.name), facts.shapes.get(tensor.name))
         if expected is not None and expected != tensor.shape:
             raise ModelMergeError(
-                f"after the vocabulary was resized, {tensor.name!r} should be {expected} but is "
-                f"{tensor.shape}: the adapter does not have all resized weights",
+                f"by the merged model's config.json {tensor.name!r} should be {expected} but is {tensor.shape}"
+                + (": the adapter does not have all weights of the resized vocabulary" if resized else ""),
                 reason="ADAPTER_BASE_MISMATCH",
-                remedy="save the adapter again with save_embedding_layers=True",
+                remedy="save the adapter again with save_embedding_layers=True"
+                if resized
+                else "use a base model whose config.json belongs to its weights",
                 about={"tensor": tensor.name, "shape": tensor.shape, "expected": expected},
             )
     written = {modelled(name): value for name, value in plan.values.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pydantic import Field, field_validator
-from pydantic_core import PydanticCustomError
 
 from slipway.formats import (
     GRAPH_BYTES,
@@ -16,8 +15,8 @@ from slipway.formats import (
     Runtime,
     Usage,
     quantized,
+    wrong_value,
 )
-from slipway.texts import quoted
 
 
 class OnnxConfiguration(LevelSettings):
@@ -38,11 +37,7 @@ class OnnxConfiguration(LevelSettings):
     @classmethod
     def _known_opset(cls, value: int) -> int:
         if value != 0 and not 7 <= value <= 26:
-            raise PydanticCustomError(
-                "opset",
-                "{found} is not an opset that an engine writes",
-                {"found": quoted(value), "remedy": "use 7 to 26, or 0 for the engine's best"},
-            )
+            raise wrong_value(value, "is not an opset that an engine writes", "use 7 to 26, or 0 for the engine's best")
         return value
 
 

@@ -38,4 +38,5 @@ STAGE = Stage(
     output_bytes=lambda _, size: size.graph_bytes,
     advice=opset_advice,
     refuses=refusal_reason,
+    recovery=Path(__file__).with_name("recovery.yaml"),
 )

@@ -113,7 +113,9 @@ def _scheme(module: str, schemes: dict[str, Any], settings: dict[str, Any]) -> A
 
 
 def _recipe(base: Base, module: str, scheme: Any, name: str) -> Recipe:
-    packed = name == "pack-quantized"
+    packed, bits, kind = name == "pack-quantized", scheme.weights.num_bits, str(scheme.weights.type)
+    if not 1 <= bits <= 8 or (kind == "float" and bits != 8):
+        raise unsupported(f"stores {module} in a {kind} of {bits} bits", module=module)
     weight = base.part(module, "weight_packed" if packed else "weight")
     scale = base.part(module, "weight_scale")
     shape = _packed_shape(base, module, weight, scheme) if packed else weight.shape

@@ -99,7 +99,7 @@ def _spans(base: Base, weight: Stored, scale: Stored) -> tuple[int, int] | None:
     """
     if len(scale.shape) <= 2 and all(size == 1 for size in scale.shape):
         return None
-    if len(weight.shape) != 2:
+    if len(weight.shape) != 2 or min(weight.shape) < 1:
         raise invalid(f"has {scale.name!r} of shape {scale.shape} for {weight.shape}", tensor=scale.name)
     rows, columns = weight.shape
     if scale.shape in ((rows,), (rows, 1)) and scale.name.endswith("weight_scale"):

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from slipway_prepare.faults import invalid, unsupported
 from slipway_prepare.recipes import Base, Dequantized, Read, Recipe, check_shape
+from slipway_prepare.source import Stored
 
 _SUFFIXES = ("qweight", "qzeros", "scales", "g_idx")
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
@@ -85,7 +86,7 @@ def awq_order(codes: Tensor) -> Tensor:
 def _gptq(base: Base, module: str, *, first_zero: int) -> Recipe:
     qweight, scales, qzeros = (base.part(module, name) for name in ("qweight", "scales", "qzeros"))
     g_idx = base.optional(module, "g_idx")
-    groups, outputs = _scales(scales.shape, scales.name)
+    groups, outputs = _scales(scales)
     inputs = g_idx.shape[0] if g_idx is not None and len(g_idx.shape) == 1 else _inputs(base, groups, qweight.name)
     bits = 32 * qweight.shape[0] // inputs if len(qweight.shape) == 2 and inputs else 0
     if bits not in (2, 4, 8) or qweight.shape[0] * 32 != inputs * bits:
@@ -99,7 +100,6 @@ def _gptq(base: Base, module: str, *, first_zero: int) -> Recipe:
         )
     check_shape(qweight, (inputs * bits // 32, outputs), dtypes=(torch.int32,))
     check_shape(qzeros, (groups, outputs * bits // 32), dtypes=(torch.int32,))
-    check_shape(scales, scales.shape, dtypes=_FLOATS)
     names = [qweight.name, qzeros.name, scales.name]
     if g_idx is not None:
         check_shape(g_idx, (inputs,), dtypes=(torch.int32, torch.int64))
@@ -117,9 +117,8 @@ def _gptq(base: Base, module: str, *, first_zero: int) -> Recipe:
     step = sum(1 << shift for shift in range(0, 32, bits)) * first_zero
 
     def zeros(read: Read) -> Tensor:
-        stored = (
-            read(qzeros.name).long() + step
-        )  # a carry goes into the next zero point, as a borrow did when ones were subtracted
+        # A carry goes into the next zero point, as a borrow did when ones were subtracted.
+        stored = read(qzeros.name).long() + step
         return unpack_columns(((stored + (1 << 31)) % (1 << 32) - (1 << 31)).int(), bits)
 
     def codes(read: Read, first: int, last: int) -> Tensor:
@@ -133,7 +132,7 @@ def _gptq(base: Base, module: str, *, first_zero: int) -> Recipe:
 
 def _awq(base: Base, module: str) -> Recipe:
     qweight, scales, qzeros = (base.part(module, name) for name in ("qweight", "scales", "qzeros"))
-    groups, outputs = _scales(scales.shape, scales.name)
+    groups, outputs = _scales(scales)
     inputs = qweight.shape[0] if qweight.shape else 0
     if inputs % groups or outputs % 8:
         raise invalid(
@@ -141,7 +140,6 @@ def _awq(base: Base, module: str) -> Recipe:
         )
     check_shape(qweight, (inputs, outputs // 8), dtypes=(torch.int32,))
     check_shape(qzeros, (groups, outputs // 8), dtypes=(torch.int32,))
-    check_shape(scales, scales.shape, dtypes=_FLOATS)
     build = _builder(
         (inputs, outputs),
         scales.name,
@@ -179,19 +177,21 @@ def _builder(
     return build
 
 
-def _scales(shape: tuple[int, ...], name: str) -> tuple[int, int]:
-    if len(shape) != 2 or min(shape) < 1:
-        raise invalid(f"has {name!r} of shape {shape}, expected (groups, outputs)", tensor=name)
-    return shape[0], shape[1]
+def _scales(stored: Stored) -> tuple[int, int]:
+    """Return the number of groups and outputs by the shape of the scales."""
+    if len(stored.shape) != 2 or min(stored.shape) < 1:
+        raise invalid(f"has {stored.name!r} of shape {stored.shape}, expected (groups, outputs)", tensor=stored.name)
+    check_shape(stored, stored.shape, dtypes=_FLOATS)
+    return stored.shape[0], stored.shape[1]
 
 
 def _inputs(base: Base, groups: int, name: str) -> int:
     """Return the number of input columns by the configured group size, for files without ``g_idx``."""
-    size, words = base.quantization.get("group_size"), base.source.tensors[name].shape[0]
-    bits = base.quantization.get("bits")
+    size, bits = base.quantization.get("group_size"), base.quantization.get("bits")
+    words = next(iter(base.source.tensors[name].shape), 0)
     if not isinstance(bits, int) or not isinstance(size, int) or bits not in (2, 4, 8):
         raise unsupported(f"has {name!r} without g_idx, and bits {bits!r} with group_size {size!r}", tensor=name)
     inputs = words * 32 // bits
-    if -(-inputs // (size if size > 0 else inputs)) != groups:
+    if inputs < 1 or -(-inputs // (size if size > 0 else inputs)) != groups:
         raise invalid(f"has {name!r} with {groups} groups for {inputs} inputs of group_size {size}", tensor=name)
     return inputs

@@ -67,12 +67,12 @@ def prepare(folder: Path, output: Path, *, params: PrepareParams, ctx: Context) 
 
 
 def _dequantized(base: Base) -> Dequantized:
-    method = base.quantization.get("quant_method")
     if not base.quantization:
         return read_fp8(base)  # only changes the type of 8-bit floats, if there are any
+    method = str(base.quantization.get("quant_method"))
     if method not in READERS:
         raise unsupported(f"is quantized by {method!r}; {', '.join(READERS)} are read", quant_method=method)
-    return READERS[str(method)](base)
+    return READERS[method](base)
 
 
 def _ties(base: Base) -> list[str]:
@@ -97,21 +97,14 @@ def _oriented(base: Base, recipes: tuple[Recipe, ...]) -> tuple[Recipe, ...]:
     """
     if base.quantization.get("quant_method") == "compressed-tensors":
         return recipes
-    found = []
-    for recipe in recipes:
-        if (
-            recipe.build is not None
-            and base.quantization
-            and base.structure.own_name(recipe.name) in base.structure.transposed
-        ):
-            found.append(replace(recipe, shape=recipe.shape[::-1], build=_transposed(recipe.build)))
-        else:
-            found.append(recipe)
-    return tuple(found)
+    return tuple(_oriented_one(base, recipe) if base.quantization else recipe for recipe in recipes)
 
 
-def _transposed(build: Callable[[Read], torch.Tensor]) -> Callable[[Read], torch.Tensor]:
-    return lambda read: build(read).T
+def _oriented_one(base: Base, recipe: Recipe) -> Recipe:
+    build = recipe.build
+    if build is None or base.structure.own_name(recipe.name) not in base.structure.transposed:
+        return recipe
+    return replace(recipe, shape=recipe.shape[::-1], build=lambda read: build(read).T)
 
 
 def _check_complete(base: Base, recipes: tuple[Recipe, ...]) -> None:
@@ -142,6 +135,11 @@ def _as_nf4(base: Base, recipes: tuple[Recipe, ...], made: Dequantized) -> tuple
             f"is quantized ({made.method}), so an adapter with load_in_4bit was not trained on it",
             remedy="set merge_onto to original, or use the 16-bit version of the base model",
             quant_method=made.method,
+        )
+    if not base.config.get("architectures"):
+        raise unsupported(
+            "names no class in its config.json (architectures), and which layers load_in_4bit quantizes depends on it",
+            remedy="set merge_onto to original, or name the class there",
         )
     names, transposed = base.structure.nf4, base.structure.transposed
     changed = tuple(

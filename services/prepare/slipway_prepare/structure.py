@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
-from slipway.models.model_facts import CannotBuildError, model_facts
+from slipway.models.base_format import read_config
+from slipway.models.families import FEATURE_EXTRACTION, class_name
+from slipway.models.model_facts import CannotBuildError, ModelFacts, model_facts, model_facts_of
 from slipway_prepare.faults import invalid
 
 
@@ -66,7 +68,7 @@ def structure(folder: Path) -> Structure:
     from transformers.quantizers.quantizers_utils import should_convert_module
 
     try:
-        facts = model_facts(folder)
+        facts = _facts(folder)
     except CannotBuildError as error:
         raise invalid(
             f"cannot be built by transformers: {error}",
@@ -88,6 +90,13 @@ def structure(folder: Path) -> Structure:
         optional=frozenset(name for name in facts.shapes if any(re.search(key, name) for key in ignored)),
         rename=_renaming(get_model_conversion_mapping(model)),
     )
+
+
+def _facts(folder: Path) -> ModelFacts:
+    """Return facts about the class that a configuration names; where it names none (DeBERTa's on the hub), about the bare model."""
+    config = read_config(folder)
+    bare = None if config.get("architectures") else class_name(FEATURE_EXTRACTION, config)
+    return model_facts_of(config | {"architectures": [bare]}) if bare else model_facts(folder)
 
 
 def _renaming(transforms: Sequence[Any]) -> Callable[[str], str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,19 @@ from slipway.errors import QuantizationError
 from slipway.machine.threads import session_options
 from slipway.models.base_format import read_config
 from slipway.models.families import auto_model, described, model_family
-from slipway.models.model_facts import CannotBuildError, check_loadable
+from slipway.models.model_facts import check_loadable
 from slipway.models.sample_inputs import compared_outputs, sample_inputs
 from slipway.sizes import format_size
 from slipway.stage import Context
-from slipway_quantize.companions import read_json
+from slipway.texts import quoted
 from slipway_quantize.report import weight_bytes
 
 _TOKENS = 4
+_MOST_SIZE = 1 << 24
+"""Far more than any model has tokens, heads or values of a head."""
+_VARYING = {"batch": 1, "past_sequence": 0, "encoder_sequence": _TOKENS, None: 1}
+"""Sizes of axes that vary."""
+_RESULTS = ("logits", "start_logits", "end_logits", "last_hidden_state")
 _PACKED = (".weight_packed", ".weight_scale", ".weight_shape")
 
 
@@ -60,12 +66,6 @@ def check_result(source: Path, target: Path, *, run: Callable[[Path, Context], A
     ctx.record(check="passed")
 
 
-def _tokens(target: Path) -> Any:
-    config = read_json(target / "config.json")
-    vocabulary = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size") or _TOKENS
-    return np.arange(1, _TOKENS + 1, dtype=np.int64)[None] % int(vocabulary)  # (1, tokens)
-
-
 def run_checkpoint(target: Path) -> Any:
     """Run a transformers folder on random inputs of its family; return its outputs.
 
@@ -85,35 +85,30 @@ def run_checkpoint(target: Path) -> Any:
             )
             # A tensor that was copied had no use before; one that was made for a layer has to be taken by it.
             loading["unexpected_keys"] = {name for name in loading["unexpected_keys"] if name.endswith(_PACKED)}
-            if lost := {kind: sorted(map(str, names)) for kind, names in loading.items() if names}:
-                raise _load_error("transformers", f"weights do not fit the model: {lost}")
-            return compared_outputs(model, family, sample_inputs(model, family)).numpy()
-    except (
-        CannotBuildError,
-        OSError,
-        ValueError,
-        RuntimeError,
-        KeyError,
-        AttributeError,
-        TypeError,
-        IndexError,
-    ) as error:
+            lost = {kind: sorted(map(str, names)) for kind, names in loading.items() if names}
+            outputs = None if lost else compared_outputs(model, family, sample_inputs(model, family)).numpy()
+    except Exception as error:  # the model's own code may raise anything
         raise _load_error("transformers", str(error)) from error
+    if lost:
+        raise _load_error("transformers", f"weights do not fit the model: {lost}")
+    return outputs
 
 
 def run_graph(target: Path, ctx: Context) -> Any:
-    """Run every graph of an ONNX folder on a few tokens with an empty cache; return all their float results, joined."""
+    """Run every graph of an ONNX folder on a few tokens with an empty cache; return their results, joined.
+
+    Raises:
+        NotRunnableError: A graph has inputs or outputs that no family has.
+        QuantizationError: ``QUANTIZATION_FAILED``.
+    """
     import onnxruntime as ort
     from onnxruntime.capi import onnxruntime_pybind11_state as states
 
     from slipway_quantize.graphs.folder import graph_files
 
     failures = (
-        states.Fail,
-        states.InvalidArgument,
-        states.InvalidGraph,
-        states.NotImplemented,
-        states.RuntimeException,
+        *(states.Fail, states.InvalidArgument, states.InvalidGraph, states.InvalidProtobuf),
+        *(states.NoSuchFile, states.NotImplemented, states.RuntimeException),
     )
     made = []
     try:
@@ -121,14 +116,23 @@ def run_graph(target: Path, ctx: Context) -> Any:
             session = ort.InferenceSession(
                 target / name, session_options(ctx.threads), providers=["CPUExecutionProvider"]
             )
-            made += session.run(None, _prompt_inputs(session, _tokens(target)))
+            names = [output.name for output in session.get_outputs()]
+            given = [name for name in names if name in _RESULTS]
+            if not given:
+                raise NotRunnableError(f"{name} has none of the outputs {', '.join(_RESULTS)}")
+            made += session.run(given, _prompt_inputs(session))
     except failures as error:
         raise _load_error("ONNX Runtime", str(error)) from error
     return np.concatenate([one.astype(np.float32).ravel() for one in made])
 
 
-def _prompt_inputs(session: Any, tokens: Any) -> dict[str, Any]:
-    """Return the graph's inputs for a prompt with an empty cache. tokens: (1, sequence)."""
+def _prompt_inputs(session: Any) -> dict[str, Any]:
+    """Return a graph's inputs for a prompt with an empty cache.
+
+    Raises:
+        NotRunnableError: The graph has an input of another kind.
+    """
+    tokens = np.arange(_TOKENS, dtype=np.int64)[None]  # (1, tokens); every vocabulary has these
     known = {
         "input_ids": tokens,
         "attention_mask": np.ones_like(tokens),
@@ -142,10 +146,22 @@ def _prompt_inputs(session: Any, tokens: Any) -> dict[str, Any]:
             feeds[wanted.name] = known[wanted.name]
             continue
         # A cache, (batch, heads, past, head width): empty, and of the source's length for a cross-attention; or features of sound.
-        varying = {"batch": 1, "past_sequence": 0, "encoder_sequence": tokens.shape[1]}
-        shape = [size if isinstance(size, int) else varying.get(size, 1) for size in wanted.shape]
+        shape = [_VARYING.get(size, size) for size in wanted.shape]
+        sizes = all(_is_size(size) or size == 0 for size in shape)
+        if (
+            not wanted.name.startswith(("past_key_values.", "input_features"))
+            or not sizes
+            or math.prod(shape) > _MOST_SIZE
+        ):
+            raise NotRunnableError(
+                f"the graph's input {quoted(wanted.name)} of shape {quoted(wanted.shape)} is unknown"
+            )
         feeds[wanted.name] = np.zeros(shape, np.float16 if wanted.type == "tensor(float16)" else np.float32)
     return feeds
+
+
+def _is_size(length: object) -> bool:
+    return isinstance(length, int) and 0 < length <= _MOST_SIZE
 
 
 def _load_error(loader: str, problem: str) -> QuantizationError:

@@ -12,7 +12,7 @@ from slipway.errors import QuantizationError
 from slipway.files import json_documents
 from slipway.files.links import all_files
 
-_WEIGHTS = (".safetensors", ".safetensors.index.json", ".onnx", ".onnx.data", ".bin", ".pt", ".pth")
+_WEIGHTS = (".safetensors", ".safetensors.index.json", ".onnx", ".onnx.data", ".onnx_data", ".bin", ".pt", ".pth")
 
 
 def copy_companions(source: Path, target: Path) -> None:

@@ -1,10 +1,8 @@
-"""The integer levels, in a module of their own so that ONNX does not import the libraries of the PyTorch writer."""
+"""The integer levels of weights."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-BITS = {"int8": 8, "int4": 4}
 
 
 @dataclass(frozen=True, slots=True)

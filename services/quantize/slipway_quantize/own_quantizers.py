@@ -8,7 +8,6 @@ from typing import Any
 from slipway.errors import QuantizationError
 from slipway.stage import Context
 from slipway_quantize.check import run_checkpoint, run_graph
-from slipway_quantize.levels import BITS, IntLevel
 from slipway_quantize.params import QuantizeParams
 from slipway_quantize.report import Outcome
 
@@ -18,14 +17,13 @@ class _Checkpoints:
 
     def write(self, source: Path, target: Path, params: QuantizeParams, ctx: Context) -> Outcome:
         """As :meth:`slipway_quantize.quantizer.Quantizer.write`."""
-        if params.level in ("fp16", "bf16"):
+        if params.integers is None:
             from slipway_quantize.checkpoints.half import write_half
 
             return write_half(source, target, level=params.level, max_shard_bytes=params.max_shard_bytes, ctx=ctx)
         from slipway_quantize.checkpoints.integer import write_int
 
-        level = IntLevel(bits=BITS[params.level], group_size=params.group_size, packed=params.packed)
-        return write_int(source, target, level, max_shard_bytes=params.max_shard_bytes, ctx=ctx)
+        return write_int(source, target, params.integers, max_shard_bytes=params.max_shard_bytes, ctx=ctx)
 
     def run(self, target: Path, ctx: Context) -> Any:  # noqa: ARG002 - torch's threads are set for the whole stage
         """As :meth:`slipway_quantize.quantizer.Quantizer.run`."""
@@ -37,11 +35,10 @@ class _Graphs:
 
     def write(self, source: Path, target: Path, params: QuantizeParams, ctx: Context) -> Outcome:
         """As :meth:`slipway_quantize.quantizer.Quantizer.write`."""
-        if params.level in BITS:
+        if params.integers is not None:
             from slipway_quantize.graphs.integer import write_int
 
-            level = IntLevel(bits=BITS[params.level], group_size=params.group_size, packed=params.packed)
-            return write_int(source, target, level, accuracy_level=params.accuracy_level, ctx=ctx)
+            return write_int(source, target, params.integers, accuracy_level=params.accuracy_level, ctx=ctx)
         if params.level == "bf16":
             raise QuantizationError(
                 "bf16 is not made for ONNX: ONNX Runtime has no bfloat16 matrix product on CPUs, so the model would not load",

@@ -9,6 +9,9 @@ from pydantic import Field, field_validator
 from slipway.formats.registry import formats
 from slipway.settings.problems import did_you_mean
 from slipway.stage import StageParams
+from slipway_quantize.levels import IntLevel
+
+_BITS = {"int8": 8, "int4": 4}
 
 
 class QuantizeParams(StageParams):
@@ -28,6 +31,12 @@ class QuantizeParams(StageParams):
     )
     max_shard_bytes: int = Field(default=5 << 30, ge=1 << 20, description="largest safetensors file, bytes of data")
     check: bool = Field(default=True, description="load the result and run it once, if that fits into memory")
+
+    @property
+    def integers(self) -> IntLevel | None:
+        """The integer level; None for fp16 and bf16."""
+        bits = _BITS.get(self.level)
+        return IntLevel(bits, self.group_size, self.packed) if bits else None
 
     @field_validator("format")
     @classmethod

@@ -9,10 +9,10 @@ import torch
 
 from slipway.errors import QuantizationError
 from slipway.formats.registry import load_format
+from slipway.models.base_format import quantization_of
 from slipway.stage import Context
 from slipway_quantize.check import check_result
 from slipway_quantize.companions import copy_companions, read_json, write_json
-from slipway_quantize.levels import BITS
 from slipway_quantize.params import QuantizeParams
 from slipway_quantize.quantizer import load_quantizer
 from slipway_quantize.report import write_report
@@ -30,7 +30,7 @@ def quantize(source: Path, target: Path, params: QuantizeParams, ctx: Context) -
     quantizer, runtime = load_quantizer(params.format), load_format(params.format).runtime
     outcome = quantizer.write(source, target, params, ctx)
     settings: dict[str, Any] = {"format": params.format, "level": params.level}
-    if params.level in BITS:
+    if params.integers is not None:
         settings |= {"group_size": params.group_size, "packed": params.packed}
     if runtime is not None and runtime.precision_file:
         _note_precision(target / runtime.precision_file, params.level)
@@ -46,10 +46,10 @@ def _note_precision(path: Path, level: str) -> None:
 
 
 def _refuse_quantized(source: Path) -> None:
-    config = read_json(source / "config.json")
+    quantization = quantization_of(read_json(source / "config.json"))
     report = source / "quantization.json"
     found = read_json(report).get("level") if report.is_file() else None
-    found = found or (config.get("quantization_config") or {}).get("quant_method")
+    found = found or (quantization.get("quant_method", "by an unnamed method") if quantization else None)
     if found:
         raise QuantizationError(
             f"the model is already quantized ({found})",

@@ -34,4 +34,5 @@ STAGE = Stage(
     role=Role.QUANTIZATION,
     effort=Effort(seconds_per_gb=15.0, phases={"quantize": (0.05, 0.8), "cast": (0.05, 0.8), "check": (0.8, 0.95)}),
     output_bytes=lambda params, size: size.at_level(params["level"]),
+    recovery=Path(__file__).with_name("recovery.yaml"),
 )

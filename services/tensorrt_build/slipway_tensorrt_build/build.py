@@ -47,15 +47,18 @@ def build_engines(source: Path, target: Path, params: TensorRTBuildParams, ctx: 
         config.progress_monitor = make_monitor(trt, ctx, label=name)
         errors.clear()
         _build(builder, network, config, engine, name=name, errors=errors, ctx=ctx)
-        size = engine.stat().st_size
-        engines.append({"target": name, "file": engine.name, "size_bytes": size, "sha256": _digest(engine, ctx)})
+        size, sha256 = engine.stat().st_size, _digest(engine, ctx)
+        ctx.digest(engine, sha256)
+        engines.append({"target": name, "file": engine.name, "size_bytes": size, "sha256": sha256})
     copy_companions(source, target)
     description = {
         "builder": choice.library,
         "builder_version": choice.version,
         "engines": engines,
         "profiles": [{name: asdict(shapes) for name, shapes in profile.items()}],
-        **_interface(network),
+        # Reading them from an engine would need the GPU's driver.
+        "inputs": [_describe(tensor) for tensor in _inputs(network)],
+        "outputs": [_describe(network.get_output(index)) for index in range(network.num_outputs)],
         "onnx": {name: _digest(source / name, ctx) for name in _graph_files(source)},
     }
     (target / "engine.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
@@ -69,15 +72,6 @@ def build_engines(source: Path, target: Path, params: TensorRTBuildParams, ctx: 
 
 def _inputs(network: Any) -> list[Any]:
     return [network.get_input(index) for index in range(network.num_inputs)]
-
-
-def _interface(network: Any) -> dict[str, Any]:
-    """Return the network's inputs and outputs; reading them from an engine would need the GPU's driver."""
-    outputs = [network.get_output(index) for index in range(network.num_outputs)]
-    return {
-        "inputs": [_describe(tensor) for tensor in _inputs(network)],
-        "outputs": [_describe(tensor) for tensor in outputs],
-    }
 
 
 def _import(choice: Choice) -> Any:
@@ -186,9 +180,6 @@ def _graph_files(source: Path) -> list[str]:
 
 def _digest(path: Path, ctx: Context) -> str:
     """Return the SHA-256 of a file in hexadecimal."""
-    digest = hashlib.sha256()
+    ctx.check_cancelled()
     with path.open("rb") as file:
-        while block := file.read(8 << 20):
-            ctx.check_cancelled()
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -10,7 +10,6 @@ from typing import Any
 
 from slipway.stage import Context
 
-_PHASE = "build"
 # Warnings that concern the caller of the engine; engine.json names every input's type.
 _NOTES = ("has Int64 binding",)
 _LONGEST = 500  # characters of a warning
@@ -68,7 +67,7 @@ def make_monitor(trt: Any, ctx: Context, *, label: str) -> Any:
             if ctx.cancelled.is_set():
                 return False
             if phase_name == self._outermost:
-                ctx.progress(f"{_PHASE} {label}", done=step + 1, total=self._steps[phase_name], unit="steps")
+                ctx.progress(f"build {label}", done=step + 1, total=self._steps[phase_name], unit="steps")
             return True
 
         def phase_finish(self, phase_name: str) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
-from pydantic_core import PydanticCustomError
 
 from slipway.formats import (
     Format,
@@ -20,9 +18,10 @@ from slipway.formats import (
     Runtime,
     Texts,
     Usage,
+    wrong_value,
 )
 from slipway.settings.sections import LARGEST, Listed
-from slipway.texts import quoted
+from slipway_tensorrt_build.params import TARGET
 
 
 class DimensionRange(Listed):
@@ -37,14 +36,8 @@ class DimensionRange(Listed):
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if not 0 <= self.min <= self.opt <= self.max or self.max < 1:
-            raise PydanticCustomError(
-                "range",
-                "{found} is not a range",
-                {
-                    "found": quoted([self.min, self.opt, self.max]),
-                    "remedy": "use 0 <= min <= opt <= max, for example [1, 1, 8]",
-                },
-            )
+            remedy = "use 0 <= min <= opt <= max, for example [1, 1, 8]"
+            raise wrong_value([self.min, self.opt, self.max], "is not a range", remedy)
         return self
 
 
@@ -69,19 +62,15 @@ class TensorRTConfiguration(FormatSettings):
     @classmethod
     def _architectures(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for target in value:
-            if not re.fullmatch(r"sm[0-9]{2,3}", target):
-                raise PydanticCustomError(
-                    "target",
-                    "{found} is not a GPU architecture",
-                    {"found": quoted(target), "remedy": "write it like sm89"},
-                )
+            if not TARGET.fullmatch(target):
+                raise wrong_value(target, "is not a GPU architecture", "write it like sm89")
         return tuple(dict.fromkeys(value))
 
     @field_validator("batch", "sequence")
     @classmethod
     def _at_least_one(cls, value: DimensionRange) -> DimensionRange:
         if value.min < 1:
-            raise PydanticCustomError("range", "min is 0", {"remedy": "only past may start at 0: use 1 or more"})
+            raise wrong_value(str(value), "starts at 0, as only past may", "use 1 or more")
         return value
 
 

@@ -9,6 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from slipway.stage import StageParams
 
+TARGET = re.compile(r"sm[1-9][0-9]{1,2}")
+"""Name of a GPU architecture: its compute capability without the dot."""
+
 
 class Range(BaseModel):
     """Smallest, typical and largest size of an axis; the engine is tuned for ``opt``."""
@@ -51,7 +54,7 @@ class TensorRTBuildParams(StageParams):
     @classmethod
     def _named(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for target in value:
-            if not re.fullmatch(r"sm[1-9][0-9]{1,2}", target):
+            if not TARGET.fullmatch(target):
                 raise ValueError(
                     f"{target!r} is not a GPU architecture; write, for example, sm89 for compute capability 8.9"
                 )

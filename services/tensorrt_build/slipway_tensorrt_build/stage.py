@@ -39,4 +39,5 @@ STAGE = Stage(
     output_bytes=lambda _, size: size.graph_bytes,
     model_gpu_memory=1.0,
     gpu_bound_output=True,
+    recovery=Path(__file__).with_name("recovery.yaml"),
 )

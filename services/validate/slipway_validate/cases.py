@@ -13,6 +13,8 @@ from __future__ import annotations
 from slipway.models.families import FAMILIES, Comparison, Family
 from slipway_validate.protocol.messages import Case, CaseRow
 
+MIN_LENGTH = 8
+"""Fewest tokens of a window."""
 LENGTH = 32
 """Longest row of a case: long enough to show an off-by-one error, short enough to take almost no time."""
 DECODE_STEPS = 6
@@ -24,7 +26,7 @@ def family_named(name: str) -> Family:
 
 
 def shape_cases(family: Family, windows: int, length: int) -> tuple[Case, ...]:
-    """Return the cases for ``windows`` windows of ``length`` tokens (at least 8)."""
+    """Return the cases for ``windows`` windows of ``length`` tokens (at least MIN_LENGTH)."""
     full = min(LENGTH, length)
     steps = min(DECODE_STEPS, full // 4)
     padded = tuple(

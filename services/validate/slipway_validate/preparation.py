@@ -10,10 +10,11 @@ from typing import Any
 
 from slipway.errors import StageError, ValidationError
 from slipway.models.families import Comparison, Family
+from slipway.models.model_files import CONFIG
 from slipway.stage import Context
 from slipway.validation.findings import ValidationInputs
 from slipway_validate import texts
-from slipway_validate.cases import shape_cases
+from slipway_validate.cases import MIN_LENGTH, shape_cases
 from slipway_validate.folders import read_json
 from slipway_validate.params import ValidateParams
 from slipway_validate.protocol import process
@@ -154,14 +155,17 @@ def require_success(result: RunResult, *, what: str, remedy: str) -> None:
         raise ValidationError(f"{what}: {result.message}", reason=reason, remedy=remedy)
 
 
-def decoder(prepared: Prepared) -> Callable[[Sequence[int]], str]:
-    """Return a function from token ids to text, by the fast tokenizer's file alone; without that file it returns no text."""
-    path = prepared.tokenizer / "tokenizer.json"
+def decoder(tokenizer_folder: Path) -> Callable[[Sequence[int]], str]:
+    """Return a function from token ids to text, by the fast tokenizer's file alone; without a usable one it returns no text."""
+    path = tokenizer_folder / "tokenizer.json"
     if not path.is_file():
         return lambda _: ""
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(path))
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception:  # noqa: BLE001 - the library raises no other class; a slow tokenizer never reads this file
+        return lambda _: ""
     return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
 
 
@@ -173,21 +177,24 @@ def _tokenizer_folder(inputs: Mapping[str, Path]) -> Path:
 
 
 def padding_token(base: Path, family: Family) -> int:
-    """Return the token that pads a batch; a decoder reads the mask, so it accepts any token."""
-    token = read_json(base / "config.json").get("pad_token_id")
-    return token if isinstance(token, int) and family.comparison is not Comparison.NEXT_TOKEN else 0
+    """Return the token that pads a batch; a decoder reads the mask, so it accepts any. A token that does not exist becomes 0."""
+    config = read_json(base / CONFIG)
+    token = 0 if family.comparison is Comparison.NEXT_TOKEN else _size(config, "pad_token_id")
+    return token if token < (_size(config, "vocab_size") or DEFAULT_VOCABULARY) else 0
 
 
 def _affordable(base: Path, family: Family, params: ValidateParams) -> tuple[int, int]:
     """Return the number of windows and of tokens per window whose results stay within ``max_logit_bytes``."""
-    config = read_json(base / "config.json")
-    config = config.get("text_config", config)
-    longest = min((int(config[name]) for name in LENGTHS if config.get(name)), default=1 << 30)
-    if family.comparison is not Comparison.NEXT_TOKEN:
-        longest -= int(config.get("pad_token_id") or 0) + 1  # RoBERTa and its kin count positions from there
+    config = read_json(base / CONFIG)
+    text = config.get("text_config")
+    config = text if isinstance(text, dict) else config
+    longest = min((size for name in LENGTHS if (size := _size(config, name))), default=1 << 30)
+    counted_from = _size(config, "pad_token_id") + 1  # RoBERTa and its kin count positions from there
+    if family.comparison is not Comparison.NEXT_TOKEN and longest - counted_from >= MIN_LENGTH:
+        longest -= counted_from
     values = _values_per_token(config, family)
-    tokens = max(8, params.max_logit_bytes // (LOGIT_FILES * values * 4))
-    length = max(8, min(params.sequence_length, longest, tokens))
+    tokens = max(MIN_LENGTH, params.max_logit_bytes // (LOGIT_FILES * values * 4))
+    length = max(MIN_LENGTH, min(params.sequence_length, longest, tokens))
     return max(1, min(params.test_samples, tokens // length)), length
 
 
@@ -195,9 +202,16 @@ def _values_per_token(config: Mapping[str, Any], family: Family) -> int:
     """Return the largest number of values that a model gives for each token."""
     match family.comparison:
         case Comparison.CLASSES:
-            return max(2, len(config.get("id2label") or ()))
+            labels = config.get("id2label")
+            return max(2, len(labels) if isinstance(labels, dict) else 0)
         case Comparison.SPANS:
             return 2
         case Comparison.EMBEDDINGS:
-            return int(config.get("hidden_size") or config.get("d_model") or DEFAULT_VOCABULARY)
-    return int(config.get("vocab_size") or DEFAULT_VOCABULARY)
+            return _size(config, "hidden_size") or _size(config, "d_model") or DEFAULT_VOCABULARY
+    return _size(config, "vocab_size") or DEFAULT_VOCABULARY
+
+
+def _size(config: Mapping[str, Any], name: str) -> int:
+    """Return a count in a configuration; 0 if it is not one."""
+    value = config.get(name)
+    return value if isinstance(value, int) and value > 0 else 0

@@ -37,15 +37,12 @@ class Samples:
     def write(self, folder: Path) -> None:
         """Write them into a new folder."""
         folder.mkdir(parents=True)
-        for name, values in self._arrays():
-            np.save(folder / f"{name}.npy", values)
+        for each in fields(self):
+            if (values := getattr(self, each.name)) is not None:
+                np.save(folder / f"{each.name}.npy", values)
 
     @classmethod
     def read(cls, folder: Path) -> Samples:
         """Read samples written by :meth:`write`."""
         found = {each.name: folder / f"{each.name}.npy" for each in fields(cls)}
         return cls(**{name: np.load(path) for name, path in found.items() if name == "tokens" or path.is_file()})
-
-    def _arrays(self) -> list[tuple[str, Values]]:
-        named = [(each.name, getattr(self, each.name)) for each in fields(self)]
-        return [(name, values) for name, values in named if values is not None]

@@ -28,7 +28,7 @@ def probe() -> tuple[Provider, ...]:
 
 STAGE = Stage(
     name="validate",
-    version=6,
+    version=7,
     inputs=("base",),
     outputs=("validation",),
     params=ValidateParams,
@@ -44,4 +44,5 @@ STAGE = Stage(
         phases={"tokenize": (0.0, 0.02), "reference": (0.02, 0.15), "output": (0.15, 0.97)},
     ),
     model_memory=2.0,  # the reference computes in 32 bits a model that is stored in 16
+    recovery=Path(__file__).with_name("recovery.yaml"),
 )

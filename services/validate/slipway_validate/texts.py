@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
+from codecs import getincrementaldecoder
 from dataclasses import dataclass
 from pathlib import Path
 
 from slipway.counts import counted
 from slipway.errors import ValidationError
-from slipway.files.regular_file import read_regular
+from slipway.files.regular_file import open_regular
 
 BUILT_IN_TOPICS = ("assignment", "classes", "exceptions", "formatstrings", "import", "operator-summary", "yield")
 BUILT_IN_MODULES = ("argparse", "json.decoder", "textwrap", "zipfile")
+_BETWEEN = "\n\n"
 MAX_CHARACTERS = 4_000_000
 """Text beyond this is not used: there are few windows, and tokenizing all of it would only take time."""
 
-_LARGEST_FILE = 256 << 20
+_BYTES_PER_CHARACTER = 4
+"""The most that UTF-8 takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +39,20 @@ class HeldOutText:
 
 
 def held_out(folder: Path) -> HeldOutText:
-    """Read the ``.txt`` files of a folder in order of name, joined by blank lines.
+    """Read the ``.txt`` files of a folder in order of name, joined by blank lines, up to MAX_CHARACTERS.
 
     Raises:
         ValidationError: ``VALIDATION_IMPOSSIBLE``: there are none, or one is not UTF-8.
     """
-    paths = sorted(folder.rglob("*.txt"))
+    names: list[str] = []
+    parts: list[str] = []
+    room = MAX_CHARACTERS
     try:
-        parts = [read_regular(path, largest=_LARGEST_FILE).decode("utf-8") for path in paths]
+        for path in sorted(folder.rglob("*.txt")):
+            if room > 0:
+                names.append(path.relative_to(folder).as_posix())
+                parts.append(_beginning(path, room))
+                room -= len(parts[-1]) + len(_BETWEEN)
     except (OSError, UnicodeDecodeError) as error:
         raise ValidationError(
             f"held-out text cannot be read as UTF-8: {error}",
@@ -56,15 +65,35 @@ def held_out(folder: Path) -> HeldOutText:
             reason="VALIDATION_IMPOSSIBLE",
             remedy="put text that the model was not trained on into .txt files there, or give no held-out text",
         )
-    names = tuple(path.relative_to(folder).as_posix() for path in paths)
     source = f"held-out text, {counted(len(names), 'file')}"
-    return HeldOutText("\n\n".join(parts)[:MAX_CHARACTERS], source, names, held_out=True)
+    return HeldOutText(_BETWEEN.join(parts), source, tuple(names), held_out=True)
+
+
+def _documentation() -> dict[str, str]:
+    """Return Python's documentation by topic; empty for a Python without it."""
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:
+        return {}
+    return topics
+
+
+def _beginning(path: Path, characters: int) -> str:
+    """Read at most so many characters of a file.
+
+    Raises:
+        OSError: It cannot be read, or is not a regular file.
+        UnicodeDecodeError: What is read is not UTF-8.
+    """
+    with open_regular(path) as file:
+        data = file.read(characters * _BYTES_PER_CHARACTER)
+        whole = not file.read(1)
+    return getincrementaldecoder("utf-8")().decode(data, final=whole)[:characters]
 
 
 def built_in() -> HeldOutText:
     """Return English from Python's documentation topics and code from its standard library: the same for a given Python."""
-    from pydoc_data.topics import topics
-
+    topics = _documentation()
     parts = [topics[name] for name in BUILT_IN_TOPICS if name in topics]
     names = [f"pydoc_data.topics[{name!r}]" for name in BUILT_IN_TOPICS if name in topics]
     for module in BUILT_IN_MODULES:
@@ -76,4 +105,4 @@ def built_in() -> HeldOutText:
         "built-in text (Python's documentation topics and standard library sources), because no held-out text was "
         "given: the model may have been trained on it, so its perplexity does not measure quality"
     )
-    return HeldOutText("\n\n".join(parts), source, tuple(names), held_out=False)
+    return HeldOutText(_BETWEEN.join(parts), source, tuple(names), held_out=False)

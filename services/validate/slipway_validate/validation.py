@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Mapping
@@ -9,9 +10,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from slipway.errors import CheckpointValidationError, ValidationError
+from slipway.errors import ModelExportError, ValidationError
 from slipway.models.base_format import read_config
 from slipway.models.families import described, family_of
+from slipway.models.model_files import CONFIG, copy_companions
+from slipway.models.trained.trained_model import trained_model
 from slipway.stage import Context
 from slipway.validation.findings import OutputStatus, OutputValidation, Reference, ValidationInputs, ValidationReport
 from slipway.validation.speed import Engine, Speed
@@ -70,17 +73,17 @@ def _validated(
     inputs: Mapping[str, Path], outputs: list[str], params: ValidateParams, ctx: Context, *, work: Path
 ) -> ValidationReport:
     begin = time.monotonic()
-    config = _config(inputs["base"])
+    settings, config = _settings(inputs, work)
     family = family_of(config)
     if family is None:
         return _not_run(inputs, outputs, params, what=described(config))
-    prepared = prepare(inputs, family, params, ctx, work=work)
+    prepared = prepare({**inputs, "base": settings}, family, params, ctx, work=work)
     reference = waiting = None
     with ExitStack() as running:
         if params.compare_outputs:
             found = run_reference(inputs, prepared, params, ctx, folder=work / "reference")
             reference, waiting = running.enter_context(found)
-        evaluator = Evaluator(reference, family, limits_by_level(params.limits), decode=decoder(prepared))
+        evaluator = Evaluator(reference, family, limits_by_level(params.limits), decode=decoder(prepared.tokenizer))
         stopwatch = Stopwatch(waiting, params, ctx)
         one = _OneOutput(prepared, params, ctx, evaluator=evaluator, stopwatch=stopwatch)
         results = [
@@ -101,14 +104,27 @@ def _validated(
     )
 
 
-def _config(base: Path) -> dict[str, Any]:
+def _settings(inputs: Mapping[str, Path], work: Path) -> tuple[Path, dict[str, Any]]:
+    """Return the folder with configuration and tokenizer of what the adapter was trained on, and that configuration.
+
+    It is the base's folder unless the adapter brings a head that makes it a model of another class.
+    """
+    base = inputs["base"]
     try:
-        return read_config(base)
-    except CheckpointValidationError as error:
-        remedy = "give the folder of a whole model"
+        trained = trained_model(base, inputs["adapter"]) if "adapter" in inputs else None
+        config = dict(trained.config) if trained else read_config(base)
+    except ModelExportError as error:
+        remedy = error.remedy or "give the folder of a whole model"
         raise ValidationError(
-            f"the base model cannot be read: {error}", reason="VALIDATION_IMPOSSIBLE", remedy=remedy
+            f"the base model cannot be used: {error.message}", reason="VALIDATION_IMPOSSIBLE", remedy=remedy
         ) from error
+    if trained is None:
+        return base, config
+    folder = work / "trained"
+    folder.mkdir()
+    copy_companions(base, folder)
+    (folder / CONFIG).write_text(json.dumps(config), encoding="utf-8")
+    return folder, config
 
 
 def _not_run(inputs: Mapping[str, Path], outputs: list[str], params: ValidateParams, *, what: str) -> ValidationReport:

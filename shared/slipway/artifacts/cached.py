@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from slipway.artifacts.actions import ActionResult
 from slipway.artifacts.collection import Collected, collect
 from slipway.artifacts.faults import ABSENT, disk_full
 from slipway.artifacts.files import in_threads, regular_files
@@ -20,6 +19,7 @@ from slipway.artifacts.s3.transfer import workers
 from slipway.artifacts.store import NOTHING_KNOWN, Known, OnBytes
 from slipway.errors import ArtifactError
 from slipway.files.links import open_real, open_unlinked
+from slipway.files.regular_file import open_lock
 from slipway.folders.folder_locks import is_at
 from slipway.observability import metrics
 
@@ -38,6 +38,15 @@ class CachedStore:
 
     def __init__(self, remote: S3Store, local: LocalStore, *, max_bytes: int | None = None) -> None:
         self.remote, self.local = remote, local
+        # Other nodes cannot use this node's cache, so only the remote store says what exists.
+        self.where, self.exists, self.digests, self.last_used = (
+            remote.where,
+            remote.exists,
+            remote.digests,
+            remote.last_used,
+        )
+        self.action, self.record_action, self.results = remote.action, remote.record_action, remote.results
+        self.size_bytes = remote.size_bytes
         self._max_bytes = max_bytes
         self._arriving = local.root / "arriving"
         self._arriving.mkdir(exist_ok=True)
@@ -93,45 +102,12 @@ class CachedStore:
                 raise
             return self.remote.manifest(digest)
 
-    def exists(self, digest: str) -> bool:
-        """Return whether the remote store has all of an artifact; other nodes cannot use this node's cache."""
-        return self.remote.exists(digest)
-
-    def action(self, key: str) -> ActionResult | None:
-        """Return the result recorded under an action key."""
-        return self.remote.action(key)
-
-    def record_action(self, key: str, result: ActionResult) -> None:
-        """Record a result under its action key."""
-        self.remote.record_action(key, result)
-
-    @property
-    def where(self) -> str:
-        """Address of the remote store."""
-        return self.remote.where
-
-    def digests(self) -> list[str]:
-        """Return the digests of all artifacts of the remote store, sorted."""
-        return self.remote.digests()
-
-    def last_used(self, digest: str) -> float:
-        """Return when an artifact was last made, fetched or reused on any node."""
-        return self.remote.last_used(digest)
-
-    def size_bytes(self) -> int:
-        """Return the bytes of all blobs of the remote store."""
-        return self.remote.size_bytes()
-
-    def results(self) -> Iterator[ActionResult]:
-        """Return all results recorded in the remote store."""
-        return self.remote.results()
-
     def using(self) -> contextlib.AbstractContextManager[None]:
-        """Mark nothing: the remote store keeps whatever was used during its grace period."""
-        return contextlib.nullcontext()
+        """Mark that work is running; see :mod:`slipway.artifacts.s3.uses`."""
+        return self.remote.using()
 
     def under_way(self) -> frozenset[str]:
-        """None, for the same reason."""
+        """None: a collection of the bucket reads the marks itself."""
         return frozenset()
 
     def _send(
@@ -193,7 +169,7 @@ class CachedStore:
         part = self._arriving / f"{digest.removeprefix('sha256:')}.part"
         path = part.with_suffix(".lock")
         while True:
-            with path.open("ab") as lock:
+            with open_lock(path) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if not is_at(lock.fileno(), path):  # the former holder removed the lock file
                     continue
@@ -206,7 +182,7 @@ class CachedStore:
     def _remove_abandoned(self) -> None:
         """Remove incoming files left by killed processes; files being written are locked."""
         for path in sorted({path.with_suffix(".lock") for path in self._arriving.iterdir()}):
-            with contextlib.suppress(OSError), path.open("ab") as lock:
+            with contextlib.suppress(OSError), open_lock(path) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if is_at(lock.fileno(), path):
                     path.with_suffix(".part").unlink(missing_ok=True)

@@ -27,6 +27,7 @@ from slipway.artifacts.store import NOTHING_KNOWN, Known, OnBytes
 from slipway.errors import ArtifactError
 from slipway.files.json_documents import LARGEST_LIST
 from slipway.files.links import open_real, open_unlinked
+from slipway.files.regular_file import open_lock
 
 _USES = "uses"
 _Give = Callable[[BinaryIO, Path], None]
@@ -303,7 +304,7 @@ class LocalStore:
     @contextlib.contextmanager
     def lock(self, kind: int) -> Iterator[None]:
         """Hold the store's lock, shared or exclusive. A lock belongs to its open file, so threads do not share one."""
-        with (self.root / "lock").open("ab") as file:
+        with open_lock(self.root / "lock") as file:
             fcntl.flock(file, kind)
             yield
 

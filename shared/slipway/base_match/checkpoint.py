@@ -15,6 +15,7 @@ from slipway.base_match.recorded import read_known_json
 from slipway.errors import CheckpointValidationError
 from slipway.files.json_documents import LARGEST_LIST
 from slipway.models.dtypes import FLOATS
+from slipway.models.families import TRAINED_FAMILIES, family_of
 from slipway.models.model_files import ADAPTER_WEIGHTS, CONFIG, has_safetensors
 from slipway.models.safetensors_file import TensorInfo, read_safetensors, read_weights
 
@@ -30,18 +31,16 @@ _OTHER_TOKENIZER = 0.5
 
 def misfit(checkpoint: Path, config: Mapping[str, Any], base: Path) -> str:
     """Return why the adapter's tensors cannot belong to a base, judged by headers alone; empty if nothing contradicts."""
-    if (
-        config.get("peft_type") != "LORA"
-        or any(config.get(option) for option in _NOT_PLAIN)
-        or not has_safetensors(base)
-    ):
+    plain = config.get("peft_type") == "LORA" and not any(config.get(option) for option in _NOT_PLAIN)
+    if not plain or not has_safetensors(base):
         return ""
     try:
         adapter, weights = read_safetensors(checkpoint / ADAPTER_WEIGHTS).tensors, read_weights(base)
     except (CheckpointValidationError, OSError):  # reported later, where the files are used
         return ""
     settings = read_known_json(base / CONFIG)
-    vocabulary = vocabulary_size(settings) if isinstance(settings, dict) else 0
+    settings = settings if isinstance(settings, dict) else {}
+    vocabulary, heads = vocabulary_size(settings), _new_heads(config, settings)
     depths = _depths(weights)
     for name, tensor in adapter.items():
         factor, whole = _FACTOR.fullmatch(name), _WHOLE.fullmatch(name)
@@ -49,6 +48,8 @@ def misfit(checkpoint: Path, config: Mapping[str, Any], base: Path) -> str:
         if parts is None or not name.startswith(_PREFIX) or len(tensor.shape) != 2:
             continue
         module = parts["module"].removeprefix(_PREFIX)
+        if whole and any(f".{head}." in f".{module}." for head in heads):
+            continue
         bare = module.partition(".")[2]  # the base may have been saved without its head
         weight = weights.get(f"{module}.weight") or weights.get(f"{bare}.weight")
         if weight is None:
@@ -62,6 +63,15 @@ def misfit(checkpoint: Path, config: Mapping[str, Any], base: Path) -> str:
         if found:
             return found
     return ""
+
+
+def _new_heads(config: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the modules that the training put in the place of the base's, which has a head for another task, or none."""
+    task, saved = config.get("task_type"), config.get("modules_to_save")
+    family = TRAINED_FAMILIES.get(task) if isinstance(task, str) else None
+    if family is None or family_of(settings) is family or not isinstance(saved, list):
+        return ()
+    return tuple(name for name in saved if isinstance(name, str))
 
 
 def _other_factors(a: TensorInfo, adapter: Mapping[str, TensorInfo], weight: TensorInfo, *, vocabulary: int) -> str:
@@ -132,10 +142,8 @@ def other_tokenizer(checkpoint: Path, base: Path) -> str:
     ours = read_known_json(checkpoint / "tokenizer.json", largest=LARGEST_LIST)
     if ours is None or _saves_embeddings(checkpoint):
         return ""
-    trained, known = (
-        _vocabulary(ours),
-        _vocabulary(read_known_json(base / "tokenizer.json", largest=LARGEST_LIST)),
-    )
+    trained = _vocabulary(ours)
+    known = _vocabulary(read_known_json(base / "tokenizer.json", largest=LARGEST_LIST))
     if not trained or not known:
         return ""
     alike = sum(known.get(token) == number for token, number in trained.items()) / min(len(trained), len(known))

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from slipway.base_match.checkpoint import misfit, other_library, other_tokenizer
 from slipway.base_match.match import BaseMatch, BaseMatchStatus
-from slipway.base_match.models import Comparison, Outcome, compare_models
+from slipway.base_match.models import Comparison, compare_models
 from slipway.base_match.recorded import Recorded, last_part, recorded_base, repository_of
+from slipway.base_match.weights import Outcome
 from slipway.errors import CheckpointValidationError
 from slipway.models.checkpoints import read_adapter_config
 
@@ -68,11 +69,8 @@ def _match(base: UsedBase, checkpoint: Path, *, trust: bool) -> BaseMatch:
     if not what:
         reason = MISMATCH
         what = compared.what if compared is not None and compared.outcome is Outcome.OTHER else ""
-        what = (
-            what
-            or other_library(config, base.folder)
-            or (other_tokenizer(checkpoint, base.folder) if base.contents else "")
-        )
+        what = what or other_library(config, base.folder)
+        what = what or (other_tokenizer(checkpoint, base.folder) if base.contents else "")
     if not what:
         return BaseMatch(status=BaseMatchStatus.UNPROVEN, reason=_unproven(base, recorded, compared))
     if not trust:
@@ -91,25 +89,17 @@ def _compared(base: UsedBase, recorded: Recorded) -> Comparison | None:
         return None
     repository = repository_of(recorded.folder)
     if _same_place(base.folder, recorded.folder):
-        return (
-            Comparison(Outcome.SAME, f"it is {repository} from the Hugging Face cache, which the adapter names")
-            if repository
-            else None
-        )
+        said = f"it is {repository} from the Hugging Face cache, which the adapter names"
+        return Comparison(Outcome.SAME, said) if repository else None
     found = compare_models(base.folder, recorded.folder, contents=base.contents)
     if found.outcome is Outcome.SAME:
         return Comparison(Outcome.SAME, f"it is {recorded.label}, which the adapter names: {found.what}")
     if found.outcome is Outcome.OTHER and recorded.guessed:
         return Comparison(Outcome.UNKNOWN, "a folder of that name in the current folder holds another model")
-    if (
-        found.outcome is Outcome.OTHER
-        and repository
-        and repository_of(base.folder) == repository
-        and not recorded.revision
-    ):
-        return Comparison(
-            Outcome.UNKNOWN, "they are two revisions of one repository, and the adapter does not say which it needs"
-        )
+    revisions = repository != "" and repository_of(base.folder) == repository
+    if found.outcome is Outcome.OTHER and revisions and not recorded.revision:
+        said = "they are two revisions of one repository, and the adapter does not say which it needs"
+        return Comparison(Outcome.UNKNOWN, said)
     return found
 
 

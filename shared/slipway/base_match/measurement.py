@@ -81,8 +81,10 @@ def measure(report: ValidationReport | None) -> Measured:
 
 
 def _without_gain(report: ValidationReport) -> str:
-    """Why validation did not measure what the adapter saves."""
+    """Say why validation did not measure what the adapter saves."""
     reference = report.reference
+    if not report.inputs.family:
+        return reference.description
     if reference.adapter_effect_kl is None and reference.adapter_effect_error is None:
         return "validation did not compare base + adapter with the base: set validation.compare_outputs"
     return f"what a {report.inputs.family} gives on the text does not tell whether the adapter helps it"

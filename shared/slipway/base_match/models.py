@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from slipway.base_match.recorded import read_known_json
-from slipway.base_match.weights import WeightsOutcome, compare_weights, same_files
+from slipway.base_match.weights import Outcome, compare_weights, same_files
 from slipway.errors import CheckpointValidationError
 from slipway.models.base_format import quantization_of
 from slipway.models.model_files import CONFIG, has_safetensors
@@ -33,14 +32,6 @@ _BUFFER = re.compile(r".*\.(?:rotary_emb\.inv_freq|masked_bias|position_ids)")
 _CAUSAL_MASK = re.compile(r".*\.(?:attn|attention)\.bias")
 _SHOWN = 200
 """Characters of a tensor's name in a message."""
-
-
-class Outcome(Enum):
-    """Outcome of a comparison."""
-
-    SAME = "same"
-    OTHER = "other"
-    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +85,9 @@ def _compare_tensors(
         return Comparison(Outcome.UNKNOWN, "most of their weights have other names")
     found = compare_weights(common, in_vocabulary=in_vocabulary)
     match found.outcome:
-        case WeightsOutcome.SAME:
+        case Outcome.SAME:
             return Comparison(Outcome.SAME, f"their weights agree, in samples of {found.tensors} tensors")
-        case WeightsOutcome.OTHER:
+        case Outcome.OTHER:
             return Comparison(Outcome.OTHER, f"{found.name[:_SHOWN]!r} has other values")
     what = (
         f"only rows of the vocabulary differ ({found.name[:_SHOWN]!r})"

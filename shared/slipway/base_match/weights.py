@@ -32,8 +32,8 @@ _FLOATS = ("F32", "BF16", "F16")
 _MOST_OPEN = 64
 
 
-class WeightsOutcome(Enum):
-    """Outcome for the weights. ``UNKNOWN``: some types are not comparable, or only vocabulary rows differ."""
+class Outcome(Enum):
+    """Outcome of a comparison. ``UNKNOWN`` for weights: some types are not comparable, or only vocabulary rows differ."""
 
     SAME = "same"
     OTHER = "other"
@@ -44,7 +44,7 @@ class WeightsOutcome(Enum):
 class ComparedWeights:
     """The outcome, the number of sampled tensors, and the first that differs."""
 
-    outcome: WeightsOutcome
+    outcome: Outcome
     tensors: int = 0
     name: str = ""
 
@@ -84,7 +84,7 @@ def compare_weights(
             try:
                 same = _same_values(one, other, files)
             except (OSError, EOFError):
-                return ComparedWeights(WeightsOutcome.UNKNOWN)
+                return ComparedWeights(Outcome.UNKNOWN)
             if same is None:
                 skipped = skipped or one.name
                 continue
@@ -92,10 +92,10 @@ def compare_weights(
             if not same and in_vocabulary(one):
                 odd = odd or one.name
             elif not same:
-                return ComparedWeights(WeightsOutcome.OTHER, compared, one.name)
+                return ComparedWeights(Outcome.OTHER, compared, one.name)
     if odd or skipped or not compared:
-        return ComparedWeights(WeightsOutcome.UNKNOWN, compared, odd)
-    return ComparedWeights(WeightsOutcome.SAME, compared)
+        return ComparedWeights(Outcome.UNKNOWN, compared, odd)
+    return ComparedWeights(Outcome.SAME, compared)
 
 
 def _same_values(one: TensorInfo, other: TensorInfo, files: _Files) -> bool | None:

@@ -24,8 +24,9 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command and exit with its code; only this function calls :func:`sys.exit`."""
     from slipway.cli.completion import join_words
     from slipway.cli.terminal.encoding import drop_invalid_sizes, write_any_encoding
-    from slipway.cli.terminal.unread import flush
+    from slipway.cli.terminal.unread import flush, open_closed_streams
 
+    open_closed_streams()
     join_words(os.environ)
     drop_invalid_sizes(os.environ)
     write_any_encoding()
@@ -86,7 +87,7 @@ def _exit_code_of_exit(error: SystemExit, options: OutputOptions) -> int:
     if code == EXIT_INTERRUPTED and isinstance(getattr(error.__context__, "__cause__", None), KeyboardInterrupt):
         return _report_failure(_interrupted(options), options)
     if code == EXIT_USAGE and options.as_json:
-        message = f"{_misused(error)}; see slipway --help"
+        message = f"{_misused(error).rstrip('.')}; see slipway --help"
         _print_json({"success": False, "reason": "USAGE", "error_message": message, "exit_code": EXIT_USAGE})
     return code
 
@@ -185,13 +186,13 @@ def _report_failure(error: Any, options: OutputOptions) -> int:
     from slipway.cli.progress.forms import ProgressForm, error_line
 
     failure = error.failure()
-    with contextlib.suppress(BrokenPipeError, SystemExit):  # a missing reader does not change the failure
+    with contextlib.suppress(OSError, SystemExit):  # a missing reader or a full disk does not change the failure
         if options.progress == ProgressForm.JSON:
             sys.stderr.write(error_line(failure) + "\n")
         else:
             _show_failure(failure)
     if options.as_json:
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(OSError):
             _print_json(_failure_document(failure))
     return int(failure.exit_code)
 

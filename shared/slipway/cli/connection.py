@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -110,11 +111,12 @@ def _connection(
         str | None,
         typer.Option(help="Project of exports and artifacts.", envvar="SLIPWAY_PROJECT", rich_help_panel=_PANEL),
     ] = None,
-    token_file: Annotated[Path | None, _file("token-file", "File with the token to show.")] = None,
+    token_file: Annotated[Path | None, _file("token-file", "File with the token that identifies you.")] = None,
     tls_ca_file: Annotated[
-        Path | None, _file("tls-ca-file", "Authorities of the coordinator's certificate; turns TLS on.")
+        Path | None,
+        _file("tls-ca-file", "Authorities that the coordinator's certificate must come from; turns TLS on."),
     ] = None,
-    tls_cert_file: Annotated[Path | None, _file("tls-cert-file", "Certificate to show.")] = None,
+    tls_cert_file: Annotated[Path | None, _file("tls-cert-file", "Certificate that identifies you.")] = None,
     tls_key_file: Annotated[Path | None, _file("tls-key-file", "Key of that certificate.")] = None,
 ) -> Connection:
     """Hold the options of a connection; this is not a command."""
@@ -127,12 +129,17 @@ def _connection(
     return Connection(coordinator or "", project or "", files)
 
 
+@functools.cache  # all commands share it: making it takes a millisecond or two
+def _connection_command() -> Any:
+    return typer.main.get_command(_options)
+
+
 class ConnectedCommand(TyperCommand):
     """A command with connection options after its own; :func:`connection_of` returns their values."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self._connection = typer.main.get_command(_options)
+        self._connection = _connection_command()
         self.params += self._connection.params
 
     def invoke(self, ctx: Any) -> Any:

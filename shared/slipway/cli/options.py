@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from slipway.cli import completion
 from slipway.cli.progress.forms import ProgressForm
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
+
+def flag(name: str, meaning: str) -> Any:
+    """Return an option without a value. The empty metavar keeps typer from showing ``<bool>``, as if it took one."""
+    return typer.Option(name, metavar="", help=meaning)
+
+
+Json = Annotated[bool, flag("--json", "Print one JSON document on standard output.")]
 Progress = Annotated[
     ProgressForm,
     typer.Option(
@@ -20,7 +26,7 @@ Progress = Annotated[
         case_sensitive=False,
     ),
 ]
-Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks of unexpected errors.")]
+Debug = Annotated[bool, flag("--debug", "Show tracebacks of unexpected errors.")]
 Config = Annotated[
     Path | None, typer.Option("--config", "-c", metavar="FILE", help="YAML file with the export's settings.")
 ]
@@ -38,9 +44,9 @@ Checkpoint = Annotated[
 ]
 BringSources = Annotated[
     bool,
-    typer.Option(
+    flag(
         "--bring-sources",
-        help="With a coordinator: read s3://… and hf://… here and send them, instead of letting a worker import them.",
+        "With a coordinator: read s3://… and hf://… here and send them, instead of letting a worker import them.",
     ),
 ]
 RequestId = Annotated[

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
+
+from slipway.errors import MOST_TEXT
+from slipway.redaction import redact
+from slipway.texts import printable, shortened
 
 
 @dataclass
@@ -26,8 +32,30 @@ class OutputOptions:
     debug: bool = False
 
 
+@contextlib.contextmanager
+def _clean_messages() -> Iterator[None]:
+    """Clean the messages of misuse, which quote the command line: typer prints them as they are."""
+    try:
+        yield
+    except Exception as error:
+        message = getattr(error, "message", None)
+        if hasattr(error, "format_message") and isinstance(message, str):  # click's; typer includes its own click
+            error.message = shortened(printable(redact(message)), MOST_TEXT)  # type: ignore[attr-defined]
+        raise
+
+
 class Commands(TyperGroup):
     """A group of commands that records the options for the boundary before it parses a command strictly."""
+
+    def make_context(self, *args: Any, **extra: Any) -> Any:
+        """Parse the command line up to the command."""
+        with _clean_messages():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Parse the rest of the command line, and run the command."""
+        with _clean_messages():
+            return super().invoke(ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Record the options for the boundary, then parse the command line."""
@@ -45,13 +73,17 @@ class Commands(TyperGroup):
         ):  # misspelled or missing; take any command, because all share these options
             command = next(command for command in self.commands.values() if isinstance(command, TyperCommand))
         del words[place : place + 1]
-        given = given_leniently(command, name, words, parent=ctx)
+        given = given_leniently(command, words, parent=ctx)
         options.command = options.command or name
         options.as_json, options.debug = bool(given.get("as_json")), bool(given.get("debug"))
-        options.progress = given.get("progress") or os.environ.get("SLIPWAY_PROGRESS", "").lower()
+        options.progress = (given.get("progress") or os.environ.get("SLIPWAY_PROGRESS", "")).lower()
 
 
-def given_leniently(command: TyperCommand, name: str | None, words: list[str], *, parent: Any) -> dict[str, Any]:
-    """Return a command's parameters, as far as they can be read; a mistake in one does not affect the others."""
-    lenient = {"resilient_parsing": True, "ignore_unknown_options": True}
-    return dict(command.make_context(name, words, parent=parent, **lenient).params)
+def given_leniently(command: TyperCommand, words: list[str], *, parent: Any) -> dict[str, Any]:
+    """Return the given parameters as they are written, as far as they can be read; a mistake in one does not affect the others.
+
+    The values are not converted, because typer imports pydantic for that, which takes longer than the rest of ``--help``.
+    """
+    context = command.context_class(command, parent=parent, resilient_parsing=True, ignore_unknown_options=True)
+    given, _, _ = command.make_parser(context).parse_args(words)
+    return dict(given)

@@ -20,10 +20,10 @@ from slipway.artifacts.manifest import describe_file
 from slipway.artifacts.store import NOTHING_KNOWN, Known, OnBytes
 from slipway.client.calls import BlockingCalls
 from slipway.client.requests import artifact_name
-from slipway.errors import ArtifactError, Failure
+from slipway.client.resumption import is_temporary
+from slipway.errors import ArtifactError
 from slipway.files.links import open_real, open_unlinked
-from slipway.reasons import REASONS, Category
-from slipway.rpc.statuses import RETRY_AFTER
+from slipway.rpc.statuses import retry_seconds
 from slipway.rpc.structs import MAX_FILES, sendable
 from slipway_protos.v1 import artifact_pb2 as pb
 
@@ -33,6 +33,9 @@ _Opened = Callable[[Path], BinaryIO]
 PATIENCE_SECONDS = 120.0
 _ROUNDS = 3
 _LONGEST_PAUSE_SECONDS = 5.0
+
+# A server that stops cancels its streams; other clients of the project may use all its uploads for a while.
+_TEMPORARY = ("CANCELLED", "CALL_TIMEOUT", "REQUESTS_FULL", "UPLOADS_FULL")
 
 
 class ProjectArtifacts:
@@ -217,7 +220,7 @@ class ProjectArtifacts:
                     finally:
                         call.cancel()
 
-                self._retry(attempt, also=frozenset({"TRANSFER_SLOW"}))  # it resumes where it ended
+                self._retry(attempt, also=("TRANSFER_SLOW",))  # it resumes where it ended
                 if f"sha256:{sha.hexdigest()}" == file.digest:
                     return
                 if not resumed:
@@ -241,10 +244,9 @@ class ProjectArtifacts:
                 return attempt(progress)
             except grpc.RpcError as error:
                 failure = self._calls.failure(error)
-                passes = failure.reason in also or _passes(failure)
-                if not passes or time.monotonic() - last >= PATIENCE_SECONDS:
+                if not is_temporary(failure, *_TEMPORARY, *also) or time.monotonic() - last >= PATIENCE_SECONDS:
                     raise failure.error() from error
-            pause = max(pause, float(failure.about.get(RETRY_AFTER, 0)))
+            pause = max(pause, min(retry_seconds(failure) or 0.0, PATIENCE_SECONDS))
             time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - so that many clients do not return all at once
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
@@ -282,13 +284,6 @@ class _Requests:
         except Exception as error:
             self.error = error
             raise
-
-
-def _passes(failure: Failure) -> bool:
-    # A server that stops cancels its streams; other clients of the project may use all its uploads for a while.
-    if failure.reason in {"CANCELLED", "CALL_TIMEOUT", "UPLOADS_FULL"}:
-        return True
-    return failure.reason in REASONS and REASONS[failure.reason].category is Category.UNAVAILABLE
 
 
 def _readable(path: Path, opened: _Opened) -> BinaryIO:

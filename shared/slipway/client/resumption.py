@@ -7,9 +7,8 @@ import time
 
 from slipway.errors import Failure
 from slipway.reasons import REASONS, Category
+from slipway.rpc.state_names import ENDED
 from slipway_protos.v1 import export_pb2 as pb
-
-ENDED = frozenset({pb.EXPORT_STATE_SUCCEEDED, pb.EXPORT_STATE_FAILED, pb.EXPORT_STATE_CANCELLED})
 
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 5.0
@@ -49,15 +48,16 @@ class Resumption:
         now = time.monotonic()
         self._gone_since = self._gone_since or now
         patience = self._patience if self._was_connected else 0.0
-        if not _is_disconnect(failure) or now - self._gone_since >= patience:
+        # A server that stops cancels its streams; a server also ends streams whose client reads too slowly.
+        if not is_temporary(failure, "CANCELLED", "TRANSFER_SLOW") or now - self._gone_since >= patience:
             raise failure.error()
         self._failures += 1
         longest = min(_FIRST_PAUSE_SECONDS * 2 ** min(self._failures, 10), _LONGEST_PAUSE_SECONDS)
         return longest * random.uniform(0.5, 1.0)  # noqa: S311 - so that many watchers do not return all at once
 
 
-def _is_disconnect(failure: Failure) -> bool:
-    # A server that stops cancels its streams; a server also ends streams whose client reads too slowly.
-    if failure.reason in {"CANCELLED", "TRANSFER_SLOW"}:
-        return True
-    return failure.reason in REASONS and REASONS[failure.reason].category is Category.UNAVAILABLE
+def is_temporary(failure: Failure, *reasons: str) -> bool:
+    """Return whether the same call may succeed later: the peer is unavailable, or the reason is one of those given."""
+    return failure.reason in reasons or (
+        failure.reason in REASONS and REASONS[failure.reason].category is Category.UNAVAILABLE
+    )

@@ -9,7 +9,7 @@ from typing import Any
 from slipway.configuration.sections import Sections
 from slipway.counts import counted
 from slipway.formats.contract import Format
-from slipway.formats.registry import formats, translate_format_errors
+from slipway.formats.registry import formats, refused_formats, translate_format_errors
 from slipway.formats.settings import LevelSettings
 from slipway.settings.problems import Problem
 
@@ -28,7 +28,7 @@ def conflicts(configuration: Sections) -> tuple[Problem, ...]:
 
 def cautions(configuration: Sections) -> tuple[str, ...]:
     """Return warnings about valid settings whose effect may surprise."""
-    found = []
+    found = [str(each.error()) for each in refused_formats()]
     if configuration.base_model.load_in_4bit and configuration.base_model.merge_onto == "original":
         found.append(
             "base_model.load_in_4bit: the adapter is merged into the 16-bit weights, not into the 4-bit ones it saw in training; "
@@ -115,9 +115,8 @@ def _formats_without_output(configuration: Sections) -> Iterable[Problem]:
 def _conflicts_of_formats(configuration: Sections) -> Iterable[Problem]:
     for each, section in configuration.formats.enabled():
         with translate_format_errors(each):
-            found = tuple(each.conflicts(section))
-        for problem in found:
-            yield replace(problem, key=f"formats.{each.name}.{problem.key}")
+            found = [replace(problem, key=f"formats.{each.name}.{problem.key}") for problem in each.conflicts(section)]
+        yield from found
 
 
 def _wrong_number_of_weights(configuration: Sections) -> list[Problem]:

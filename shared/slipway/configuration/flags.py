@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from slipway.configuration.layers import Layer, Setting, put_setting
-from slipway.configuration.schema import is_table, keys, parse_text
+from slipway.configuration.schema import is_table, keys, parse_text, unknown_setting
 from slipway.settings.problems import Problem, did_you_mean
 from slipway.texts import MalformedText
 
@@ -46,7 +46,7 @@ def _read(layer: Layer, key: str, text: str, source: str) -> None:
     if table:
         key, text = table, f"{key.removeprefix(f'{table}.')}={text}"
     if key not in keys():
-        layer.problems.append(Problem(key, "is not a setting", did_you_mean(key, keys()), source))
+        layer.problems.append(unknown_setting(key, did_you_mean(key, keys()), source))
         return
     try:
         put_setting(layer.settings, key, Setting(parse_text(key, text), source))

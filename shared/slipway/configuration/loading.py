@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from slipway.configuration.environment import read_environment
 from slipway.configuration.flags import read_flags
 from slipway.configuration.layers import MOST_PROBLEMS, Layer, Setting, put_setting
 from slipway.configuration.model import ExportConfiguration
-from slipway.configuration.schema import default, is_table, keys, sections
+from slipway.configuration.schema import default, is_table, keys, sections, unknown_setting
 from slipway.configuration.values import is_none
 from slipway.configuration.yaml_file import read_yaml
 from slipway.files.local_folders import is_address
@@ -24,6 +25,8 @@ from slipway.texts import quoted
 
 PATH_KEYS = ("checkpoint.path", "combination.adapters", "validation.heldout", "output.directory")
 """Settings that are paths or lists of paths. A relative path in the YAML file starts at the file's folder, any other at the current one."""
+_BASE = "base_model.name"
+"""It is a path if it looks like one, or if there is such a folder."""
 
 
 @dataclass(frozen=True)
@@ -141,67 +144,34 @@ def _flatten(
                 Problem(key, f"{quoted(value)} is not a section", f"it holds {', '.join(sections()[key])}", source)
             )
         else:
-            problems.append(Problem(key, "is not a setting", did_you_mean(str(name), sections()[path]), source))
+            problems.append(unknown_setting(key, did_you_mean(str(name), sections()[path]), source))
 
 
 def _make_paths_absolute(layer: Layer, folder: Path) -> None:
-    """Make a layer's relative paths absolute; a base model's name is a path only if it looks like one or such a folder exists."""
-    for key in PATH_KEYS:
+    """Make a layer's relative paths absolute."""
+    for key in (*PATH_KEYS, _BASE):
         setting = layer.settings.get(key)
-        if setting is None:
-            continue
-        value = setting.value
-        homeless = next((each for each in (value if isinstance(value, list) else [value]) if _is_homeless(each)), None)
+        paths = setting.value if setting and isinstance(setting.value, list) else [setting.value] if setting else []
+        if setting is None or not all(isinstance(path, str) for path in paths):
+            continue  # the check of all settings refuses other types
+        homeless = next(filter(has_unknown_home, paths), None)
         if homeless is not None:
-            layer.problems.append(_no_home(key, homeless, setting.source))
+            user = homeless.partition("/")[0]
+            fault = f"{quoted(homeless)} begins with {quoted(user)}, which is not an account here"
+            layer.problems.append(Problem(key, fault, "write out the path", setting.source))
             layer.broken.add(key)
             continue
-        if isinstance(value, str):
-            layer.settings[key] = Setting(_absolute_text(value, folder), setting.source)
-        elif isinstance(value, list) and all(isinstance(path, str) for path in value):
-            layer.settings[key] = Setting([_absolute_text(path, folder) for path in value], setting.source)
-    base = layer.settings.get("base_model.name")
-    if base is None or not isinstance(base.value, str) or not base.value:
-        return
-    if _is_homeless(base.value):
-        layer.problems.append(_no_home("base_model.name", base.value, base.source))
-        layer.broken.add("base_model.name")
-        return
-    if base.value.startswith((".", "/", "~")) or _is_folder(_absolute(base.value, folder)):
-        layer.settings["base_model.name"] = Setting(str(_absolute(base.value, folder)), base.source)
+        absolute = [_absolute(path, folder, is_base=key == _BASE) for path in paths]
+        layer.settings[key] = Setting(absolute if isinstance(setting.value, list) else absolute[0], setting.source)
 
 
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except OSError:  # an impossible name, for example one that is too long
-        return False
-
-
-def _is_homeless(value: Any) -> bool:
-    return isinstance(value, str) and has_unknown_home(value)
-
-
-def _no_home(key: str, value: str, source: str) -> Problem:
-    user = value.partition("/")[0]
-    return Problem(
-        key, f"{quoted(value)} begins with {quoted(user)}, which is not an account here", "write out the path", source
-    )
-
-
-def _absolute_text(text: str, folder: Path) -> str:
-    return (
-        text
-        if not text or is_none(text) or is_address(text) or text.startswith("sha256:")
-        else str(_absolute(text, folder))
-    )
-
-
-def _absolute(text: str, folder: Path) -> Path:
+def _absolute(text: str, folder: Path, *, is_base: bool) -> str:
+    """Return an absolute path; a text that is no path is unchanged, as is a base model's name without such a folder."""
+    if not text or is_address(text) or text.startswith("sha256:") or (is_none(text) and not is_base):
+        return text
     # Symbolic links are not resolved, so that messages and the report show the user's own names.
-    import os.path
-
-    return Path(os.path.normpath(folder / user_path(text)))
+    path = os.path.normpath(folder / user_path(text))
+    return path if not is_base or text.startswith((".", "/", "~")) or os.path.isdir(path) else text  # noqa: PTH112 - takes impossible names
 
 
 def _check(settings: Mapping[str, Setting], broken: set[str]) -> tuple[ExportConfiguration | None, list[Problem]]:
@@ -215,10 +185,11 @@ def _check(settings: Mapping[str, Setting], broken: set[str]) -> tuple[ExportCon
             wrong: set[str] = set()
             for details in error.errors(include_url=False)[:MOST_PROBLEMS]:
                 if details["type"] == "conflict":
-                    found = details["ctx"]["problems"]
-                    problems += [
-                        _with_source(problem, settings) for problem in found if not _depends(problem.key, broken)
-                    ]
+                    for problem in details["ctx"]["problems"]:
+                        # A conflict about a value that was set aside may be gone once that is repaired.
+                        if not any(f"{key}.".startswith(f"{problem.key}.") for key in broken):
+                            setting = settings.get(problem.key)
+                            problems.append(replace(problem, source=setting.source if setting else ""))
                     return None, problems
                 key = _key(details["loc"])
                 if key not in wrong or is_table(key):  # for a list, the first problem is enough
@@ -248,16 +219,6 @@ def _key(location: tuple[int | str, ...]) -> str:
     return ".".join(str(part) for part in location)
 
 
-def _depends(key: str, broken: set[str]) -> bool:
-    """Return whether a conflict about a key may come from a value that was set aside."""
-    return any(other == key or other.startswith(f"{key}.") for other in broken)
-
-
-def _with_source(problem: Problem, settings: Mapping[str, Setting]) -> Problem:
-    setting = settings.get(problem.key)
-    return Problem(problem.key, problem.message, problem.remedy, setting.source if setting else "")
-
-
 _NO_TABLE = {"dict_type", "model_type", "model_attributes_type"}
 _EXPECTED = {
     "bool_type": ("is neither true nor false", "use true or false without quotes"),
@@ -273,27 +234,21 @@ _EXPECTED = {
 
 
 def _problem(key: str, details: Any, settings: Mapping[str, Setting]) -> Problem:
-    setting = settings.get(key)
-    if is_table(key):
-        place = ".".join(str(part) for part in details["loc"])
-        return replace(_describe(key, details, setting), key=place)
-    return _describe(key, details, setting)
-
-
-def _describe(key: str, details: Any, setting: Setting | None) -> Problem:
+    setting, context, kind = settings.get(key), details.get("ctx", {}), details["type"]
     source = setting.source if setting else ""
     value = setting.value if setting and not is_table(key) else details["input"]
-    context = details.get("ctx", {})
+    if is_table(key):
+        kind = "mapping_type" if kind in _NO_TABLE else kind
+        key = ".".join(str(part) for part in details["loc"])  # the row
     if "remedy" in context:
         return Problem(key, details["msg"], context["remedy"], source)
-    if details["type"] == "literal_error":
+    if kind == "literal_error":
         return Problem(key, f"{quoted(value)} is not possible", f"use {context['expected']}", source)
-    if details["type"] in {"greater_than", "greater_than_equal", "less_than_equal"}:
+    if kind in {"greater_than", "greater_than_equal", "less_than_equal"}:
         word = "more" if "le" in context else "less"
         nearest = f"use more than {context['gt']:g}" if "gt" in context else "the nearest that works is {ge}{le}"
         remedy = nearest.format(ge=context.get("ge", ""), le=context.get("le", ""))
         return Problem(key, f"{quoted(value)} is {word} than allowed", remedy, source)
-    kind = "mapping_type" if details["type"] in _NO_TABLE and is_table(key) else details["type"]
     if kind in _EXPECTED:
         what, remedy = _EXPECTED[kind]
         return Problem(key, f"{quoted(value)} {what}", remedy, source)

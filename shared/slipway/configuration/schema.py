@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
-from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from slipway.configuration.model import ExportConfiguration
-from slipway.formats.registry import formats, levels
-from slipway.settings.sections import Level, Listed
+from slipway.formats.registry import formats, levels, refused_format
+from slipway.settings.problems import Problem
+from slipway.settings.sections import Level, Listed, is_section, plain_type
 from slipway.sizes import parse_size
 from slipway.texts import MalformedText, quoted, shortened
 
@@ -20,17 +20,31 @@ TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 @cache
-def keys() -> Mapping[str, Any]:
-    """Return the type of every setting by its dotted path; sections are not settings."""
-    return dict(_walk(ExportConfiguration, ""))
+def keys() -> Mapping[str, FieldInfo]:
+    """Return the field of every setting by its dotted path; sections are not settings."""
+    return dict(_walk(ExportConfiguration))
 
 
 @cache
 def sections() -> Mapping[str, tuple[str, ...]]:
     """Return the names in each section by the section's dotted path; the whole configuration is ``""``."""
-    found: dict[str, tuple[str, ...]] = {}
-    _walk_sections(ExportConfiguration, "", found)
-    return found
+    found: dict[str, dict[str, None]] = {}
+    for key in keys():
+        path = ""
+        for name in key.split("."):
+            found.setdefault(path, {})[name] = None
+            path = f"{path}.{name}" if path else name
+    return {path: tuple(names) for path, names in found.items()}
+
+
+def unknown_setting(key: str, remedy: str, source: str) -> Problem:
+    """Return the problem of a key that is no setting; if it belongs to a format that cannot be used, say why instead."""
+    section, _, rest = key.partition(".")
+    refused = refused_format(rest.partition(".")[0]) if section == "formats" else None
+    if refused is None:
+        return Problem(key, "is not a setting", remedy, source)
+    error = refused.error()
+    return Problem(key, error.message, error.remedy, source)
 
 
 def default(key: str) -> Any:
@@ -46,7 +60,7 @@ def values(key: str) -> tuple[str, ...]:
 
     ``none`` as a level means that only the unquantized format is delivered.
     """
-    kind = _plain(keys()[key])
+    kind = _type_of(key)
     if get_origin(kind) is tuple and get_args(kind)[0] is Level:
         of_format = formats().get(key.removeprefix("formats.").partition(".")[0])
         return ("none", *(of_format.levels if of_format else levels()))
@@ -57,12 +71,12 @@ def values(key: str) -> tuple[str, ...]:
 
 def usual_values(key: str) -> tuple[str, ...]:
     """Return the values of a setting with a fixed set of them; for any other setting, examples."""
-    return values(key) or tuple(map(str, _field(key).examples or ()))
+    return values(key) or tuple(map(str, keys()[key].examples or ()))
 
 
 def is_table(key: str) -> bool:
     """Return whether a key is a setting that holds values by name, or rows of named values."""
-    return key in keys() and get_origin(_plain(keys()[key])) is Mapping
+    return key in keys() and get_origin(_type_of(key)) is Mapping
 
 
 def parse_text(key: str, text: str) -> Any:
@@ -71,63 +85,46 @@ def parse_text(key: str, text: str) -> Any:
     Raises:
         MalformedText: The text does not fit the setting's type.
     """
-    kind = _plain(keys()[key])
+    kind = _type_of(key)
     if kind is int and key.endswith("_bytes"):
         return parse_size(text)
     if get_origin(kind) is Mapping:
         return _table(get_args(kind)[1], _list(text))
     if isinstance(kind, type) and issubclass(kind, Listed):
-        elements = [_plain(field.annotation) for field in kind.model_fields.values()]
+        elements = [plain_type(field.annotation) for field in kind.model_fields.values()]
         parts = _list(text)
         return [_scalar(element, part) for element, part in zip(elements, parts, strict=False)] + parts[len(elements) :]
     if get_origin(kind) is tuple:
-        return [_scalar(_plain(get_args(kind)[0]), part) for part in _list(text)]
+        return [_scalar(plain_type(get_args(kind)[0]), part) for part in _list(text)]
     return _scalar(kind, text)
 
 
+_NUMBERS = {int: ("is not a whole number", "use digits only"), float: ("is not a number", "use digits and a point")}
+
+
 def _scalar(kind: Any, text: str) -> Any:
-    parsers: dict[Any, Callable[[str], Any]] = {bool: _boolean, int: _integer, float: _number}
-    return parsers.get(kind, str)(text)
+    if kind is bool:
+        return _boolean(text)
+    if kind not in _NUMBERS:
+        return text
+    try:
+        return kind(text)
+    except ValueError:
+        fault, remedy = _NUMBERS[kind]
+        raise MalformedText(f"{quoted(text)} {fault}", remedy=remedy) from None
 
 
-def _field(key: str) -> FieldInfo:
-    *path, name = key.split(".")
-    model: type[BaseModel] = ExportConfiguration
-    for part in path:
-        model = _plain(model.model_fields[part].annotation)
-    return model.model_fields[name]
-
-
-def _walk(model: type[BaseModel], prefix: str) -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
+def _walk(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
     for name, info in model.model_fields.items():
-        kind = _plain(info.annotation)
-        if _is_section(kind):
-            found += _walk(kind, f"{prefix}{name}.")
+        kind = plain_type(info.annotation)
+        if is_section(kind):
+            yield from _walk(kind, f"{prefix}{name}.")
         else:
-            found.append((f"{prefix}{name}", info.annotation))
-    return found
+            yield f"{prefix}{name}", info
 
 
-def _walk_sections(model: type[BaseModel], path: str, found: dict[str, tuple[str, ...]]) -> None:
-    found[path] = tuple(model.model_fields)
-    for name, info in model.model_fields.items():
-        kind = _plain(info.annotation)
-        if _is_section(kind):
-            _walk_sections(kind, f"{path}.{name}" if path else name, found)
-
-
-def _is_section(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, BaseModel) and not issubclass(kind, Listed)
-
-
-def _plain(annotation: Any) -> Any:
-    """Return a type without ``None`` and annotations."""
-    if get_origin(annotation) is Annotated:
-        return _plain(get_args(annotation)[0])
-    if get_origin(annotation) in {Union, UnionType}:
-        return _plain(next(kind for kind in get_args(annotation) if kind is not type(None)))
-    return annotation
+def _type_of(key: str) -> Any:
+    return plain_type(keys()[key].annotation)
 
 
 def _list(text: str) -> list[str]:
@@ -144,14 +141,14 @@ def _table(kind: Any, entries: list[str]) -> dict[str, Any]:
             example = "name=60,other=90" if columns is None else "row.name=0.1,row.other=0.2"
             raise MalformedText(f"{quoted(entry)} has no value", remedy=f"write it like {example}")
         if columns is None:
-            found[name] = _scalar(_plain(kind), value)
+            found[name] = _scalar(plain_type(kind), value)
             continue
         row, point, column = name.partition(".")
         if not point:
             example = f"{shortened(name)}.{next(iter(columns))}=0.1"
             raise MalformedText(f"{quoted(name)} is a row, not a value", remedy=f"write it like {example}")
         # The check of the whole setting refuses unknown names.
-        known = _plain(columns[column].annotation) if column in columns else str
+        known = plain_type(columns[column].annotation) if column in columns else str
         found.setdefault(row, {})[column] = _scalar(known, value)
     return found
 
@@ -163,17 +160,3 @@ def _boolean(text: str) -> bool:
     if lowered in FALSE:
         return False
     raise MalformedText(f"{quoted(text)} is neither true nor false", remedy="use true or false")
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise MalformedText(f"{quoted(text)} is not a number", remedy="use digits and a point") from None
-
-
-def _integer(text: str) -> int:
-    try:
-        return int(text.strip().replace("_", ""))
-    except ValueError:
-        raise MalformedText(f"{quoted(text)} is not a whole number", remedy="use digits only") from None

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator
-from pydantic_core import PydanticCustomError
 
 from slipway.configuration.formats import FormatsConfiguration
-from slipway.configuration.naming import pattern_fault
+from slipway.configuration.naming import check_pattern
 from slipway.configuration.values import (
     GROUP_SIZES,
     Levels,
@@ -29,8 +28,8 @@ from slipway.settings.sections import (
     Texts,
     as_tuple,
     lower_case,
+    wrong_value,
 )
-from slipway.texts import quoted
 from slipway.validation.limit_overrides import LimitOverrides
 
 
@@ -113,22 +112,15 @@ class OptimizationConfiguration(Section):
     def _power_of_two(cls, value: int) -> int:
         if value not in GROUP_SIZES:
             nearest = min(GROUP_SIZES, key=lambda size: abs(size - value))
-            raise PydanticCustomError(
-                "group_size",
-                "{found} is not a power of two from 16 to 256",
-                {"found": quoted(value), "remedy": f"the nearest that works is {nearest}"},
-            )
+            raise wrong_value(value, "is not a power of two from 16 to 256", f"the nearest that works is {nearest}")
         return value
 
     @field_validator("remove_artifacts")
     @classmethod
     def _leftovers_stay(cls, value: bool) -> bool:
         if not value:
-            raise PydanticCustomError(
-                "remove_artifacts",
-                "false is not possible: optimizer, scheduler and RNG state are never exported with a model",
-                {"remedy": "set it to true, and keep the checkpoint itself to resume training"},
-            )
+            fault = "is not possible: optimizer, scheduler and RNG state are never exported with a model"
+            raise wrong_value(value, fault, "set it to true, and keep the checkpoint itself to resume training")
         return value
 
 
@@ -170,20 +162,14 @@ class OutputConfiguration(Section):
     @classmethod
     def _local(cls, value: str) -> str:
         if is_address(value):
-            details = {
-                "found": quoted(value),
-                "remedy": "name a local folder, and copy its contents to the address after the export",
-            }
-            raise PydanticCustomError("folder", "{found} is not a folder of this machine", details)
+            remedy = "name a local folder, and copy its contents to the address after the export"
+            raise wrong_value(value, "is not a folder of this machine", remedy)
         return value
 
     @field_validator("naming_pattern")
     @classmethod
     def _placeholders(cls, value: str) -> str:
-        fault = pattern_fault(value)
-        if fault:
-            message, _, remedy = fault.partition("; ")
-            raise PydanticCustomError("pattern", "{message}", {"message": message, "remedy": remedy})
+        check_pattern(value)
         return value
 
 

@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator
-from pydantic_core import PydanticCustomError
 
 from slipway.formats.registry import levels
 from slipway.registry import stage_names
 from slipway.settings.problems import did_you_mean
-from slipway.settings.sections import Level
-from slipway.texts import quoted
+from slipway.settings.sections import Level, wrong_value
 from slipway.validation.limit_overrides import LIMIT_LEVELS, LimitOverrides
 
 GROUP_SIZES = (16, 32, 64, 128, 256)
@@ -26,11 +24,7 @@ def _levels(value: Any) -> Any:
         return value
     unknown = [level for level in value if level not in (*levels(), "none")]
     if unknown:
-        raise PydanticCustomError(
-            "level",
-            "{found} is not a quantization level",
-            {"found": quoted(unknown[0]), "remedy": f"use none, {', '.join(levels())}"},
-        )
+        raise wrong_value(unknown[0], "is not a quantization level", f"use none, {', '.join(levels())}")
     return tuple(dict.fromkeys(level for level in value if level != "none"))
 
 
@@ -53,10 +47,7 @@ def check_limit_names(value: Any) -> Any:
 
 def _refuse_unknown(name: Any, known: tuple[str, ...], *, kind: str) -> None:
     if name not in known:
-        remedy = did_you_mean(str(name), known)
-        raise PydanticCustomError(
-            kind, "{found} is not a {kind}", {"found": quoted(name), "kind": kind, "remedy": remedy}
-        )
+        raise wrong_value(name, f"is not a {kind}", did_you_mean(str(name), known))
 
 
 Levels = Annotated[tuple[Level, ...], BeforeValidator(_levels)]

@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 from slipway.configuration.layers import Layer, Setting
-from slipway.configuration.schema import keys, sections
+from slipway.configuration.schema import keys, sections, unknown_setting
 from slipway.files.yaml_files import YamlError, flatten, read_document, value_of
 from slipway.settings.problems import Problem, configuration_error, did_you_mean
 from slipway.sizes import parse_size
@@ -40,16 +40,12 @@ def read_yaml(path: Path) -> Layer:
 
 def _read_root(root: yaml.Node | None, reader: _Reader) -> None:
     layer, name = reader.layer, reader.file
-    if not isinstance(root, yaml.MappingNode):
+    entries = root.value if isinstance(root, yaml.MappingNode) else ()
+    if not any(key.value == TOP for key, _ in entries):
         layer.problems.append(
             Problem(TOP, "the file has no export section", "put the settings below a line 'export:'", name)
         )
-        return
-    if not any(key.value == TOP for key, _ in root.value):
-        layer.problems.append(
-            Problem(TOP, "the file has no export section", "put the settings below a line 'export:'", name)
-        )
-    for key, value in root.value:
+    for key, value in entries:
         if layer.is_full:
             return
         if key.value == TOP:
@@ -110,7 +106,7 @@ class _Reader:
         elif key in sections():
             self.section(value_node, key)
         else:
-            self._problem(key, "is not a setting", self._remedy(name, path), key_node)
+            self.layer.problems.append(unknown_setting(key, self._remedy(name, path), self.at(key_node)))
 
     def _remedy(self, name: str, path: str) -> str:
         elsewhere = sorted(key for key in keys() if key.rpartition(".")[2] == name)

@@ -14,7 +14,6 @@ import threading
 from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 from urllib.parse import quote
 
@@ -50,6 +49,7 @@ class Embedded:
     Raises:
         ServiceError: On entering; reason ``COORDINATOR_LOCKED`` while another process runs the same export, ``STATE_SCHEMA``
             if its state is damaged.
+        OSError: A file of its state cannot be opened, or is not a regular file.
         StageError: ``OUT_OF_MEMORY`` if it does not fit into the address space of this process.
     """
 
@@ -66,12 +66,14 @@ class Embedded:
         import sqlalchemy as sa
 
         from slipway_coordinator.leadership.file_lock import FileLock, holding
+        from slipway_coordinator.storage.database_address import check_database_files
 
         # Access to this folder is access to the coordinator in it.
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_address_space()
         with ExitStack() as stack:
             stack.enter_context(holding(FileLock(self._folder / "state.db")))
+            check_database_files(self._folder / "state.db")
             address = f"unix:{quote(str(self._socket(stack)))}"
             started: Future[None] = Future()
             thread = threading.Thread(target=self._serve, args=(address, started), name="slipway-embedded", daemon=True)
@@ -87,9 +89,7 @@ class Embedded:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._stack.close()
 
     def _socket(self, stack: ExitStack) -> Path:

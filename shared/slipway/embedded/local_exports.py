@@ -9,13 +9,12 @@ import pydantic
 
 from slipway.embedded.unfinished_exports import is_locked
 from slipway.errors import ConfigurationError, ModelExportError, ServiceError
-from slipway.rpc.state_names import EXPORT_STATES
+from slipway.rpc.state_names import ENDED, export_state
 from slipway.settings import Settings
 from slipway_coordinator.api.messages import export_message
+from slipway_coordinator.storage.filters import parse_filter
 from slipway_coordinator.storage.reading import read_exports
 from slipway_protos.v1 import export_pb2 as pb
-
-_UNENDED = (pb.EXPORT_STATE_QUEUED, pb.EXPORT_STATE_RUNNING, pb.EXPORT_STATE_CANCELLING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +42,7 @@ def local_exports(settings: Settings, *, filter: str = "") -> list[LocalExport]:
     Raises:
         ServiceError: ``REQUEST_INVALID`` for a filter that is not understood.
     """
+    parse_filter(filter)  # also where there is no export to filter
     found = []
     for state in sorted(settings.exports_path.glob("*/state.db")):
         found += _of_state(state, filter=filter)
@@ -74,21 +74,18 @@ def local_export(settings: Settings, name: str) -> LocalExport:
 
 
 def _of_state(state: Path, *, filter: str) -> list[LocalExport]:  # noqa: A002 - as above
-    folder = state.parent
+    folder, problem = state.parent, ""
     try:
         running = is_locked(state.with_name("state.db.lock"))
         messages = [export_message(record) for record in read_exports(state, filter=filter)]
     except OSError as error:
         problem = f"{error.filename or folder} cannot be read: {error.strerror}"
-        return [LocalExport(folder.name, folder, "unreadable", problem=problem)]
     except (pydantic.ValidationError, ConfigurationError) as error:
-        return [
-            LocalExport(folder.name, folder, "unreadable", problem=f"written by another version of Slipway: {error}")
-        ]
+        problem = f"written by another version of Slipway: {error}"
     except ModelExportError as error:
-        if error.reason == "REQUEST_INVALID":
-            raise
-        return [LocalExport(folder.name, folder, "unreadable", problem=str(error.failure()))]
+        problem = str(error.failure())
+    if problem:
+        return [LocalExport(folder.name, folder, "unreadable", problem=problem)]
     if not messages and running and not filter:
         return [LocalExport(folder.name, folder, "starting")]
     return [
@@ -98,4 +95,4 @@ def _of_state(state: Path, *, filter: str) -> list[LocalExport]:  # noqa: A002 -
 
 
 def _state(message: pb.Export, *, running: bool) -> str:
-    return "interrupted" if message.state in _UNENDED and not running else EXPORT_STATES[message.state]
+    return export_state(message.state) if running or message.state in ENDED else "interrupted"

@@ -6,6 +6,7 @@ import fcntl
 from pathlib import Path
 
 from slipway.errors import ServiceError
+from slipway.files.regular_file import open_regular
 from slipway.settings import Settings
 from slipway_coordinator.storage.reading import digests_named
 
@@ -64,10 +65,10 @@ def is_locked(path: Path) -> bool:
     """Return whether a living process holds a lock.
 
     Raises:
-        OSError: The lock file cannot be opened.
+        OSError: The lock file cannot be opened, or is not a regular file.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False

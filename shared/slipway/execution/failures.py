@@ -10,7 +10,13 @@ import pydantic
 
 from slipway.errors import Failure, ModelExportError, StageError
 from slipway.folders.disk_full import is_disk_full
-from slipway.machine.out_of_memory import REMEDY, address_space_limit, is_out_of_memory, says_out_of_memory
+from slipway.machine.out_of_memory import (
+    REMEDY,
+    address_space_limit,
+    is_out_of_memory,
+    says_out_of_memory,
+    with_causes,
+)
 from slipway.sizes import format_size
 
 _DISK = re.compile(r"no space left on device|disk quota exceeded|StorageFull", re.IGNORECASE)
@@ -25,7 +31,7 @@ def failure_of(error: BaseException, *, stage: str) -> Failure:
     """
     if isinstance(error, ModelExportError):
         return error.failure()
-    chain = _chain(error)
+    chain = with_causes(error)
     text = "; ".join(f"{type(link).__name__}: {link}" for link in chain)
     if is_out_of_memory(error):
         return out_of_memory(stage, detail=text)
@@ -52,22 +58,25 @@ def failure_of_exit(returncode: int, *, stage: str, oom_killed: bool, output: st
         output: The last lines that it wrote.
     """
     tail = f"; its last output: {output.strip()[-600:]}" if output.strip() else ""
-    if says_out_of_memory(output) and (returncode > 0 or signal.Signals(-returncode) in _CRASHES):
+    if says_out_of_memory(output) and (returncode > 0 or -returncode in _CRASHES):
         return out_of_memory(stage, detail=output.strip()[-300:])
     if returncode >= 0:
         return StageError(f"the process of {stage} ended with exit code {returncode} and no result{tail}").failure()
-    ended_by = signal.Signals(-returncode)
-    if ended_by is signal.SIGKILL and oom_killed:
+    number = -returncode
+    ended_by = (
+        signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    )  # real-time signals have no name
+    if number == signal.SIGKILL and oom_killed:
         return out_of_memory(stage, detail="the kernel killed its process")
-    if ended_by in _CRASHES:
+    if number in _CRASHES:
         limit = address_space_limit()
         if limit is not None:  # under a limit, the usual cause is a library that crashes because it gets no memory
-            detail = f"{ended_by.name}, with its address space limited to {format_size(limit)} by ulimit -v{tail}"
+            detail = f"{ended_by}, with its address space limited to {format_size(limit)} by ulimit -v{tail}"
             return out_of_memory(stage, detail=detail)
-        message = f"native code ended the process of {stage} by {ended_by.name}{tail}"
-        return StageError(message, reason="STAGE_CRASHED", about={"signal": ended_by.name}).failure()
-    message = f"the process of {stage} was ended from outside by {ended_by.name}{tail}"
-    return StageError(message, reason="STAGE_KILLED", about={"signal": ended_by.name}).failure()
+        message = f"native code ended the process of {stage} by {ended_by}{tail}"
+        return StageError(message, reason="STAGE_CRASHED", about={"signal": ended_by}).failure()
+    message = f"the process of {stage} was ended from outside by {ended_by}{tail}"
+    return StageError(message, reason="STAGE_KILLED", about={"signal": ended_by}).failure()
 
 
 def out_of_memory(stage: str, *, detail: str) -> Failure:
@@ -79,13 +88,3 @@ def disk_full(stage: str, *, detail: str) -> Failure:
     """Return the failure of a stage that found no disk space for its output."""
     remedy = "free space on the disk with the work folder (SLIPWAY_SCRATCH), or use a larger disk"
     return StageError(f"{stage} found no space left ({detail[:600]})", reason="DISK_FULL", remedy=remedy).failure()
-
-
-def _chain(error: BaseException) -> list[BaseException]:
-    """Return an exception and its causes, outermost first."""
-    links: list[BaseException] = []
-    link: BaseException | None = error
-    while link is not None and link not in links:
-        links.append(link)
-        link = link.__cause__ or link.__context__
-    return links

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shutil
 import threading
@@ -29,6 +30,8 @@ from slipway.registry import IMPORT, load_stage
 from slipway.settings.stage_environment import without_current_folder
 from slipway.stage import Progress
 from slipway.stage_call import StageCall
+
+log = logging.getLogger("slipway.execution")
 
 _T = TypeVar("_T")
 _PHASE_VERBS = {"fetched": "fetching", "stored": "storing"}
@@ -98,7 +101,9 @@ class TaskRunner:
                 if kept is not None and not _can_be_continued(result.failure):
                     shutil.rmtree(kept, ignore_errors=True)
                 return result
-        except (ModelExportError, OSError) as error:
+        except Exception as error:  # a stage's module and the checks of its parameters are its author's code
+            if not isinstance(error, ModelExportError | OSError):
+                log.exception(f"{call.stage} failed before its process began")
             return TaskResult(failure=with_surroundings(failure_of(error, stage=call.stage), **self._folders()))
 
     async def _import(self, call: StageCall, project: str, *, on_progress: OnProgress, on_log: OnLog) -> TaskResult:

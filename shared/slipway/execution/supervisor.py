@@ -16,6 +16,7 @@ from typing import IO, Any
 from slipway.errors import Failure, StageError
 from slipway.execution.child_process import GRACE_SECONDS, ChildProcess, child_environment
 from slipway.execution.execution import Execution
+from slipway.execution.failures import failure_of
 from slipway.execution.memory import tree_memory
 from slipway.execution.pressure import Pressure
 from slipway.execution.surroundings import with_surroundings
@@ -111,12 +112,15 @@ class _Child:
             await asyncio.shield(self._end())
             (lifeline or self._process.input).close()
             tasks[2].cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        outcome = self._result or Outcome()
+            events, *_ = await asyncio.gather(*tasks, return_exceptions=True)
+        outcome, stage = self._result or Outcome(), self._execution.call.stage
         if failure is not None:
             outcome = Outcome(failure=failure)
         elif self._result is None:
-            failure = self._process.explain(name=self._execution.call.stage, said="\n".join(self._output))
+            if isinstance(events, Exception):  # an event could not be read or shown, so the child could send no more
+                failure = failure_of(events, stage=stage)
+            else:
+                failure = self._process.explain(name=stage, said="\n".join(self._output))
             outcome = Outcome(failure=with_surroundings(failure, scratch=self._execution.workdir))
         outcome.peak_memory_bytes = self._peak_bytes
         return outcome

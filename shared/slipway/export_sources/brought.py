@@ -8,9 +8,16 @@ from pathlib import Path
 
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ModelExportError
-from slipway.export_sources.found import adapters_base, base_label, files_by_name, model_name, plain_name
+from slipway.export_sources.found import (
+    base_label,
+    checkpoint_labels,
+    chosen_checkpoint,
+    clean_labels,
+    files_by_name,
+    name_of_base,
+    plain_name,
+)
 from slipway.export_sources.naming import source_settings
-from slipway.models.checkpoints import Checkpoint, find_checkpoint
 from slipway.models.model_files import model_files, resolve_base_model, travelling_files
 from slipway.sources.folders import SourceFolders
 
@@ -38,20 +45,17 @@ def find_brought(configuration: ExportConfiguration, folders: SourceFolders, imp
 
 def _find(configuration: ExportConfiguration, folders: SourceFolders, imports: Collection[str]) -> Brought:
     settings = source_settings(configuration)
-    wanted, checkpoints = configuration.checkpoint, dict[str, Checkpoint]()
-    for name, path in settings.items():
-        if name.startswith("adapter") and name not in imports:
-            checkpoints[name] = find_checkpoint(
-                folders.find(path), auto_detect_latest=wanted.auto_detect_latest, select=wanted.select
-            )
+    checkpoints = {
+        name: chosen_checkpoint(configuration, folders, path)
+        for name, path in settings.items()
+        if name.startswith("adapter") and name not in imports
+    }
     files = {name: files_by_name(each.path, travelling_files(each.path)) for name, each in checkpoints.items()}
     labels: dict[str, str] = {}
     if "adapter" in checkpoints:
-        found = checkpoints["adapter"]
-        step = "" if found.step is None else str(found.step)
-        labels |= {"checkpoint": found.path.name, "checkpoint_step": step, "model_name": model_name(found.path)}
+        labels |= checkpoint_labels(checkpoints["adapter"])
     if "base" not in imports:
-        named = settings["base"] or (adapters_base(checkpoints["adapter"], here=True) if checkpoints else "")
+        named = name_of_base(configuration, checkpoints.get("adapter"), here=True)
         base = resolve_base_model(str(folders.find(named)))
         files["base"] = files_by_name(base, model_files(base))
         labels["base_model"] = base_label(base, named)
@@ -61,4 +65,4 @@ def _find(configuration: ExportConfiguration, folders: SourceFolders, imports: C
         folder = folders.find(settings["heldout"])
         files["heldout"] = files_by_name(folder, sorted(folder.rglob("*.txt")))
     warnings = tuple(folders.show(warning) for each in checkpoints.values() for warning in each.warnings)
-    return Brought(files, labels, warnings)
+    return Brought(files, clean_labels(labels), warnings)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 
@@ -19,6 +22,8 @@ from slipway.files.links import real_file
 from slipway.models.base_format import base_format
 from slipway.models.checkpoints import Checkpoint, find_checkpoint, read_adapter_config
 from slipway.models.model_files import ADAPTER_CONFIG, model_files, resolve_base_model, travelling_files
+from slipway.models.trained.trained_model import TrainedModel, trained_model
+from slipway.planning.references import by_source_name
 from slipway.sizes import format_size
 from slipway.sources import SourceFolders
 from slipway.sources.hub import SCHEME as HUB
@@ -38,6 +43,7 @@ class Sources:
         heldout: Folder of held-out text, or None.
         base_match: The files' verdict on whether the base is the one the adapter was trained on; None without an adapter.
         formats: Formats of sources that must be prepared first, by source (``slipway.models.base_format``).
+        trained: The class the adapter was trained on, if it brings a head that the base lacks; None also without transformers.
         warnings: Warnings from the search.
         folders: Knows which of them are in a bucket, and their names.
     """
@@ -49,6 +55,7 @@ class Sources:
     heldout: Path | None
     base_match: BaseMatch | None
     formats: Mapping[str, str]
+    trained: TrainedModel | None
     warnings: tuple[str, ...]
     folders: SourceFolders
 
@@ -61,8 +68,8 @@ class Sources:
         found = {"base": files_by_name(self.base, model_files(self.base))}
         if self.checkpoint is not None:
             found["adapter"] = files_by_name(self.checkpoint.path, travelling_files(self.checkpoint.path))
-        for number, checkpoint in enumerate(self.more, 2):
-            found[f"adapter-{number:02}"] = files_by_name(checkpoint.path, travelling_files(checkpoint.path))
+        for name, checkpoint in by_source_name(self.more).items():
+            found[name] = files_by_name(checkpoint.path, travelling_files(checkpoint.path))
         if self.heldout is not None:
             found["heldout"] = files_by_name(self.heldout, _texts(self.heldout))
         return found
@@ -95,12 +102,10 @@ class Sources:
             "model_bytes": str(sum(path.stat().st_size for path in self.files()["base"].values())),
         }
         if self.checkpoint is not None:
-            step = "" if self.checkpoint.step is None else str(self.checkpoint.step)
-            found |= {"checkpoint": self.checkpoint.path.name, "checkpoint_step": step}
+            found |= checkpoint_labels(self.checkpoint)
         if self.base_match is not None:
             found |= self.base_match.labels()
-        # Names of folders and files may have any character; labels must not.
-        return {name: one_line(value) for name, value in found.items()}
+        return clean_labels(found)
 
 
 def find_sources(
@@ -133,27 +138,12 @@ def find_sources(
 def _find(
     configuration: ExportConfiguration, folders: SourceFolders, origins: Mapping[str, str], *, here: bool
 ) -> Sources:
-    wanted = configuration.checkpoint
     checkpoint = None
-    if wanted.path:
+    if configuration.checkpoint.path:
         with _named_by(_setting("checkpoint.path", origins)):
-            checkpoint = find_checkpoint(
-                folders.find(wanted.path), auto_detect_latest=wanted.auto_detect_latest, select=wanted.select
-            )
-    more = tuple(
-        find_checkpoint(folders.find(path), auto_detect_latest=wanted.auto_detect_latest, select=wanted.select)
-        for path in configuration.combination.adapters
-    )
-    name = configuration.base_model.name or (adapters_base(checkpoint, here=here) if checkpoint else "")
-    if not name:
-        names_none = (
-            f"{checkpoint.path / ADAPTER_CONFIG} names no base model" if checkpoint else "there is no checkpoint"
-        )
-        raise ConfigurationError(
-            f"base_model.name is not set, and {names_none}",
-            remedy="set base_model.name, EXPORT_BASE_MODEL or --base-model",
-            about={"key": "base_model.name"},
-        )
+            checkpoint = chosen_checkpoint(configuration, folders, configuration.checkpoint.path)
+    more = tuple(chosen_checkpoint(configuration, folders, path) for path in configuration.combination.adapters)
+    name = name_of_base(configuration, checkpoint, here=here)
     heldout = folders.find(configuration.validation.heldout) if configuration.validation.heldout else None
     if heldout is not None and not (heldout.is_dir() and _texts(heldout)):
         raise ConfigurationError(
@@ -188,9 +178,39 @@ def _find(
         heldout=heldout if configuration.validation.enabled else None,
         base_match=base_match,
         formats={"base": stored_as} if stored_as else {},
+        trained=_trained(base, checkpoint) if checkpoint and not more else None,
         warnings=(*(warning for each in adapters for warning in each.warnings), *trusted),
         folders=folders,
     )
+
+
+def chosen_checkpoint(configuration: ExportConfiguration, folders: SourceFolders, path: str) -> Checkpoint:
+    """Return the checkpoint that the configuration chooses at a path, which may be a run."""
+    wanted = configuration.checkpoint
+    return find_checkpoint(folders.find(path), auto_detect_latest=wanted.auto_detect_latest, select=wanted.select)
+
+
+def name_of_base(configuration: ExportConfiguration, checkpoint: Checkpoint | None, *, here: bool) -> str:
+    """Return the name of the base model in the configuration, or else in the adapter.
+
+    Raises:
+        ConfigurationError: Neither names one.
+    """
+    name = configuration.base_model.name or (_base_of_adapter(checkpoint, here=here) if checkpoint else "")
+    if name:
+        return name
+    names_none = f"{checkpoint.path / ADAPTER_CONFIG} names no base model" if checkpoint else "there is no checkpoint"
+    raise ConfigurationError(
+        f"base_model.name is not set, and {names_none}",
+        remedy="set base_model.name, EXPORT_BASE_MODEL or --base-model",
+        about={"key": "base_model.name"},
+    )
+
+
+def _trained(base: Path, checkpoint: Checkpoint) -> TrainedModel | None:
+    """Return the class that the adapter was trained on, if it is not the base's; without transformers the merge finds out."""
+    known = all(find_spec(library) is not None for library in ("torch", "transformers"))
+    return trained_model(base, checkpoint.path) if known else None
 
 
 def _setting(key: str, origins: Mapping[str, str]) -> str:
@@ -223,7 +243,7 @@ def base_label(base: Path, name: str) -> str:
     return base.name if Path(name).is_absolute() or not name else name
 
 
-def adapters_base(checkpoint: Checkpoint, *, here: bool) -> str:
+def _base_of_adapter(checkpoint: Checkpoint, *, here: bool) -> str:
     """Return the base model that the adapter's configuration names, as its folder if found; empty if it names none."""
     recorded = recorded_base(checkpoint.path, read_adapter_config(checkpoint.path), look=here)
     if here:
@@ -237,11 +257,6 @@ def adapters_base(checkpoint: Checkpoint, *, here: bool) -> str:
             about={"key": "base_model.name"},
         )
     return ""
-
-
-def store_sources(sources: Sources, store: Artifacts, *, on_bytes: Callable[[str, int, int], None]) -> dict[str, str]:
-    """Put the sources into the store; return their digests by name. See :func:`store_files`."""
-    return store_files(sources.files(), sources.folders, store, on_bytes=on_bytes)
 
 
 def store_files(
@@ -262,8 +277,7 @@ def store_files(
     digests = {}
     for name, files in sources.items():
         total = sum(path.stat().st_size for path in files.values())
-        counter = _Counter(name, total, on_bytes)
-        digests[name] = folders.put(files, store, on_bytes=counter.add)
+        digests[name] = folders.put(files, store, on_bytes=adding_up(partial(on_bytes, name), total))
     return digests
 
 
@@ -272,16 +286,18 @@ def reading(name: str, done: int, total: int) -> str:
     return f"reading {name}: {done / max(total, 1):.0%} of {format_size(total)}"
 
 
-class _Counter:
-    """Adds up the bytes of one source. Several threads call it; a lost update only shows a smaller number."""
+def adding_up(report: Callable[[int, int], None], total: int) -> Callable[[int], None]:
+    """Return a function that adds up byte counts and reports the sum of ``total``. Several threads may call it."""
+    lock, done = threading.Lock(), 0
 
-    def __init__(self, name: str, total: int, report: Callable[[str, int, int], None]) -> None:
-        self._name, self._total, self._report = name, total, report
-        self._done = 0
+    def add(count: int) -> None:
+        nonlocal done
+        with lock:
+            done += count
+            now = done
+        report(min(now, total), total)
 
-    def add(self, count: int) -> None:
-        self._done += count
-        self._report(self._name, self._done, self._total)
+    return add
 
 
 def model_name(checkpoint: Path) -> str:
@@ -289,6 +305,17 @@ def model_name(checkpoint: Path) -> str:
     path = checkpoint.resolve()
     run = path.parent if path.name.startswith("checkpoint-") else path
     return repository_of(run).rpartition("/")[2] or run.name
+
+
+def checkpoint_labels(checkpoint: Checkpoint) -> dict[str, str]:
+    """Return the labels that a checkpoint gives to its export."""
+    step = "" if checkpoint.step is None else str(checkpoint.step)
+    return {"checkpoint": checkpoint.path.name, "checkpoint_step": step, "model_name": model_name(checkpoint.path)}
+
+
+def clean_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    """Return labels without characters that a coordinator refuses; names of folders and files may have any."""
+    return {name: one_line(value) for name, value in labels.items()}
 
 
 def plain_name(base: Path, label: str) -> str:

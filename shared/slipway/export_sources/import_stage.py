@@ -8,8 +8,8 @@ alone gets the worker's environment with the credentials, and it uses the store 
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from slipway.artifacts.opening import blobs_of, open_store
 from slipway.artifacts.store import ArtifactStore
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ArtifactError, ConfigurationError
-from slipway.export_sources.found import find_sources
+from slipway.export_sources.found import adding_up, find_sources
+from slipway.planning.references import by_source_name
 from slipway.registry import IMPORT
 from slipway.settings import Settings
 from slipway.sources.allowed import Allowed
@@ -69,11 +70,7 @@ def run(inputs: Mapping[str, Path], params: ImportParams, ctx: Context) -> dict[
 
 def import_sources(params: ImportParams, settings: Settings, store: ArtifactStore, ctx: Context) -> None:
     """Find the sources, check them together, store those to be imported, and record their digests and names."""
-    allowed = Allowed.parse(settings.import_from)
-
-    def permit(source: str) -> None:
-        allowed.check(source, project=params.project)
-
+    permit = partial(Allowed.parse(settings.import_from).check, project=params.project)
     configuration = _configuration(params)
     ctx.progress("looking at sources", done=0)
     with ImportFolders(
@@ -90,7 +87,8 @@ def import_sources(params: ImportParams, settings: Settings, store: ArtifactStor
                 remedy="raise SLIPWAY_IMPORT_SIZE of the workers",
             )
         digests = {
-            name: folders.put(each, store, on_bytes=_counting(ctx, name, sizes[name])) for name, each in files.items()
+            name: folders.put(each, store, on_bytes=adding_up(partial(_progress, ctx, name), sizes[name]))
+            for name, each in files.items()
         }
         urls = {name: folders.pinned(_folder(each)) for name, each in files.items()}
         ctx.record(
@@ -114,7 +112,7 @@ def _configuration(params: ImportParams) -> ExportConfiguration:
         sections["checkpoint"]["path"] = pinned.get("adapter", sections["checkpoint"]["path"])
         adapters = sections["combination"]["adapters"]
         sections["combination"]["adapters"] = [
-            pinned.get(f"adapter-{number:02}", path) for number, path in enumerate(adapters, 2)
+            pinned.get(name, path) for name, path in by_source_name(adapters).items()
         ]
         return ExportConfiguration.model_validate(sections)
     except (KeyError, TypeError, pydantic.ValidationError) as error:
@@ -129,18 +127,8 @@ def _folder(files: Mapping[str, Path]) -> Path:
     return path.parents[name.count("/")]
 
 
-def _counting(ctx: Context, name: str, total: int) -> Callable[[int], None]:
-    """Return a function that adds up and reports a source's bytes. Several threads may call it."""
-    lock, done = threading.Lock(), 0
-
-    def count(size: int) -> None:
-        nonlocal done
-        with lock:
-            done += size
-            now = done
-        ctx.progress(f"importing {name}", done=min(now, total), total=total)
-
-    return count
+def _progress(ctx: Context, name: str, done: int, total: int) -> None:
+    ctx.progress(f"importing {name}", done=done, total=total)
 
 
 STAGE = Stage(name=IMPORT, version=1, inputs=(), outputs=(), params=ImportParams, run=run, more_inputs=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from slipway.configuration import ExportConfiguration
+from slipway.planning.references import by_source_name
 from slipway.sources.allowed import is_url
 
 
 def source_settings(configuration: ExportConfiguration) -> dict[str, str]:
     """Return the configured value of each source, by source name; an empty base means the one that the adapter names."""
-    combined = {f"adapter-{number:02}": path for number, path in enumerate(configuration.combination.adapters, 2)}
+    combined = by_source_name(configuration.combination.adapters)
     adapter = {"adapter": configuration.checkpoint.path} if configuration.checkpoint.path else {}
     named = {"base": configuration.base_model.name, **adapter, **combined}
     validation = configuration.validation

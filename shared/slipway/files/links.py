@@ -21,9 +21,8 @@ from slipway.errors import ArtifactError
 _CACHED = ("models--", "datasets--")
 """Prefixes of repository folders in the cache."""
 _SEARCH = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_READ = (
-    os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-)  # without O_NONBLOCK, opening a pipe waits for a writer
+# Without O_NONBLOCK, opening a pipe waits for a writer.
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def file_in(folder: Path, name: str | Path) -> Path | None:

@@ -5,6 +5,7 @@ Opening a pipe waits for a writer, and reading a device may never end. A link ma
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -27,14 +28,29 @@ def open_regular(path: Path) -> BinaryIO:
     Raises:
         OSError: The file cannot be opened, or is not a regular file.
     """
-    _require_regular(path, path.stat().st_mode)  # before opening, because opening some devices has effects
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-    try:
-        _require_regular(path, os.fstat(descriptor).st_mode)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return os.fdopen(descriptor, "rb")
+    check_regular(path)  # before opening, because opening some devices has effects
+    return open(_checked(path, os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)), "rb")
+
+
+def open_lock(path: Path) -> BinaryIO:
+    """Open a lock file for reading and writing, or create it; never block on a pipe or device, nor follow a link.
+
+    Raises:
+        OSError: The file cannot be opened or created, or is not a regular file.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        check_regular(path)
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+    return open(_checked(path, os.open(path, flags, 0o644)), "r+b", buffering=0)
+
+
+def check_regular(path: Path) -> None:
+    """Refuse a name of something that a program may wait for when it opens it.
+
+    Raises:
+        OSError: It is not a regular file, or does not exist (``FileNotFoundError``).
+    """
+    _require_regular(path, path.stat().st_mode)
 
 
 def read_regular(path: Path, *, largest: int) -> bytes:
@@ -56,6 +72,16 @@ def read_regular(path: Path, *, largest: int) -> bytes:
     if too_large:
         raise OSError(errno.EFBIG, f"larger than {largest} bytes", str(path))
     return bytes(data)
+
+
+def _checked(path: Path, descriptor: int) -> int:
+    """Return the descriptor of a regular file; close any other."""
+    try:
+        _require_regular(path, os.fstat(descriptor).st_mode)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _require_regular(path: Path, mode: int) -> None:

@@ -6,7 +6,7 @@ from slipway.formats.settings import FormatSettings, LevelSettings
 from slipway.formats.tasks import FormatRequest, PlannedTask, quantized
 from slipway.requirements import Needs, Requirements
 from slipway.settings.problems import Problem
-from slipway.settings.sections import Section, Text, Texts, as_tuple
+from slipway.settings.sections import Section, Text, Texts, as_tuple, wrong_value
 
 __all__ = [
     "BYTES_PER_WEIGHT",
@@ -29,4 +29,5 @@ __all__ = [
     "Usage",
     "as_tuple",
     "quantized",
+    "wrong_value",
 ]

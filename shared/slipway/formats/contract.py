@@ -8,30 +8,34 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
+from pydantic.dataclasses import dataclass
 
 from slipway.estimates import ModelSize
 from slipway.formats.settings import FormatSettings, LevelSettings
 from slipway.formats.tasks import FormatRequest, PlannedTask
 from slipway.requirements import Needs
 from slipway.settings.problems import Problem
+from slipway.settings.sections import is_section, plain_type
 
 S = TypeVar("S", bound=FormatSettings)
 
+_CHECKED = ConfigDict(strict=True, arbitrary_types_allowed=True)
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _LEVEL = re.compile(r"[a-z0-9][a-z0-9_]{0,31}")
+_VARIABLE = re.compile(r"EXPORT_[A-Z0-9_]{1,100}")
 _REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _TAKEN = {"adapter", "base", "heldout", "validation", "enabled", *dir(BaseModel)}
 """Names that a format cannot have: the inputs and the output of a validation, and the attributes of the section ``formats:``."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=_CHECKED)
 class RefusedLevel:
     """A level of other formats that this format lacks on purpose.
 
@@ -44,7 +48,7 @@ class RefusedLevel:
     instead: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=_CHECKED)
 class Runtime:
     """The way to recognise an output and to run it for validation.
 
@@ -67,12 +71,22 @@ class Runtime:
     precision_file: str = ""
     stored_dtype: str = ""
 
+    def __post_init__(self) -> None:
+        """Refuse a pattern that no folder can be searched for.
+
+        Raises:
+            ValueError: A pattern is empty or absolute.
+        """
+        wrong = [pattern for pattern in self.files if not pattern or pattern.startswith("/")]
+        if wrong:
+            raise ValueError(f"{wrong[0]!r} cannot be a pattern of files")
+
     def recognises(self, folder: Path) -> bool:
         """Return whether a folder holds an output of this format."""
         return any(any(folder.glob(pattern)) for pattern in self.files)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=_CHECKED)
 class Usage:
     """The usage example of the model card.
 
@@ -98,17 +112,7 @@ class Usage:
         return files(package).joinpath(name)
 
 
-def _nothing(_: Any) -> tuple[()]:
-    """Find nothing."""
-    return ()
-
-
-def _always(_: Any) -> bool:
-    """Say yes."""
-    return True
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_CHECKED)
 class Format(Generic[S]):
     """One kind of output: its settings, its tasks, and how it is estimated, validated and described.
 
@@ -141,11 +145,11 @@ class Format(Generic[S]):
     levels: tuple[str, ...] = ()
     refused_levels: Mapping[str, RefusedLevel] = field(default_factory=dict)
     is_model: bool = False
-    needs_tokenizer: Callable[[S], bool] = _always
+    needs_tokenizer: Callable[[S], bool] = lambda _: True
     rank: int = 100
     variables: Mapping[str, str] = field(default_factory=dict)
-    conflicts: Callable[[S], Iterable[Problem]] = _nothing
-    cautions: Callable[[S], Iterable[str]] = _nothing
+    conflicts: Callable[[S], Iterable[Problem]] = lambda _: ()
+    cautions: Callable[[S], Iterable[str]] = lambda _: ()
     output_bytes: Callable[[str, ModelSize], int] | None = None
     runtime: Runtime | None = None
     quantizer: str = ""
@@ -154,7 +158,7 @@ class Format(Generic[S]):
     sample: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse a value that could not be used later.
+        """Refuse a value that could not be used later; the types of all fields are checked before.
 
         Raises:
             ValueError: A field is wrong.
@@ -170,6 +174,14 @@ class Format(Generic[S]):
         unknown = sorted(set(self.variables) - set(self.settings.model_fields))
         if unknown:
             raise ValueError(f"variables names {unknown[0]!r}, which is not a setting")
+        self.settings()  # every setting needs a default
+        for name, info in self.settings.model_fields.items():
+            if is_section(plain_type(info.annotation)):
+                raise ValueError(f"its setting {name!r} is a section")
+        names = self.all_variables()
+        wrong = [name for name in names if not _VARIABLE.fullmatch(name) or names.count(name) > 1]
+        if wrong:
+            raise ValueError(f"{wrong[0]!r} is not EXPORT_NAME, or belongs to two settings")
         for reference in filter(None, (self.quantizer, self.runtime.load if self.runtime else "")):
             if not _REFERENCE.fullmatch(reference):
                 raise ValueError(f"{reference!r} is not module:attribute")
@@ -182,3 +194,7 @@ class Format(Generic[S]):
         """Return the ``EXPORT_*`` variable of a setting."""
         usual = f"ENABLE_{self.name}" if setting == "enabled" else f"{self.name}_{setting}"
         return self.variables.get(setting, f"EXPORT_{usual.upper()}")
+
+    def all_variables(self) -> tuple[str, ...]:
+        """Return the variables of all settings."""
+        return tuple(map(self.variable, self.settings.model_fields))

@@ -2,54 +2,114 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
 
 from slipway.errors import ConfigurationError, ModelExportError
 from slipway.formats.contract import Format
+from slipway.settings.export_variables import EXPORT_VARIABLES
 from slipway.settings.problems import did_you_mean
+from slipway.texts import one_line
 
 GROUP = "slipway.formats"
+_OWN = "slipway"
+"""The distribution whose formats others cannot replace."""
+
+
+class _Found(NamedTuple):
+    distribution: str
+    format: Format[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedFormat:
+    """An installed format that cannot be used. It is refused where it is asked for, and stops nothing else.
+
+    Attributes:
+        name: Name of its entry point.
+        distribution: Distribution that provides it.
+        fault: Why it cannot be used.
+    """
+
+    name: str
+    distribution: str
+    fault: str
+
+    def error(self) -> ConfigurationError:
+        """Return the error for whoever asks for the format."""
+        return ConfigurationError(
+            f"the installed format {self.name!r} of {self.distribution} cannot be used: {self.fault}",
+            reason="FORMAT_INVALID",
+            remedy=f"install a version of {self.distribution} that fits this version of slipway, or uninstall it",
+            about={"format": self.name, "distribution": self.distribution},
+        )
 
 
 @cache
+def _installed() -> tuple[dict[str, Format[Any]], tuple[RefusedFormat, ...]]:
+    """Load all installed formats; return the usable ones by name, and the others."""
+    loaded, refused = list[_Found](), list[RefusedFormat]()
+    for entry in entry_points(group=GROUP):
+        distribution = entry.dist.name if entry.dist is not None else entry.module
+        try:
+            loaded.append(_Found(distribution, _load(entry)))
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a third-party module may raise anything
+            refused.append(RefusedFormat(entry.name, distribution, _fault(error)))
+    own = [each for each in loaded if each.distribution == _OWN]
+    others = _without_clashes([each for each in loaded if each.distribution != _OWN], own, refused)
+    others = _without_clashes(others, others, refused)
+    usable = {each.format.name: each.format for each in (*own, *others)}
+    return dict(sorted(usable.items(), key=lambda item: (item[1].rank, item[0]))), tuple(refused)
+
+
 def formats() -> dict[str, Format[Any]]:
-    """Return all installed formats by name, in the order of their rank.
+    """Return all usable formats by name, in the order of their rank.
 
     Raises:
-        ConfigurationError: ``FORMAT_INVALID``: a format cannot be used, or none is installed.
+        ConfigurationError: ``FORMAT_INVALID``: there is none.
     """
-    found: dict[str, Format[Any]] = {}
-    for entry in entry_points(group=GROUP):
-        if entry.name not in found:  # if two distributions have the name, the first on the path wins
-            found[entry.name] = _loaded(entry)
+    found, _ = _installed()
     if not found:
         raise ConfigurationError(
-            "no format is installed: no distribution has an entry point in the group slipway.formats",
+            "no format is installed: no distribution has a usable entry point in the group slipway.formats",
             reason="FORMAT_INVALID",
             remedy="install it again: pip install --force-reinstall slipway",
         )
-    _check_variables(found)
-    return dict(sorted(found.items(), key=lambda item: (item[1].rank, item[0])))
+    return found
+
+
+def refused_formats() -> tuple[RefusedFormat, ...]:
+    """Return the installed formats that cannot be used."""
+    return _installed()[1]
+
+
+def refused_format(name: str) -> RefusedFormat | None:
+    """Return why the installed format of this name cannot be used; None if it can, or if there is none."""
+    return next((each for each in refused_formats() if each.name == name and name not in formats()), None)
 
 
 def load_format(name: str) -> Format[Any]:
     """Return the installed format with this name.
 
     Raises:
-        ConfigurationError: ``FORMAT_UNKNOWN``, or ``FORMAT_INVALID`` as :func:`formats`.
+        ConfigurationError: ``FORMAT_UNKNOWN``; ``FORMAT_INVALID`` if it cannot be used.
     """
-    if name not in formats():
-        raise ConfigurationError(
-            f"there is no format {name!r}",
-            reason="FORMAT_UNKNOWN",
-            remedy=did_you_mean(name, tuple(formats())),
-            about={"format": name},
-        )
-    return formats()[name]
+    if name in formats():
+        return formats()[name]
+    if refused := refused_format(name):
+        raise refused.error()
+    raise ConfigurationError(
+        f"there is no format {name!r}",
+        reason="FORMAT_UNKNOWN",
+        remedy=did_you_mean(name, tuple(formats())),
+        about={"format": name},
+    )
 
 
 def levels() -> tuple[str, ...]:
@@ -93,36 +153,44 @@ def translate_format_errors(each: Format[Any]) -> Iterator[None]:
         ) from error
 
 
-def _loaded(entry: EntryPoint) -> Format[Any]:
-    try:
-        found = entry.load()
-        if not isinstance(found, Format):
-            raise TypeError(f"{entry.value} is not a Format")  # noqa: TRY301 - all faults are reported in one way
-        if found.name != entry.name:
-            raise ValueError(f"its name is {found.name!r}")  # noqa: TRY301 - as above
-        if found.usage is not None and not found.usage.path.is_file():
-            raise FileNotFoundError(f"{'/'.join(found.usage.template)} does not exist")  # noqa: TRY301 - as above
-    except Exception as error:  # a third-party module may raise anything
-        distribution = entry.dist.name if entry.dist is not None else entry.module
-        raise ConfigurationError(
-            f"the installed format {entry.name!r} cannot be loaded: {type(error).__name__}: {error}",
-            reason="FORMAT_INVALID",
-            remedy=f"install a version of {distribution} that fits this version of slipway, or uninstall it",
-            about={"format": entry.name, "distribution": distribution},
-        ) from error
+def _load(entry: EntryPoint) -> Format[Any]:
+    found = entry.load()
+    if not isinstance(found, Format):
+        raise TypeError(f"{entry.value} is not a Format")
+    if found.name != entry.name:
+        raise ValueError(f"its name is {found.name!r}")
+    if found.usage is not None and not found.usage.path.is_file():
+        raise FileNotFoundError(f"{'/'.join(found.usage.template)} does not exist")
     return found
 
 
-def _check_variables(found: Mapping[str, Format[Any]]) -> None:
-    """Refuse formats that share a variable."""
-    owner: dict[str, str] = {}
-    for each in found.values():
-        for setting in each.settings.model_fields:
-            other = owner.setdefault(each.variable(setting), each.name)
-            if other != each.name:
-                raise ConfigurationError(
-                    f"the installed formats {other!r} and {each.name!r} share the variable {each.variable(setting)}",
-                    reason="FORMAT_INVALID",
-                    remedy="uninstall one of them",
-                    about={"format": each.name},
-                )
+def _fault(error: BaseException) -> str:
+    """Say in one line why a format cannot be loaded."""
+    if isinstance(error, ValidationError):
+        found = error.errors(include_url=False)
+        return one_line("; ".join(": ".join((*map(str, each["loc"]), each["msg"])) for each in found))
+    return one_line(f"{type(error).__name__}: {error}")
+
+
+def _without_clashes(found: list[_Found], rivals: list[_Found], refused: list[RefusedFormat]) -> list[_Found]:
+    """Return the formats that share neither name nor variable with a rival or with the common settings; refuse the others.
+
+    Formats of other distributions that clash are all refused: choosing one would make other exports of the same configuration.
+    """
+    faults = [(each, _clash(each, rivals)) for each in found]
+    refused += [RefusedFormat(each.format.name, each.distribution, fault) for each, fault in faults if fault]
+    return [each for each, fault in faults if not fault]
+
+
+def _clash(found: _Found, rivals: list[_Found]) -> str:
+    variables = found.format.all_variables()
+    for other in rivals:
+        if other is found:
+            continue
+        if other.format.name == found.format.name:
+            return f"{other.distribution} has a format of this name too"
+        shared = sorted(set(variables) & set(other.format.all_variables()))
+        if shared:
+            return f"it shares the variable {shared[0]} with the format {other.format.name!r} of {other.distribution}"
+    common = [name for name in variables if name in EXPORT_VARIABLES]
+    return f"its variable {common[0]} belongs to {EXPORT_VARIABLES[common[0]]}" if common else ""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from slipway.errors import ModelExportError
 from slipway.extras import WORKER, stage_extra
-from slipway.formats.registry import formats, translate_format_errors
+from slipway.formats.registry import formats, refused_formats, translate_format_errors
 from slipway.formats.tasks import FormatRequest
 from slipway.machine.cgroup import ControlGroup, available_memory, machine_memory, usable_cores
 from slipway.machine.gpu import first_gpu
@@ -104,31 +106,31 @@ def runnable(stage: Stage[Any], providers: tuple[Provider, ...]) -> bool:
 
 
 def format_health(stages: tuple[StageHealth, ...]) -> tuple[FormatHealth, ...]:
-    """Return the formats that these stages allow."""
+    """Return the formats that these stages allow, and the installed formats that cannot be used."""
     by_name = {stage.name: stage for stage in stages}
-    found = []
-    for name, needed in _stages_of_formats().items():
-        lacking = [stage for stage in needed if stage not in by_name or not by_name[stage].available]
-        detail = "; ".join(
-            f"{stage} cannot run: {by_name[stage].missing if stage in by_name else 'not installed'}"
-            for stage in lacking
-        )
-        found.append(FormatHealth(name, available=not lacking, detail=detail))
-    return tuple(found)
-
-
-def _stages_of_formats() -> dict[str, tuple[str, ...]]:
-    """Return the stages that each format needs, unquantized and at its levels, and those of the validation."""
-    merge = stage_of(Role.MERGE).name
-    found: dict[str, tuple[str, ...]] = {}
+    found, merge = [], stage_of(Role.MERGE).name
     for name, each in formats().items():
         for output, asked in ((name, ()), (f"{name}-<level>", each.levels[:1])):
             if asked or output == name:
                 request = FormatRequest(name, each.settings(), asked, model="task:merged/model")
-                with translate_format_errors(each):
-                    found[output] = tuple(dict.fromkeys([merge, *(task.stage for task in each.plan(request))]))
+                try:
+                    with translate_format_errors(each):
+                        needed = dict.fromkeys([merge, *(task.stage for task in each.plan(request))])
+                except ModelExportError as error:
+                    found.append(FormatHealth(output, available=False, detail=str(error)))
+                else:
+                    found.append(_format_health(output, needed, by_name))
     validation = stage_of(Role.VALIDATION)
-    return {**found, validation.main_output: (validation.name,)}
+    refused = [FormatHealth(each.name, available=False, detail=str(each.error())) for each in refused_formats()]
+    return (*found, _format_health(validation.main_output, [validation.name], by_name), *refused)
+
+
+def _format_health(output: str, needed: Iterable[str], by_name: Mapping[str, StageHealth]) -> FormatHealth:
+    lacking = [stage for stage in needed if stage not in by_name or not by_name[stage].available]
+    detail = "; ".join(
+        f"{stage} cannot run: {by_name[stage].missing if stage in by_name else 'not installed'}" for stage in lacking
+    )
+    return FormatHealth(output, available=not lacking, detail=detail)
 
 
 def _missing(stage: Stage[Any], providers: tuple[Provider, ...]) -> str:
@@ -158,21 +160,15 @@ def _machine(settings: Settings) -> Machine:
         memory_available_bytes=available_memory(limited),
         home=str(settings.home),
         home_free_bytes=shutil.disk_usage(existing).free,
-        home_writable=_writable(existing),
+        home_writable=os.access(existing, os.W_OK | os.X_OK),
         gpu=f"{gpu.name} ({gpu.architecture})" if gpu else "",
         gpu_memory_bytes=gpu.memory_bytes if gpu else 0,
     )
 
 
-def _writable(folder: Path) -> bool:
-    import os
-
-    return os.access(folder, os.W_OK | os.X_OK)
-
-
 def _processor() -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
         return platform.processor()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -21,16 +21,22 @@ _BASE_BYTES, _CORE_BYTES, _MOST_CORES = 1 << 30, 256 << 20, 16
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an exception, or one of its causes, is about memory, judged by type and message."""
+    return any(
+        isinstance(link, MemoryError)
+        or (isinstance(link, OSError) and link.errno == errno.ENOMEM)
+        or says_out_of_memory(f"{type(link).__name__}: {link}")
+        for link in with_causes(error)
+    )
+
+
+def with_causes(error: BaseException) -> list[BaseException]:
+    """Return an exception and its causes, outermost first."""
+    links: list[BaseException] = []
     link: BaseException | None = error
-    seen: list[BaseException] = []
-    while link is not None and link not in seen:
-        seen.append(link)
-        if isinstance(link, MemoryError) or (isinstance(link, OSError) and link.errno == errno.ENOMEM):
-            return True
-        if says_out_of_memory(f"{type(link).__name__}: {link}"):
-            return True
+    while link is not None and link not in links:
+        links.append(link)
         link = link.__cause__ or link.__context__
-    return False
+    return links
 
 
 def says_out_of_memory(text: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from slipway.errors import CheckpointValidationError
 from slipway.files.json_documents import read_json
-from slipway.models.config_limits import excess
+from slipway.models.config_limits import model_excess
 from slipway.models.model_files import CONFIG, has_safetensors, pickle_files
 from slipway.models.safetensors_file import read_weights
 
@@ -99,7 +99,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         what = f"{path} is not JSON ({error})"
     else:
         if isinstance(config, dict):
-            found = excess(config)
+            found = model_excess(config)
             if not found:
                 return config
             what = f"{path} has {found}"

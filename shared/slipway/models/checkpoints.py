@@ -9,17 +9,18 @@ which copies and downloads do not keep. The best checkpoint is the one recorded 
 from __future__ import annotations
 
 import contextlib
-import math
+import os
 import re
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PureWindowsPath
 from typing import Any, Literal
 
 from slipway.errors import ArtifactError, CheckpointValidationError
-from slipway.files.json_documents import LARGEST_LIST, check_texts, read_json
+from slipway.files.json_documents import check_texts, read_json
 from slipway.files.links import file_in, files_in
 from slipway.files.user_paths import user_path
-from slipway.models.adapter_limits import excess
+from slipway.models.config_limits import adapter_excess
 from slipway.models.foreign_adapters import foreign_adapter
 from slipway.models.model_files import (
     ADAPTER_CONFIG,
@@ -33,8 +34,8 @@ from slipway.models.model_files import (
 )
 from slipway.models.safetensors_file import read_safetensors
 from slipway.models.sharded_checkpoints import sharded_weights
+from slipway.models.trainer_state import TRAINER_STATE, TrainerState, read_trainer_state
 
-TRAINER_STATE = "trainer_state.json"
 _BASE = "base_model_name_or_path"
 _FOLDER = re.compile(r"checkpoint-([0-9]{1,18})")
 _UNFINISHED = re.compile(r"tmp-checkpoint-([0-9]{1,18})")  # Trainer's name before the final rename
@@ -115,13 +116,13 @@ def find_checkpoint(
             ``SAFETENSORS_CORRUPT``, ``UNSAFE_PICKLE``).
     """
     folder = user_path(path)
-    found = list_checkpoints(folder)
+    found, recorded_best = _survey(folder)
     if not auto_detect_latest:
         found = [checkpoint for checkpoint in found if checkpoint.path == folder]
     if not found:
         raise no_checkpoint(folder, searched=auto_detect_latest)
     if select == "best":
-        return _best(folder, found)
+        return _best(folder, found, recorded_best)
     skipped: list[str] = []
     for checkpoint in found:
         if checkpoint.healthy:
@@ -132,7 +133,7 @@ def find_checkpoint(
     raise _unusable(found[0], others)
 
 
-def _best(folder: Path, found: list[Checkpoint]) -> Checkpoint:
+def _best(folder: Path, found: list[Checkpoint], name: str) -> Checkpoint:
     """Return the run's best checkpoint.
 
     Raises:
@@ -141,7 +142,6 @@ def _best(folder: Path, found: list[Checkpoint]) -> Checkpoint:
     """
     best = next((checkpoint for checkpoint in found if checkpoint.best), None)
     if best is None:
-        name, _ = _recorded_best(folder, found)
         what = (
             f"its best checkpoint, {name}, does not exist any more" if name else f"no {TRAINER_STATE} names a best one"
         )
@@ -173,6 +173,11 @@ def list_checkpoints(folder: Path) -> list[Checkpoint]:
     Raises:
         CheckpointValidationError: ``CHECKPOINT_NOT_FOUND`` if the folder does not exist.
     """
+    return _survey(folder)[0]
+
+
+def _survey(folder: Path) -> tuple[list[Checkpoint], str]:
+    """Return the checkpoints of :func:`list_checkpoints`, and the best one's name by the newest state of the run, if any."""
     if not folder.is_dir():
         raise CheckpointValidationError(
             f"checkpoint folder {folder} does not exist",
@@ -183,42 +188,54 @@ def list_checkpoints(folder: Path) -> list[Checkpoint]:
     own_names = (ADAPTER_CONFIG, ADAPTER_WEIGHTS, ADAPTER_PICKLE)
     adapter = any((folder / name).exists() for name in own_names)
     itself = _FOLDER.fullmatch(folder.name) or adapter or is_whole_model(folder)
-    below = [entry for entry in sorted(folder.iterdir()) if entry.is_dir() and _number(entry) is not None]
-    checkpoints = [_inspect_below(folder, entry) for entry in below]
-    checkpoints.sort(key=lambda checkpoint: (checkpoint.step or 0, _number(checkpoint.path) or 0), reverse=True)
-    found = [*([inspect_checkpoint(folder)] if itself else []), *checkpoints]
-    name, metric = _recorded_best(folder, found)
-    return [
-        replace(checkpoint, best=True, best_metric=metric) if name and checkpoint.path.name == name else checkpoint
-        for checkpoint in found
+    contents: dict[Path, _Content] = {}
+    below = [
+        _examine_below(folder, entry, contents)
+        for entry in sorted(folder.iterdir())
+        if _number(entry) is not None and entry.is_dir()
     ]
+    below.sort(key=lambda found: (found[0].step or 0, _number(found[0].path) or 0), reverse=True)
+    own = _read_content(folder) if itself else None
+    found = [*([_name_content(folder, own)] if own else []), *(checkpoint for checkpoint, _ in below)]
+    states = [own.state if own else _trainer_state(folder)[0], *(state for _, state in below)]
+    recorded = next((state for state in states if state is not None and state.best), None)
+    if recorded is None:
+        return found, ""
+    name = PureWindowsPath(recorded.best).name  # accepts both kinds of separators: training may have run on Windows
+    return [
+        replace(checkpoint, best=True, best_metric=recorded.best_metric)
+        if name and checkpoint.path.name == name
+        else checkpoint
+        for checkpoint in found
+    ], name
 
 
-def _recorded_best(folder: Path, found: list[Checkpoint]) -> tuple[str, float | None]:
-    """Return folder name and metric of the best checkpoint by the newest state of the run; an empty name if none is recorded."""
-    for place in dict.fromkeys([folder, *(checkpoint.path for checkpoint in found)]):
-        state, _ = _trainer_state(place)
-        best, metric = state.get("best_model_checkpoint"), state.get("best_metric")
-        if isinstance(best, str) and best:
-            name = PureWindowsPath(best).name  # accepts both kinds of separators: training may have run on Windows
-            return name, _figure(metric)
-    return "", None
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """What a checkpoint's files say, under whatever names the folder has."""
+
+    problems: tuple[Problem, ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
+    state: TrainerState | None = None
+    unread: str = ""
+    """Why there is no state although there is a file of it."""
+    whole_model: bool = False
 
 
 def inspect_checkpoint(folder: Path) -> Checkpoint:
     """Examine one checkpoint folder and whether it is complete. Read only headers and JSON; never raise."""
+    return _name_content(folder, _read_content(folder))
+
+
+def _read_content(folder: Path) -> _Content:
     problems: list[Problem] = []
     config: dict[str, Any] = {}
     link = _link_problem(folder)
     if link is not None:
-        return Checkpoint(folder, _number(folder), (link,))
+        return _Content((link,))
+    state, unread = _trainer_state(folder)
     if is_whole_model(folder):
-        what = "it holds a whole model, as saved by full fine-tuning, and no adapter"
-        state, warnings = _trainer_state(folder)
-        problem = Problem("ADAPTER_UNSUPPORTED", what, _REMEDIES["ADAPTER_UNSUPPORTED"].replace("DIR", str(folder)))
-        return Checkpoint(folder, state.get("global_step", _number(folder)), (problem,), warnings=warnings)
-    if _UNFINISHED.fullmatch(folder.name):
-        problems.append(Problem("CHECKPOINT_INCOMPLETE", "it was still being written when its process ended"))
+        return _Content(state=state, unread=unread, whole_model=True)
     try:
         config = read_adapter_config(folder)
     except CheckpointValidationError as error:
@@ -227,29 +244,48 @@ def inspect_checkpoint(folder: Path) -> Checkpoint:
         problems.extend(_weight_problems(folder))
     except OSError as error:
         problems.append(Problem("FILE_ERROR", f"its files cannot be read ({error.strerror})"))
-    state, warnings = _trainer_state(folder)
-    rank = config.get("r")
-    base = config.get(_BASE)
+    return _Content(tuple(problems), config, state, unread)
+
+
+def _name_content(folder: Path, content: _Content) -> Checkpoint:
+    """Return the checkpoint of a folder with this content."""
+    problems, state, warnings = list(content.problems), content.state, []
+    number, (rank, base) = _number(folder), (content.config.get(key) for key in ("r", _BASE))
+    if content.whole_model:
+        what = "it holds a whole model, as saved by full fine-tuning, and no adapter"
+        remedy = _REMEDIES["ADAPTER_UNSUPPORTED"].replace("DIR", str(folder))
+        problems.append(Problem("ADAPTER_UNSUPPORTED", what, remedy))
+    elif _UNFINISHED.fullmatch(folder.name):
+        what = "it was still being written when its process ended"
+        problems.insert(0, Problem("CHECKPOINT_INCOMPLETE", what))
+    if content.unread:
+        what = f"{folder / TRAINER_STATE} is not readable ({content.unread})"
+        warnings.append(f"{what}: the step is taken from the folder's name")
+    elif state is not None and number is not None and number != state.step:
+        warnings.append(f"{folder} was saved at step {state.step} according to {TRAINER_STATE}")
     return Checkpoint(
         path=folder,
-        step=state.get("global_step", _number(folder)),
+        step=number if state is None else state.step,
         problems=tuple(problems),
-        loss=_last_logged(state, "loss"),
-        eval_loss=_last_logged(state, "eval_loss"),
+        loss=state.losses["loss"] if state else None,
+        eval_loss=state.losses["eval_loss"] if state else None,
         rank=rank if isinstance(rank, int) else None,
         base_model=base if isinstance(base, str) and base else None,
-        warnings=warnings,
+        warnings=tuple(warnings),
     )
 
 
-def _inspect_below(run: Path, folder: Path) -> Checkpoint:
-    """As :func:`inspect_checkpoint`, but refuse a folder that is a link out of the run's folder."""
+def _examine_below(run: Path, folder: Path, contents: dict[Path, _Content]) -> tuple[Checkpoint, TrainerState | None]:
+    """As :func:`inspect_checkpoint`, but refuse a link out of the run's folder, and read what several names lead to only once."""
     try:
         with contextlib.suppress(OSError):  # reported by the next read
             file_in(run, folder.name)
     except ArtifactError as error:
-        return Checkpoint(folder, _number(folder), (Problem(error.reason, error.message, error.remedy),))
-    return inspect_checkpoint(folder)
+        return Checkpoint(folder, _number(folder), (Problem(error.reason, error.message, error.remedy),)), None
+    real = Path(os.path.realpath(folder))
+    if real not in contents:
+        contents[real] = _read_content(real if folder.is_symlink() else folder)
+    return _name_content(folder, contents[real]), contents[real].state
 
 
 def _link_problem(folder: Path) -> Problem | None:
@@ -294,7 +330,7 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
         raise _config_error(f"{ADAPTER_CONFIG} is not readable JSON ({error})", folder) from error
     if not isinstance(config, dict) or not isinstance(config.get("peft_type"), str):
         raise _config_error(f"{ADAPTER_CONFIG} does not say its peft_type", folder)
-    if found := excess(config):
+    if found := adapter_excess(config):
         raise _config_error(f"{ADAPTER_CONFIG} has an impossible value: {found}", folder)
     return config
 
@@ -327,41 +363,13 @@ def _weight_problems(folder: Path) -> list[Problem]:
     return [] if tensors else [Problem("CHECKPOINT_INCOMPLETE", f"{ADAPTER_WEIGHTS} holds no tensor")]
 
 
-def _trainer_state(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the trainer's state (empty if there is none) and warnings about it; it never makes an adapter unusable."""
+def _trainer_state(folder: Path) -> tuple[TrainerState | None, str]:
+    """Return the trainer's state, or why it cannot be read; this never makes an adapter unusable."""
     try:
         path = file_in(folder, TRAINER_STATE)
-        if path is None:
-            return {}, ()
-        state = read_json(path, largest=LARGEST_LIST, lenient=True)
+        return (read_trainer_state(path) if path else None), ""
     except (ArtifactError, OSError, ValueError) as error:
-        said = error.strerror if isinstance(error, OSError) else error
-        return {}, (f"{folder / TRAINER_STATE} is not readable ({said}): the step is taken from the folder's name",)
-    if not isinstance(state, dict) or not _is_step(state.get("global_step")):
-        return {}, (f"{folder / TRAINER_STATE} names no global_step: the step is taken from the folder's name",)
-    number = _number(folder)
-    if number is not None and number != state["global_step"]:
-        return state, (f"{folder} was saved at step {state['global_step']} according to {TRAINER_STATE}",)
-    return state, ()
-
-
-def _last_logged(state: dict[str, Any], key: str) -> float | None:
-    history = state.get("log_history")
-    values = (
-        [entry[key] for entry in history if isinstance(entry, dict) and key in entry]
-        if isinstance(history, list)
-        else []
-    )
-    return _figure(values[-1]) if values else None
-
-
-def _figure(value: object) -> float | None:
-    """Return a logged figure; None if it is not a finite number."""
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def _is_step(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**18
+        return None, str(error.strerror or error if isinstance(error, OSError) else error)
 
 
 def _number(folder: Path) -> int | None:

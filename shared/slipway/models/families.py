@@ -50,6 +50,11 @@ class Family:
     task: str
     generates: bool = False
 
+    @property
+    def counts_labels(self) -> bool:
+        """Whether the size of its results is a number of labels."""
+        return self.comparison is Comparison.CLASSES
+
 
 _TEXT = ("input_ids", "attention_mask")
 _DECODED = ("decoder_input_ids",)
@@ -117,6 +122,13 @@ FAMILIES: tuple[Family, ...] = (
     FEATURE_EXTRACTION,
 )
 
+TRAINED_FAMILIES = {
+    "SEQ_CLS": SEQUENCE_CLASSIFIER,
+    "TOKEN_CLS": TOKEN_CLASSIFIER,
+    "QUESTION_ANS": QUESTION_ANSWERING,
+}
+"""Families whose head a training adds to a base without one, by peft's ``task_type``."""
+
 _ENDINGS = (
     (re.compile(r"(ForCausalLM|(?<!With)LMHeadModel|ModelWithLMHead)$"), DECODER),
     (re.compile(r"(ForConditionalGeneration|MTModel)$"), ENCODER_DECODER),
@@ -169,8 +181,11 @@ def family_of(config: Mapping[str, Any]) -> Family | None:
         return _generating(config, model_type)
     if family is DECODER:
         return None if model_type in _OTHER_TYPES else DECODER
-    split = family is FEATURE_EXTRACTION and config.get("is_encoder_decoder")  # which gives what its decoder does
-    return family if family and not split and _takes_only_text(config, model_type) else None
+    # An encoder-decoder without a head gives what its decoder does.
+    split = config.get("is_encoder_decoder") or model_type in _SEQUENCE_TO_SEQUENCE_TYPES
+    if family is None or (family is FEATURE_EXTRACTION and split):
+        return None
+    return family if _takes_only_text(config, model_type) else None
 
 
 def model_family(folder: Path) -> Family | None:
@@ -189,8 +204,23 @@ def auto_model(family: Family) -> Any:
     return getattr(transformers, family.auto_class)
 
 
+def class_name(family: Family, config: Mapping[str, Any]) -> str | None:
+    """Return the class that transformers' auto class of a family takes for models of this type; None if it has none.
+
+    Imports transformers.
+    """
+    import transformers
+
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
+        return None
+    found = auto_model(family)._model_mapping.get(transformers.CONFIG_MAPPING[kind], None)
+    first = found[0] if isinstance(found, tuple | list) else found
+    return first.__name__ if first is not None else None
+
+
 def takes_more_than_text(config: Mapping[str, Any]) -> bool:
-    """Return whether a decoder is part of a model that takes images or sound, too."""
+    """Return whether a model, or one that it is part of, takes images or sound."""
     return any(config.get(key) is not None for key in _OTHER_INPUTS)
 
 
@@ -215,9 +245,7 @@ def _generating(config: Mapping[str, Any], model_type: str | None) -> Family | N
 def _takes_only_text(config: Mapping[str, Any], model_type: str | None) -> bool:
     if model_type in _OTHER_TYPES or _OTHER_SENSES.search(model_type or ""):
         return False
-    if any(config.get(key) is not None for key in _OTHER_INPUTS):
-        return False
-    return isinstance(config.get("vocab_size"), int)
+    return not takes_more_than_text(config) and isinstance(config.get("vocab_size"), int)
 
 
 def _family_of_type(config: Mapping[str, Any], model_type: object) -> Family | None:

@@ -28,14 +28,14 @@ _TOOLS = (
 
 
 @dataclass(frozen=True, slots=True)
-class ForeignAdapter:
-    """Description of what a folder holds instead of a peft adapter, and the remedy."""
+class OtherForm:
+    """Description of what a folder holds instead of a peft adapter's files, and the remedy."""
 
     message: str
     remedy: str
 
 
-def foreign_adapter(folder: Path) -> ForeignAdapter | None:
+def foreign_adapter(folder: Path) -> OtherForm | None:
     """Return what a folder holds instead of a peft adapter; None if nothing is recognised.
 
     peft saves every adapter in a subfolder with its name, except the one named ``default``.
@@ -43,9 +43,9 @@ def foreign_adapter(folder: Path) -> ForeignAdapter | None:
     named = sorted(path.parent.name for path in folder.glob(f"*/{ADAPTER_CONFIG}"))
     if named:
         folders = ", ".join(named[:5]) + (f" and {len(named) - 5} more" if len(named) > 5 else "")
-        return ForeignAdapter(f"there are adapters in subfolders ({folders})", f"name {folder / named[0]}")
+        return OtherForm(f"there are adapters in subfolders ({folders})", f"name {folder / named[0]}")
     for pattern, tool, remedy in _TOOLS:
         found = sorted(path.name for path in folder.glob(pattern))
         if found:
-            return ForeignAdapter(f"{found[0]} is an adapter of {tool}", remedy)
+            return OtherForm(f"{found[0]} is an adapter of {tool}", remedy)
     return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,13 +55,38 @@ def model_facts(folder: Path) -> ModelFacts:
     Raises:
         CannotBuildError: With the cause in one line.
     """
-    import torch
+
+    def read() -> PretrainedConfig:
+        import transformers
+
+        read_config(folder)  # checks limits; transformers reads without any
+        return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+
+    return _facts(read)
+
+
+def model_facts_of(config: Mapping[str, Any]) -> ModelFacts:
+    """Return facts about the model with this ``config.json``, as :func:`model_facts`.
+
+    Raises:
+        CannotBuildError: With the cause in one line.
+    """
+    return _facts(lambda: configuration_of(config))
+
+
+def configuration_of(config: Mapping[str, Any]) -> PretrainedConfig:
+    """Return transformers' configuration for the content of a ``config.json``, which names its ``model_type``."""
     import transformers
+
+    return transformers.CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
+
+
+def _facts(read: Callable[[], PretrainedConfig]) -> ModelFacts:
+    import torch
     from transformers.pytorch_utils import Conv1D
 
     try:
-        read_config(folder)  # checks limits; transformers reads without any
-        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        config = read()
         with torch.device("meta"):
             model = _class_of(config)._from_config(config)
         tied = dict(model.all_tied_weights_keys)  # fails for a class that is not a PreTrainedModel
@@ -78,7 +103,7 @@ def model_facts(folder: Path) -> ModelFacts:
     )
 
 
-def check_loadable(folder: Path, model_class: Any) -> None:
+def check_loadable(folder: Path, model_class: Any, *, config: Mapping[str, Any] | None = None) -> None:
     """Make sure that a model has about as many values as are stored, before transformers makes room for all of them.
 
     Whatever ``config.json`` describes and no file has is made at random when the model is loaded.
@@ -86,6 +111,7 @@ def check_loadable(folder: Path, model_class: Any) -> None:
     Args:
         folder: The model; a configuration with a few more digits describes one of any size.
         model_class: Class of transformers that will load it.
+        config: Its configuration, if it is not that of its folder.
 
     Raises:
         CannotBuildError: What is in the way, in one line.
@@ -97,10 +123,11 @@ def check_loadable(folder: Path, model_class: Any) -> None:
     stored = sum(map(_most_values, read_weights(folder).values()))
     try:
         read_config(folder)  # transformers would read it without a limit
-        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        auto = transformers.AutoConfig
+        found = configuration_of(config) if config else auto.from_pretrained(folder, trust_remote_code=False)
         make = getattr(model_class, "from_config", None) or model_class._from_config
         with torch.device("meta"):
-            model = make(config)
+            model = make(found)
     except Exception as error:  # as in model_facts
         said = str(error).strip() or type(error).__name__
         raise CannotBuildError(said.splitlines()[0][:300]) from error

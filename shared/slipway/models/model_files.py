@@ -6,18 +6,24 @@ copied.
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 from pathlib import Path
 
 from slipway.errors import CheckpointValidationError
 from slipway.files.json_documents import read_json_object
 from slipway.files.links import files_in, real_file
+from slipway.files.regular_file import read_regular
 from slipway.files.user_paths import user_path
 from slipway.models.safetensors_file import INDEX_SUFFIX, read_index
 from slipway.texts import printable
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
+_LONGEST_COMMIT = 200
+_COMMIT = re.compile(r"\w[\w.-]*\s*")
+"""Name of a snapshot's folder in the hub's cache."""
 LEFTOVERS = ("_name_or_path", "gradient_checkpointing", "_commit_hash")
 """Keys of a configuration that describe where or how a model was trained, not what it is."""
 CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
@@ -48,6 +54,8 @@ CHAT_TEMPLATE_FOLDER = "additional_chat_templates"
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_PICKLE = "adapter_model.bin"
+#: Beginning of the names of an adapter's tensors.
+ADAPTER_PREFIX = "base_model.model."
 MODEL_WEIGHTS = "model.safetensors"
 MODEL_INDEX = f"model{INDEX_SUFFIX}"
 MODEL_PICKLE = "pytorch_model.bin"
@@ -90,8 +98,11 @@ def copy_companions(source: Path, target: Path) -> None:
 
 
 def travelling_files(folder: Path) -> list[Path]:
-    """Return a checkpoint's files to copy: adapter configuration and weights, tokenizer, chat template, generation settings."""
-    own = (ADAPTER_CONFIG, ADAPTER_WEIGHTS, GENERATION_CONFIG)
+    """Return a checkpoint's files to copy: adapter configuration and weights, tokenizer, chat template, generation settings.
+
+    A ``config.json`` beside them names the labels of a head that was trained.
+    """
+    own = (ADAPTER_CONFIG, ADAPTER_WEIGHTS, CONFIG, GENERATION_CONFIG)
     return sorted([*files_in(folder, own), *tokenizer_files(folder)])
 
 
@@ -156,6 +167,31 @@ def resolve_base_model(name: str, *, revision: str | None = None) -> Path:
     return folder
 
 
+def check_cached_reference(name: str, revision: str | None) -> None:
+    """Refuse a reference in the local Hugging Face cache that names no snapshot; the hub's library would follow or wait for it.
+
+    Raises:
+        CheckpointValidationError: ``BASE_MODEL_INVALID``.
+    """
+    from huggingface_hub import constants
+
+    reference = Path(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}", "refs", revision or "main")
+    if not os.path.lexists(reference):  # methods of Path fail on impossible names
+        return
+    try:
+        commit = read_regular(reference, largest=_LONGEST_COMMIT).decode()
+        good = _COMMIT.fullmatch(commit) is not None
+    except (OSError, ValueError):  # not a regular file, too long, or no text
+        good = False
+    if not good:
+        raise CheckpointValidationError(
+            f"{reference} names no snapshot",
+            reason="BASE_MODEL_INVALID",
+            remedy=f"remove it, and download the model again: hf download {name}",
+            about={"file": reference},
+        )
+
+
 def cached_snapshot(name: str, revision: str | None = None) -> Path:
     """Return the folder of a repository's snapshot in the local Hugging Face cache.
 
@@ -174,6 +210,7 @@ def cached_snapshot(name: str, revision: str | None = None) -> Path:
             about={"base_model": printable(name)},
         ) from error
     try:
+        check_cached_reference(name, revision)
         return Path(snapshot_download(name, revision=revision, local_files_only=True))
     except HFValidationError as error:  # neither an existing folder nor a possible repository name
         what = f"base model {name!r} does not exist as a folder"

@@ -1,9 +1,8 @@
 """Test the regular expressions of a configuration before anything relies on them.
 
-peft matches an adapter's with :mod:`re`, and so does the merge, which must find the same modules; compressed-tensors does the
-same with those of a quantized base. A short expression can take years to match
-and cannot be interrupted. So a separate process with a time limit first matches each one against the same names: if it ends there, it
-ends everywhere.
+peft matches an adapter's with :mod:`re`, and so does the merge, which must find the same modules; compressed-tensors does the same
+with those of a quantized base. A short expression can take years to match and cannot be interrupted. So a separate process with a
+time limit first matches each one against the same names: if it ends there, it ends everywhere.
 """
 
 from __future__ import annotations
@@ -51,6 +50,7 @@ _ANYWHERE = ("search", "{}")
 _START = ("match", "{}")
 GROUP_TARGETS = "config_groups.targets"
 IGNORED = "quantization_config.ignore"
+#: Options that must be valid expressions; others are tested in case a later peft uses them as such.
 _FORMS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "target_modules": (_WHOLE, _PART),
     "exclude_modules": (_WHOLE,),
@@ -64,8 +64,6 @@ _FORMS: Mapping[str, tuple[tuple[str, str], ...]] = {
     IGNORED: (_START,),
 }
 _ANY_FORM = (_WHOLE, _END, _PATTERN, _PART, _LAYER, _ANYWHERE)
-#: Options that must be valid expressions; others are tested in case a later peft uses them as such.
-_EXPRESSIONS = frozenset(_FORMS)
 
 
 def adapter_refusal(what: str, key: str) -> Exception:
@@ -91,11 +89,15 @@ def check_patterns(
     Raises:
         CheckpointValidationError: ``ADAPTER_CONFIG_INVALID``, or what ``refusal`` gives.
     """
-    tried = [(key, text) for key, text in _texts(config) if not _special(key).isdisjoint(text)]
+    tried = [
+        (key, text)
+        for key, text in _texts(config)
+        if not (_HAS_MEANING if key in _FORMS else _CAN_REPEAT).isdisjoint(text)
+    ]
     if not tried:
         return
     found = sorted(set(names))
-    matches = sum(len(_forms(key)) for key, _ in tried) * len(found)
+    matches = sum(len(_FORMS.get(key, _ANY_FORM)) for key, _ in tried) * len(found)
     if matches > MOST_MATCHES or (len(tried) > KEPT_COMPILED and len(tried) * len(found) > MOST_COMPILED):
         raise refusal(f"{len(tried)} expressions for {len(found)} modules are too many to match", "")
     for key, text in tried:
@@ -108,16 +110,6 @@ def names_in(model: Any) -> Iterator[str]:
     """Yield names in a torch model that peft matches expressions against."""
     yield from (name for name, _ in model.named_modules())
     yield from (name for name, _ in model.named_parameters())
-
-
-def _special(key: str) -> frozenset[str]:
-    """Return the characters that make a text of an option need a test."""
-    return _HAS_MEANING if key in _EXPRESSIONS else _CAN_REPEAT
-
-
-def _forms(key: str) -> tuple[tuple[str, str], ...]:
-    """Return the ways in which the texts of an option may be matched."""
-    return _FORMS.get(key, _ANY_FORM)
 
 
 def _texts(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -144,9 +136,9 @@ def _all_texts(value: Any) -> Iterator[str]:
 
 def _try(texts: list[tuple[str, str]], names: list[str], refusal: Callable[[str, str], Exception]) -> None:
     expressions = [
-        [place, method, form.replace("{}", text), key in _EXPRESSIONS]
+        [place, method, form.replace("{}", text), key in _FORMS]
         for place, (key, text) in enumerate(texts)
-        for method, form in _forms(key)
+        for method, form in _FORMS.get(key, _ANY_FORM)
     ]
     seconds = min(MOST_SECONDS, SECONDS + SECONDS_PER_MATCH * len(expressions) * len(names))
     environment = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from slipway.models.families import ENCODER_DECODER, SEQUENCE_CLASSIFIER, SPEECH, Family
+from slipway.models.families import ENCODER_DECODER, FEATURE_EXTRACTION, SEQUENCE_CLASSIFIER, SPEECH, Family
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,8 +56,10 @@ def sample_inputs(model: Any, family: Family, *, rows: int = 2, length: int = 8)
 def compared_outputs(model: Any, family: Family, inputs: list[dict[str, Tensor]]) -> Tensor:
     """Run the model, and return what it gives that is compared: (positions, values of a position).
 
+    A model that gives nothing of its family, such as a ``T5Model``, is compared by its last hidden states.
+
     Raises:
-        LookupError: The model gives none of it.
+        LookupError: The model gives neither.
     """
     import torch
 
@@ -65,7 +67,8 @@ def compared_outputs(model: Any, family: Family, inputs: list[dict[str, Tensor]]
     with torch.no_grad():
         for call in inputs:
             given = model.eval()(**call)
-            parts = [given[name] for name in family.outputs]
+            names = family.outputs if family.outputs[0] in given else FEATURE_EXTRACTION.outputs
+            parts = [given[name] for name in names]
             values = parts[0] if len(parts) == 1 else torch.stack(parts, dim=-1)
             found.append(values.reshape(-1, values.shape[-1]).double())
     return torch.cat(found)

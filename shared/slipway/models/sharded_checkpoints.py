@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
 
+from slipway.models.foreign_adapters import OtherForm
 from slipway.models.model_files import ADAPTER_WEIGHTS, MODEL_WEIGHTS
 
 FSDP_FOLDER = "pytorch_model_fsdp_0"
@@ -20,31 +20,23 @@ _CONVERTED = "converted"
 _PICKLES = "; converting them loads pickles, which can run code: do so only with a checkpoint that you trust"
 
 
-@dataclass(frozen=True, slots=True)
-class ShardedWeights:
-    """Description of a folder's shards, and the command that makes an adapter file of them."""
-
-    message: str
-    remedy: str
-
-
-def sharded_weights(folder: Path) -> ShardedWeights | None:
-    """Return the shards in a checkpoint's folder; None if there are none."""
+def sharded_weights(folder: Path) -> OtherForm | None:
+    """Return the shards in a checkpoint's folder, with the command that makes an adapter file of them; None if there are none."""
     if (folder / FSDP_FOLDER).is_dir():
         if not (folder / FSDP_FOLDER / ".metadata").is_file():
-            return ShardedWeights(
+            return OtherForm(
                 f"its weights are FSDP shards ({FSDP_FOLDER}) without their .metadata: the save did not finish",
                 "use an earlier checkpoint, or copy this one again",
             )
         command = f"accelerate merge-weights {FSDP_FOLDER} {_CONVERTED}"
-        return ShardedWeights(f"its weights are FSDP shards ({FSDP_FOLDER}){_PICKLES}", _steps(folder, command))
+        return OtherForm(f"its weights are FSDP shards ({FSDP_FOLDER}){_PICKLES}", _steps(folder, command))
     steps = [int(match[1]) for entry in folder.iterdir() if (match := _DEEPSPEED_FOLDER.fullmatch(entry.name))]
     if not steps:
         return None
     tag = f"global_step{max(steps)}"
     options = f"--tag {tag} --safe_serialization --exclude_frozen_parameters"
     command = f"python -P -m deepspeed.utils.zero_to_fp32 . {_CONVERTED} {options}"
-    return ShardedWeights(f"its weights are DeepSpeed ZeRO shards ({tag}){_PICKLES}", _steps(folder, command))
+    return OtherForm(f"its weights are DeepSpeed ZeRO shards ({tag}){_PICKLES}", _steps(folder, command))
 
 
 def _steps(folder: Path, command: str) -> str:

@@ -68,48 +68,52 @@ Read = Callable[[], Iterable[Sample]]
 
 # The coordinator's
 QUEUE_TASKS = Gauge("slipway_queue_tasks", "Attempts that wait for a worker.", ("stage",))
-QUEUE_AGE = Gauge("slipway_queue_oldest_seconds", "How long the oldest waiting attempt waits.", ("stage",))
+QUEUE_AGE = Gauge("slipway_queue_oldest_seconds", "Time that the oldest waiting attempt has waited.", ("stage",))
 LEASED_TASKS = Gauge("slipway_leased_tasks", "Attempts that workers run.", ("stage",))
-ACTIVE = Gauge("slipway_coordinator_active", "Whether this coordinator is the active one (1) or a standby (0).")
-WORKERS = Gauge("slipway_workers", "Workers that reported lately, by the stages they take.", ("stage",))
-EXPORTS_CREATED = Counter("slipway_exports_created_total", "Runs of exports that began: new ones and retries.")
-EXPORTS_ENDED = Counter("slipway_exports_ended_total", "Runs of exports that ended, by their state.", ("state",))
-EXPORT_SECONDS = Histogram("slipway_export_duration_seconds", "From the beginning of a run to its end.", ("state",))
+ACTIVE = Gauge("slipway_coordinator_active", "1 for the active coordinator, 0 for a standby.")
+WORKERS = Gauge("slipway_workers", "Workers that reported recently, by stage.", ("stage",))
+EXPORTS_CREATED = Counter("slipway_exports_created_total", "Runs of exports that began, retries included.")
+EXPORTS_ENDED = Counter("slipway_exports_ended_total", "Runs of exports that ended, by final state.", ("state",))
+EXPORT_SECONDS = Histogram("slipway_export_duration_seconds", "Duration of a run of an export.", ("state",))
 ATTEMPTS = Counter(
     "slipway_attempts_total",
-    "Attempts that ended; the reason is empty unless they failed.",
+    "Attempts that ended; `reason` is empty unless the attempt failed.",
     ("stage", "state", "reason"),
 )
-ATTEMPT_SECONDS = Histogram("slipway_attempt_duration_seconds", "From grant to end of an attempt.", ("stage", "state"))
-RETRIES = Counter(
-    "slipway_retries_total", "Further attempts after a failure, by the rule that led to them.", ("stage", "rule")
+ATTEMPT_SECONDS = Histogram(
+    "slipway_attempt_duration_seconds",
+    "Duration of an attempt, from the grant of its lease to its end.",
+    ("stage", "state"),
 )
-QUEUE_SECONDS = Histogram("slipway_queue_wait_seconds", "From offer to grant of an attempt.", ("stage",))
+RETRIES = Counter(
+    "slipway_retries_total", "Attempts after a failure, by the recovery rule that led to them.", ("stage", "rule")
+)
+QUEUE_SECONDS = Histogram("slipway_queue_wait_seconds", "Time that an attempt waited for a worker.", ("stage",))
 LEASES_GRANTED = Counter("slipway_leases_granted_total", "Leases given to workers.", ("stage",))
 LEASES_EXPIRED = Counter("slipway_lease_expiries_total", "Leases taken back from silent workers.", ("stage",))
 LEASES_REFUSED = Counter("slipway_late_results_total", "Results refused because the lease was lost.")
 CLIENT_BYTES = Counter(
     "slipway_client_bytes_total",
-    "Bytes of artifacts that clients brought or read through the coordinator: received or sent.",
+    "Bytes of artifacts that the coordinator received from clients or sent to them.",
     ("direction",),
 )
 CLIENT_REFUSALS = Counter(
     "slipway_client_transfers_refused_total",
-    "Files that clients were not let bring (received) or read (sent), by the reason.",
+    "Refused uploads (received) and downloads (sent) of files, by reason.",
     ("direction", "reason"),
 )
 
 # A worker's
-SLOTS = Gauge("slipway_worker_slots", "Tasks this worker runs at the same time.")
-RUNNING = Gauge("slipway_worker_running_tasks", "Tasks this worker runs now.", ("stage",))
+SLOTS = Gauge("slipway_worker_slots", "Number of tasks that this worker can run at the same time.")
+RUNNING = Gauge("slipway_worker_running_tasks", "Tasks that this worker runs now.", ("stage",))
 WITHOUT_ROOM = Gauge(
-    "slipway_worker_without_room", "Whether this worker takes no tasks because its disk is nearly full (1) or not (0)."
+    "slipway_worker_without_room", "1 while this worker takes no tasks because its disk is nearly full, otherwise 0."
 )
-SCRATCH_FREE = Gauge("slipway_worker_scratch_free_bytes", "Free space for the work folders of this worker.")
-STAGE_MEMORY = Gauge("slipway_stage_memory_bytes", "Resident memory of the processes of running stages.", ("stage",))
+SCRATCH_FREE = Gauge("slipway_worker_scratch_free_bytes", "Free disk space for this worker's work folders.")
+STAGE_MEMORY = Gauge("slipway_stage_memory_bytes", "Resident memory of the running stages' processes.", ("stage",))
 STAGE_SECONDS = Histogram(
     "slipway_stage_duration_seconds",
-    "A task on a worker, with its transfers; found results are not in it.",
+    "Duration of a task on a worker, transfers included; reused results do not count.",
     ("stage", "outcome"),
 )
 STAGE_PEAK = Histogram(
@@ -122,45 +126,41 @@ PRESSURE = Counter(
 )
 CACHE = Counter(
     "slipway_result_lookups_total",
-    "Tasks whose result was looked up, by what was found: hit or miss.",
+    "Lookups of a task's stored result: hit or miss.",
     ("stage", "result"),
 )
 TRANSFERRED = Counter(
-    "slipway_artifact_bytes_total", "Bytes of artifacts, by direction: fetched or stored.", ("stage", "direction")
+    "slipway_artifact_bytes_total", "Bytes of artifacts that workers fetched or stored.", ("stage", "direction")
 )
 TRANSFER_SECONDS = Histogram(
-    "slipway_artifact_transfer_duration_seconds", "Fetching or storing one artifact.", ("direction",)
+    "slipway_artifact_transfer_duration_seconds", "Time to fetch or store one artifact.", ("direction",)
 )
 
 # Metrics of every server
 CALLS_REFUSED = Counter(
     "slipway_calls_refused_total",
-    "Calls refused before they reached a service, or ended for the time they took, by the reason.",
+    "Calls refused before they reached a service, or ended because they took too long, by reason.",
     ("reason",),
 )
 
 # Metrics of every process that uses a bucket
 STORE_REQUESTS = Counter(
     "slipway_store_requests_total",
-    "Requests to the S3 service, by what they were for and how they ended: ok, missing, retried or failed.",
+    "Requests to the S3 service, by operation and outcome: ok, missing, retried or failed.",
     ("operation", "outcome"),
 )
 STORE_BYTES = Counter(
-    "slipway_store_bytes_total", "Bytes of objects to and from the S3 service: sent or received.", ("direction",)
+    "slipway_store_bytes_total", "Bytes of objects sent to the S3 service or received from it.", ("direction",)
 )
 NODE_CACHE_FILES = Counter(
-    "slipway_node_cache_files_total", "Files that were asked of the node's cache: hit or miss.", ("result",)
+    "slipway_node_cache_files_total", "Files requested from the node's cache: hit or miss.", ("result",)
 )
 NODE_CACHE_FILE_BYTES = Counter(
-    "slipway_node_cache_file_bytes_total", "Their bytes, by whether they were there: hit or miss.", ("result",)
+    "slipway_node_cache_file_bytes_total", "Bytes of files requested from the node's cache: hit or miss.", ("result",)
 )
-NODE_CACHE_EVICTIONS = Counter(
-    "slipway_node_cache_evictions_total", "Artifacts that left the node's cache for newer ones."
-)
-NODE_CACHE_EVICTED_BYTES = Counter(
-    "slipway_node_cache_evicted_bytes_total", "Bytes that left the node's cache with them."
-)
-NODE_CACHE_BYTES = Gauge("slipway_node_cache_bytes", "Size of the node's cache, which its processes share.")
+NODE_CACHE_EVICTIONS = Counter("slipway_node_cache_evictions_total", "Artifacts evicted from the node's cache.")
+NODE_CACHE_EVICTED_BYTES = Counter("slipway_node_cache_evicted_bytes_total", "Bytes evicted from the node's cache.")
+NODE_CACHE_BYTES = Gauge("slipway_node_cache_bytes", "Size of the node's cache, which all processes of the node share.")
 
 METRICS: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
 

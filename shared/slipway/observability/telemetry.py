@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipway.extras import require
 from slipway.redaction import redact
+from slipway.texts import escaped_json
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
@@ -115,7 +116,7 @@ def span(
     with tracer.start_as_current_span(
         name,
         context=_context(parent),
-        attributes=dict(attributes or {}),
+        attributes=_redacted(attributes or {}),
         links=linked,
         record_exception=False,
         set_status_on_exception=False,
@@ -137,7 +138,7 @@ class Span:
     def set(self, **attributes: Any) -> None:
         """Add facts that became known later."""
         if self._span is not None:
-            self._span.set_attributes(attributes)
+            self._span.set_attributes(_redacted(attributes))
 
     def fail(self, reason: str, message: str) -> None:
         """Mark the span as failed without raising."""
@@ -196,7 +197,7 @@ def record(
     context, above = _span_context(identity), _span_context(parent)
     if context is None or not context.is_valid or not context.trace_flags.sampled:
         return
-    facts = dict(attributes or {})
+    facts = _redacted(attributes or {})
     status = trace.Status(trace.StatusCode.UNSET)
     if failure is not None:
         facts["slipway.reason"], status = failure[0], trace.Status(trace.StatusCode.ERROR, redact(failure[1]))
@@ -264,11 +265,24 @@ def _exporter(settings: Settings) -> SpanExporter:
     if settings.tracing == "console":
         from opentelemetry.sdk.trace.export import ConsoleSpanExporter
 
-        return ConsoleSpanExporter(out=sys.stderr, formatter=lambda finished: finished.to_json(indent=None) + "\n")
+        return ConsoleSpanExporter(
+            out=sys.stderr, formatter=lambda finished: escaped_json(redact(finished.to_json(indent=None))) + "\n"
+        )
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
     insecure = not settings.otlp_endpoint.startswith("https://")
     return OTLPSpanExporter(endpoint=settings.otlp_endpoint, insecure=insecure, timeout=_FLUSH_MILLISECONDS / 1000)
+
+
+def _redacted(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return facts of a span without secrets in their texts, or in texts of their lists."""
+
+    def clean(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [clean(part) for part in value]
+        return redact(value) if isinstance(value, str) else value
+
+    return {name: clean(value) for name, value in attributes.items()}
 
 
 def _traceparent(context: Any) -> str:

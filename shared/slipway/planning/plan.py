@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ConfigurationError, ServiceError
@@ -13,6 +14,7 @@ from slipway.formats.registry import formats, split_output, translate_format_err
 from slipway.formats.settings import FormatSettings, LevelSettings
 from slipway.formats.tasks import FormatRequest, PlannedTask
 from slipway.models.base_format import METHODS, is_base_format
+from slipway.planning.references import VALIDATION, by_source_name
 from slipway.registry import stage_of
 from slipway.requirements import Requirements
 from slipway.stage import Role
@@ -20,9 +22,6 @@ from slipway.texts import quoted
 
 REQUIRED_SOURCES = ("adapter", "base")
 OPTIONAL_SOURCES = ("heldout",)
-
-VALIDATION = "validation"
-"""Format name of the validation artifact."""
 
 
 def plan(
@@ -109,17 +108,22 @@ def check_formats(names: Collection[str], formats: Mapping[str, str]) -> None:
 
 def more_adapters(configuration: ExportConfiguration) -> tuple[str, ...]:
     """Return the source names of the adapters that are combined with the checkpoint's, in the order of the configuration."""
-    return tuple(f"adapter-{number:02}" for number, _ in enumerate(configuration.combination.adapters, 2))
+    return tuple(by_source_name(configuration.combination.adapters))
+
+
+def _task(role: Role, **fields: Any) -> PlannedTask:
+    """Return the task of the stage with a role, named like the stage; ``fields`` are those of :class:`PlannedTask`."""
+    stage = stage_of(role)
+    return PlannedTask(stage.name, stage.name, output=stage.main_output, **fields)
 
 
 def _adapter(tasks: list[PlannedTask], configuration: ExportConfiguration, more: tuple[str, ...]) -> str:
     """Return the reference to the adapter that merge and validation use; plan its combination if there are several."""
     if not more:
         return "source:adapter"
-    stage, combination = stage_of(Role.COMBINATION), configuration.combination
-    task = PlannedTask(
-        stage.name,
-        stage.name,
+    combination = configuration.combination
+    task = _task(
+        Role.COMBINATION,
         params={
             "weights": list(combination.weights),
             "combination_type": combination.type,
@@ -128,7 +132,6 @@ def _adapter(tasks: list[PlannedTask], configuration: ExportConfiguration, more:
             "seed": combination.seed,
         },
         inputs={name: f"source:{name}" for name in ("adapter", *more)},
-        output=stage.main_output,
     )
     tasks.append(task)
     return task.reference
@@ -139,33 +142,23 @@ def _base(tasks: list[PlannedTask], configuration: ExportConfiguration, stored_a
     merge_onto = configuration.base_model.merge_onto
     if not stored_as and merge_onto == "original":
         return "source:base"
-    stage = stage_of(Role.PREPARATION)
-    task = PlannedTask(
-        stage.name,
-        stage.name,
-        params={"merge_onto": merge_onto},
-        inputs={"base": "source:base"},
-        output=stage.main_output,
-    )
+    task = _task(Role.PREPARATION, params={"merge_onto": merge_onto}, inputs={"base": "source:base"})
     tasks.append(task)
     return task.reference
 
 
 def _as_it_is(configuration: ExportConfiguration) -> PlannedTask:
     """Plan the model of an export without an adapter: the preparation makes a clean folder of plain weights of any base."""
-    stage = stage_of(Role.PREPARATION)
-    return PlannedTask(
-        stage.name,
-        stage.name,
-        params={"save_tokenizer": _needs_tokenizer(configuration)},
-        inputs={"base": "source:base"},
-        format=_delivered(configuration),
-        output=stage.main_output,
-    )
+    params = {"save_tokenizer": _needs_tokenizer(configuration)}
+    return _task(Role.PREPARATION, params=params, inputs={"base": "source:base"}, format=_delivered(configuration))
 
 
 def _needs_tokenizer(configuration: ExportConfiguration) -> bool:
-    return any(each.needs_tokenizer(section) for each, section in configuration.formats.enabled())
+    needed = []
+    for each, section in configuration.formats.enabled():
+        with translate_format_errors(each):
+            needed.append(bool(each.needs_tokenizer(section)))
+    return any(needed)
 
 
 def _delivered(configuration: ExportConfiguration) -> str:
@@ -175,10 +168,8 @@ def _delivered(configuration: ExportConfiguration) -> str:
 
 
 def _merge(configuration: ExportConfiguration, *, base: str, adapter: str) -> PlannedTask:
-    stage = stage_of(Role.MERGE)
-    return PlannedTask(
-        stage.name,
-        stage.name,
+    return _task(
+        Role.MERGE,
         params={
             "save_tokenizer": _needs_tokenizer(configuration),
             # A spot check is enough: validation compares the merged model with base and adapter on text. It stays the same
@@ -187,7 +178,6 @@ def _merge(configuration: ExportConfiguration, *, base: str, adapter: str) -> Pl
         },
         inputs={"base": base, "adapter": adapter},
         format=_delivered(configuration),
-        output=stage.main_output,
     )
 
 
@@ -219,21 +209,21 @@ def format_tasks(
         group_size=configuration.optimization.group_size,
         packed=configuration.optimization.compress_weights,
     )
-    with translate_format_errors(each):
-        tasks = each.plan(request)
     wanted = {each.output_name(level) for level in request.levels} | (set() if each.is_model else {each.name})
     known, ids = {model}, set(taken)
-    for task in tasks:
-        fault = _fault(task, known, ids, wanted)
-        if fault:
-            raise ConfigurationError(
-                f"the format {each.name} plans a task {task.id!r} that {fault}",
-                reason="FORMAT_INVALID",
-                remedy="install a version of the format that fits this version of slipway",
-                about={"format": each.name, "task": task.id},
-            )
-        known.add(task.reference)
-        ids.add(task.id)
+    with translate_format_errors(each):
+        tasks = tuple(each.plan(request))
+        for task in tasks:
+            fault = _fault(task, known, ids, wanted)
+            if fault:
+                raise ConfigurationError(
+                    f"the format {each.name} plans a task {task.id!r} that {fault}",
+                    reason="FORMAT_INVALID",
+                    remedy="install a version of the format that fits this version of slipway",
+                    about={"format": each.name, "task": task.id},
+                )
+            known.add(task.reference)
+            ids.add(task.id)
     if _unquantized(section):
         return tasks
     return [replace(task, format="") if task.format == each.name else task for task in tasks]
@@ -260,7 +250,7 @@ def _validate(
     adapter: str,
     tasks: Sequence[PlannedTask],
 ) -> PlannedTask:
-    stage, validation = stage_of(Role.VALIDATION), configuration.validation
+    validation = configuration.validation
     inputs = {"base": base} | ({"adapter": adapter} if adapter else {})
     inputs |= {name: f"source:{name}" for name in OPTIONAL_SOURCES if name in source_names}
     outputs = {task.format: task.reference for task in tasks if task.format}
@@ -268,9 +258,8 @@ def _validate(
     prefers = dict.fromkeys(
         runtime.prefers for runtime in runtimes if runtime is not None and runtime.prefers is not None
     )
-    return PlannedTask(
-        stage.name,
-        stage.name,
+    return _task(
+        Role.VALIDATION,
         params={
             "test_samples": validation.test_samples,
             "compare_outputs": validation.compare_outputs,
@@ -281,5 +270,4 @@ def _validate(
         format=VALIDATION,
         partial=True,
         requirements=Requirements(prefers=tuple(prefers)),
-        output=stage.main_output,
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -90,12 +90,21 @@ class Preflight:
         return asdict(self)
 
 
-def preflight(tasks: Sequence[PlannedTask], *, base: Path, home: Path, output: Path, here: bool = True) -> Preflight:
+def preflight(
+    tasks: Sequence[PlannedTask],
+    *,
+    base: Path,
+    config: Mapping[str, Any] | None = None,
+    home: Path,
+    output: Path,
+    here: bool = True,
+) -> Preflight:
     """Check a plan against this machine.
 
     Args:
         tasks: The plan.
         base: Folder of the base model.
+        config: Configuration of the merged model, if it is of another class than the base.
         home: Folder of the store.
         output: Folder in which the output directory is made.
         here: Whether stages run on this machine; otherwise only the disk is checked.
@@ -103,9 +112,12 @@ def preflight(tasks: Sequence[PlannedTask], *, base: Path, home: Path, output: P
     size = model_size(base)
     made = {task.id: task_bytes(task, size) for task in tasks}
     memory = memory_bytes(tasks, size)
-    findings = [_writable("SLIPWAY_HOME", home), _writable("output", output)]
-    findings = [finding for finding in findings if finding.verdict is not Verdict.OK]
-    findings += [*_advice(tasks), *_refusals(tasks, base), *_disk(tasks, made, base=base, home=home, output=output)]
+    findings = [*_unwritable("SLIPWAY_HOME", home), *_unwritable("output", output)]
+    findings += [
+        *_advice(tasks),
+        *_refusals(tasks, base, config),
+        *_disk(tasks, made, base=base, home=home, output=output),
+    ]
     if here:
         findings += [_memory(memory), *(_stage(stage_health(name)) for name in sorted({task.stage for task in tasks}))]
     return Preflight(
@@ -131,7 +143,7 @@ def task_bytes(task: PlannedTask, size: ModelSize) -> int:
     delivered = format_of_output(task.format)
     if delivered is not None and delivered.output_bytes is not None:
         with translate_format_errors(delivered):
-            return delivered.output_bytes(split_output(task.format)[1], size)
+            return int(delivered.output_bytes(split_output(task.format)[1], size))
     stage = known_stage(task.stage)
     return stage.output_bytes(task.params, size) if stage is not None else 0
 
@@ -153,9 +165,10 @@ def _advice(tasks: Sequence[PlannedTask]) -> list[Finding]:
     ]
 
 
-def _refusals(tasks: Sequence[PlannedTask], base: Path) -> list[Finding]:
+def _refusals(tasks: Sequence[PlannedTask], base: Path, config: Mapping[str, Any] | None) -> list[Finding]:
     """Return a warning for each stage that does not support this family of models and will not run."""
-    config = read_config(base) if (base / CONFIG).is_file() else {}  # without config.json the family is unknown
+    if config is None:
+        config = read_config(base) if (base / CONFIG).is_file() else {}  # without config.json the family is unknown
     found = []
     for name in sorted({task.stage for task in tasks} if config else ()):
         stage = known_stage(name)
@@ -178,17 +191,17 @@ def _disk(tasks: Sequence[PlannedTask], made: dict[str, int], *, base: Path, hom
     return findings
 
 
-def _writable(name: str, folder: Path) -> Finding:
-    """Check that a folder can be created and written, now and not after hours of work."""
+def _unwritable(name: str, folder: Path) -> list[Finding]:
+    """Find a folder that cannot be created or written, now and not after hours of work."""
     existing = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     if not existing.is_dir():
         message = f"{folder} cannot be a folder: {existing} is a file"
     elif not os.access(existing, os.W_OK | os.X_OK):
         message = f"{existing} is not writable"
     else:
-        return Finding(f"write: {name}", Verdict.OK, f"{existing} is writable")
+        return []
     remedy = f"make it writable, or choose another {'output.directory' if name == 'output' else name}"
-    return Finding(f"write: {name}", Verdict.ERROR, message, remedy, "FILE_ERROR")
+    return [Finding(f"write: {name}", Verdict.ERROR, message, remedy, "FILE_ERROR")]
 
 
 def _space(check: str, needed: int, folder: Path) -> Finding:

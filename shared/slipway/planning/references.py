@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from slipway.errors import ServiceError
 from slipway.texts import quoted
+
+T = TypeVar("T")
+
+VALIDATION = "validation"
+"""Name of the output of the validation; it is rendered into the report, not delivered."""
 
 _REFERENCE = re.compile(
     r"source:(?P<source>[A-Za-z0-9._-]{1,100})|task:(?P<task>[A-Za-z0-9._-]{1,100})/(?P<output>[A-Za-z0-9._-]{1,100})"
@@ -60,3 +66,8 @@ def producers(inputs: Mapping[str, str]) -> tuple[str, ...]:
     """
     found = (parse_reference(text) for text in inputs.values())
     return tuple(dict.fromkeys(each.task for each in found if isinstance(each, Output)))
+
+
+def by_source_name(adapters: Iterable[T]) -> dict[str, T]:
+    """Return the adapters that are combined with the checkpoint's, by the names of their sources: ``adapter-02`` and so on."""
+    return {f"adapter-{number:02}": adapter for number, adapter in enumerate(adapters, 2)}

@@ -28,11 +28,14 @@ from slipway.registry import IMPORT, load_stage
 from slipway.results.outcome import delivered_formats, export_id
 from slipway.rpc.structs import dict_of
 from slipway.stage import installed_version
+from slipway.texts import quoted
 from slipway_protos.v1 import export_pb2 as pb
 
 __all__ = ["LINEAGE", "MANIFEST", "REPORT", "check_target", "deliver", "lineage", "tool_versions", "verify_directory"]
 
 LINEAGE, REPORT = "lineage.json", "report.json"
+_LONGEST_NAME = 200
+"""File systems take 255 bytes; the unfinished directory has a longer name."""
 _WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -76,8 +79,15 @@ def check_target(target: Path, identity: str) -> None:
         identity: Id of the export.
 
     Raises:
-        ArtifactError: ``OUTPUT_EXISTS``.
+        ArtifactError: ``OUTPUT_EXISTS``; ``FILE_ERROR`` for a name that is too long for a file system.
     """
+    if len(os.fsencode(target.name)) > _LONGEST_NAME:
+        raise ArtifactError(
+            f"the output directory's name {quoted(target.name)} has more than {_LONGEST_NAME} bytes",
+            reason="FILE_ERROR",
+            remedy="choose a shorter output.naming_pattern",
+            about={"folder": target},
+        )
     if not os.path.lexists(target) or (target.is_dir() and not target.is_symlink() and not any(target.iterdir())):
         return
     if target.is_dir() and not target.is_symlink() and _lineage_of(target).get("export_id") == identity:
@@ -95,8 +105,8 @@ def lineage(export: pb.Export) -> dict[str, Any]:
     done = [task for task in export.tasks if task.state == pb.TASK_STATE_SUCCEEDED]
     outputs = {str(Output(task.id, name)): digest for task in done for name, digest in task.outputs.items()}
     known = outputs | {str(Source(name)): digest for name, digest in export.sources.items()}
-    imports = [dict_of(task.facts).get("urls", {}) for task in done if task.stage == IMPORT]
-    imported = {name: url for urls in imports for name, url in urls.items()}
+    imports = [dict_of(task.facts).get("urls") for task in done if task.stage == IMPORT]
+    imported = {name: url for urls in imports if isinstance(urls, dict) for name, url in urls.items()}
     return {
         "export_id": export_id(export),
         "created": export.create_time.ToJsonString(),

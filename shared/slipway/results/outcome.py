@@ -11,7 +11,7 @@ from slipway.artifacts import Artifacts
 from slipway.base_match import BaseMatch, joined
 from slipway.errors import Failure, ValidationError
 from slipway.execution.surroundings import surroundings_of
-from slipway.planning.references import producers
+from slipway.planning.references import VALIDATION, producers
 from slipway.registry import plays
 from slipway.results.result import AttemptResult, ExportResult, FailedFormat, FormatResult
 from slipway.rpc.statuses import failure_of_status
@@ -20,10 +20,6 @@ from slipway.stage import Role
 from slipway.validation.findings import OutputValidation, ValidationReport
 from slipway.validation.speed import Ratio, Speed
 from slipway_protos.v1 import export_pb2 as pb
-
-VALIDATION = "validation"
-"""Name of the validation artifact among an export's outputs; it is rendered into the report, not delivered."""
-
 
 _NOT_MADE = {
     pb.TASK_STATE_FAILED: "failed",
@@ -75,9 +71,10 @@ def export_result(
     """
     failure = export_failure(export, validation)
     original = original_bytes(export, store)
+    validated = {output.name: output for output in validation.outputs} if validation else {}
     formats = {
         name: format_result(
-            digest, size_bytes=store.manifest(digest).size_bytes, original=original, found=_validated(validation, name)
+            digest, size_bytes=store.manifest(digest).size_bytes, original=original, found=validated.get(name)
         )
         for name, digest in delivered_formats(export).items()
     }
@@ -120,10 +117,14 @@ def recorded_failure(export: pb.Export) -> Failure | None:
     facts = [dict_of(task.facts) for task in export.tasks if task.format == VALIDATION]
     failed: dict[str, tuple[str, str]] = {}
     for recorded in facts:
-        outputs = recorded.get("outputs", {})
-        for name in recorded.get("failed_outputs", []):
-            output = outputs.get(name, {})
-            failed[name] = (output.get("explanation") or "it differs from the reference", output.get("remedy", ""))
+        outputs, names = recorded.get("outputs"), recorded.get("failed_outputs")
+        for name in map(str, names if isinstance(names, list) else ()):
+            output = outputs.get(name) if isinstance(outputs, dict) else None
+            said = output if isinstance(output, dict) else {}
+            failed[name] = (
+                str(said.get("explanation") or "it differs from the reference"),
+                str(said.get("remedy", "")),
+            )
     return _deciding(export, _failed_outputs(failed))
 
 
@@ -141,8 +142,11 @@ def _deciding(export: pb.Export, validation: Failure | None) -> Failure | None:
 def _validation_failure(validation: ValidationReport | None) -> Failure | None:
     if validation is None:
         return None
-    failed = [validation.output(name) for name in validation.failed_outputs]
-    return _failed_outputs({output.name: (_first_sentence(output), output.remedy) for output in failed})
+    failed = {}
+    for output in map(validation.output, validation.failed_outputs):
+        checks = "; ".join(str(check) for check in output.failed_checks[:3])
+        failed[output.name] = (output.explanation or checks or output.status_reason, output.remedy)
+    return _failed_outputs(failed)
 
 
 def _failed_outputs(failed: Mapping[str, tuple[str, str]]) -> Failure | None:
@@ -203,15 +207,7 @@ def original_bytes(export: pb.Export, store: Artifacts) -> int | None:
     return store.manifest(merged).size_bytes if merged and store.exists(merged) else None
 
 
-def _first_sentence(output: OutputValidation) -> str:
-    return output.explanation or "; ".join(str(check) for check in output.failed_checks[:3]) or output.status_reason
-
-
 _FIGURES = ("mean_kl", "top1_agreement", "relative_error", "cosine_distance")
-
-
-def _validated(validation: ValidationReport | None, name: str) -> OutputValidation | None:
-    return next((output for output in validation.outputs if output.name == name), None) if validation else None
 
 
 def format_result(

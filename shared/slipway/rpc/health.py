@@ -27,22 +27,20 @@ class HealthService(health_pb2_grpc.HealthServicer):
         self._changed = asyncio.Event()  # set at the next change, then replaced
         self._is_ending = False
 
-    async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> health_pb2.HealthCheckResponse:  # noqa: N802 - the RPC's name
+    async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> health_pb2.HealthCheckResponse:
         """Return the state of one service."""
         state = self._states.get(request.service)
         if state is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "this server has no service of this name")
         return health_pb2.HealthCheckResponse(status=state)
 
-    async def List(self, request: health_pb2.HealthListRequest, context: Context) -> health_pb2.HealthListResponse:  # noqa: N802, ARG002
+    async def List(self, request: health_pb2.HealthListRequest, context: Context) -> health_pb2.HealthListResponse:
         """Return the states of all services."""
         states = {name: health_pb2.HealthCheckResponse(status=state) for name, state in sorted(self._states.items())}
         return health_pb2.HealthListResponse(statuses=states)
 
-    async def Watch(  # noqa: N802
-        self,
-        request: health_pb2.HealthCheckRequest,
-        context: Context,  # noqa: ARG002
+    async def Watch(
+        self, request: health_pb2.HealthCheckRequest, context: Context
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
         """Send the state of one service, now and whenever it changes."""
         told = None

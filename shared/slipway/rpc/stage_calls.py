@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from slipway.rpc.structs import dict_of, struct_of
 from slipway.stage_call import Limits, StageCall
 from slipway_protos.v1 import stage_pb2, worker_pb2
@@ -14,7 +16,7 @@ def put_call(lease: worker_pb2.TaskLease, call: StageCall) -> None:
     lease.params.CopyFrom(struct_of(call.params))
     lease.inputs.update(call.inputs)
     if call.limits.timeout_seconds:
-        lease.timeout.FromMilliseconds(round(call.limits.timeout_seconds * 1000))
+        lease.timeout.FromTimedelta(timedelta(seconds=call.limits.timeout_seconds))
 
 
 def call_of(message: worker_pb2.TaskLease | stage_pb2.RunRequest) -> StageCall:

@@ -1,6 +1,23 @@
 """Name the states of exports and tasks as people and JSON see them."""
 
+from typing import Any
+
 from slipway_protos.v1 import export_pb2 as pb
 
-TASK_STATES = {number: name.removeprefix("TASK_STATE_").lower() for name, number in pb.TaskState.items()}
-EXPORT_STATES = {number: name.removeprefix("EXPORT_STATE_").lower() for name, number in pb.ExportState.items()}
+ENDED = frozenset({pb.EXPORT_STATE_SUCCEEDED, pb.EXPORT_STATE_FAILED, pb.EXPORT_STATE_CANCELLED})
+"""States in which an export stays until it is retried."""
+
+
+def export_state(number: int) -> str:
+    """Return the name of an export's state, such as ``running``; ``state 9`` for one that only a newer peer knows."""
+    return _name(pb.ExportState, "EXPORT_STATE_", number)
+
+
+def task_state(number: int) -> str:
+    """Return the name of a task's state, likewise."""
+    return _name(pb.TaskState, "TASK_STATE_", number)
+
+
+def _name(states: Any, prefix: str, number: int) -> str:
+    known = states.DESCRIPTOR.values_by_number.get(number)
+    return f"state {number}" if known is None else known.name.removeprefix(prefix).lower()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import cast
 
 import grpc
@@ -39,6 +40,7 @@ MAX_METADATA = 4000
 _REASON = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
 _MOST_ABOUT = 64
 """Most entries of a received failure's ``about``."""
+_MOST_DETAILS = 64
 
 
 def status_of(failure: Failure) -> status_pb2.Status:
@@ -52,7 +54,7 @@ def status_of(failure: Failure) -> status_pb2.Status:
         info.metadata["remedy"] = sendable(failure.remedy)
     status = status_pb2.Status(code=code_pb2.Code.Value(category.status_code), message=sendable(failure.message))
     status.details.add().Pack(info)
-    seconds = _retry_seconds(failure)
+    seconds = retry_seconds(failure)
     if seconds is not None:
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromMilliseconds(int(1000 * seconds))
@@ -60,7 +62,7 @@ def status_of(failure: Failure) -> status_pb2.Status:
     return status
 
 
-def _retry_seconds(failure: Failure) -> float | None:
+def retry_seconds(failure: Failure) -> float | None:
     """Return the seconds until a retry; None if the failure has none, or an impossible one from a peer."""
     try:
         seconds = float(failure.about[RETRY_AFTER])
@@ -74,7 +76,7 @@ def failure_of_status(status: status_pb2.Status) -> Failure:
 
     A status from another program, or one with unreadable details, becomes ``INTERNAL``.
     """
-    for detail in status.details:
+    for detail in status.details[:_MOST_DETAILS]:
         info = error_details_pb2.ErrorInfo()
         if _unpack(detail, info) and info.domain == DOMAIN:
             about = [(key, value) for key, value in sorted(info.metadata.items()) if key not in _PARTS]
@@ -112,14 +114,7 @@ def call_status(failure: Failure) -> tuple[grpc.StatusCode, str, bytes]:
         if len(key) + len(value) <= room:
             about[key] = value
             room -= len(key) + len(value)
-    short = Failure(
-        reason=failure.reason,
-        message=failure.message[:MAX_TEXT],
-        remedy=failure.remedy[:MAX_TEXT],
-        error_type=failure.error_type,
-        about=about,
-        retryable=failure.retryable,
-    )
+    short = replace(failure, message=failure.message[:MAX_TEXT], remedy=failure.remedy[:MAX_TEXT], about=about)
     status = status_of(short)
     code = grpc.StatusCode[code_pb2.Code.Name(status.code)]
     return code, short.message, status.SerializeToString()

@@ -42,7 +42,7 @@ def train_adapter(
     """
     import torch
     from peft import LoraConfig, get_peft_model
-    from transformers import Trainer, default_data_collator
+    from transformers import PrinterCallback, Trainer, default_data_collator
 
     torch.manual_seed(seed)
     # Set the name as if the base had been loaded by it; ours was trained in this process.
@@ -64,7 +64,7 @@ def train_adapter(
             processing_class=tokenizer,
             callbacks=[_step_reporter(on_step)],
         )
-        _silence(trainer)
+        trainer.remove_callback(PrinterCallback)  # it prints to stdout, which is for the command's result
         trainer.train()
     return adapted.eval()
 
@@ -107,10 +107,3 @@ def _step_reporter(on_step: Callable[[int], None]) -> TrainerCallback:
             on_step(state.global_step)
 
     return StepReporter()
-
-
-def _silence(trainer: Any) -> None:
-    """Stop the trainer from printing its log to stdout, which is for the command's result."""
-    from transformers import PrinterCallback
-
-    trainer.remove_callback(PrinterCallback)

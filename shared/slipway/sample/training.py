@@ -12,12 +12,15 @@ from pydantic import BaseModel, ConfigDict
 
 from slipway.machine.cgroup import usable_cores
 from slipway.machine.threads import sleeping_threads
+from slipway.sample.adapter import train_adapter
+from slipway.sample.base import perplexity, train_base
 from slipway.sample.corpus import Corpus
 from slipway.sample.recipe import Recipe
+from slipway.sample.tokenizer import token_stream, train_tokenizer
 from slipway.stage import Progress
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+    from transformers import Qwen3ForCausalLM
 
 BASE = "qwen3-base"
 RUN = "qwen3-finetuned"
@@ -67,85 +70,44 @@ def train(
         threads: Threads; by default two, or one on a single core.
         on_progress: Called after every step.
     """
-    from slipway.sample.tokenizer import train_tokenizer
+
+    def measured(model: Qwen3ForCausalLM, texts: tuple[str, ...]) -> float:
+        stream = token_stream(tokenizer, texts)
+        return perplexity(model, stream, sequence=recipe.sequence, windows=_MEASURED_WINDOWS)
+
+    def steps(phase: str, total: int) -> Callable[[int], None]:
+        return lambda done: on_progress(Progress(phase=phase, done=done, total=total, unit="steps"))
 
     with _deterministic(threads or min(_THREADS, usable_cores())), _quiet_and_offline():
         tokenizer = train_tokenizer(english.training, vocab_size=recipe.vocab_size, max_length=recipe.max_positions)
-        base, on_english = _train_base(tokenizer, english, recipe=recipe, seed=seed, on_progress=on_progress)
+        base = train_base(
+            tokenizer,
+            token_stream(tokenizer, english.training),
+            recipe=recipe,
+            seed=seed,
+            on_step=steps("base", recipe.base_steps),
+        )
         base.save_pretrained(folder / BASE)
         tokenizer.save_pretrained(folder / BASE)
         parameters = base.num_parameters()
-        before = _perplexity(base, tokenizer, texts=python.heldout, recipe=recipe)
-        adapted = _train_adapter(
-            base, tokenizer, texts=python.training, folder=folder, recipe=recipe, seed=seed, on_progress=on_progress
+        on_english, before = measured(base, english.heldout), measured(base, python.heldout)
+        adapted = train_adapter(
+            base,
+            tokenizer,
+            token_stream(tokenizer, python.training),
+            base_name=BASE,
+            folder=folder / RUN,
+            recipe=recipe,
+            seed=seed,
+            on_step=steps("adapter", recipe.adapter_steps),
         )
-        after = _perplexity(adapted, tokenizer, texts=python.heldout, recipe=recipe)
+        after = measured(adapted, python.heldout)
     return Measured(
         parameters=parameters,
         base_documentation_perplexity=on_english,
         base_perplexity=before,
         adapter_perplexity=after,
     )
-
-
-def _train_base(
-    tokenizer: PreTrainedTokenizerFast,
-    english: Corpus,
-    *,
-    recipe: Recipe,
-    seed: int,
-    on_progress: Callable[[Progress], None],
-) -> tuple[Qwen3ForCausalLM, float]:
-    from slipway.sample.base import train_base
-    from slipway.sample.tokenizer import token_stream
-
-    model = train_base(
-        tokenizer,
-        token_stream(tokenizer, english.training),
-        recipe=recipe,
-        seed=seed,
-        on_step=_steps("base", recipe.base_steps, on_progress),
-    )
-    return model, _perplexity(model, tokenizer, texts=english.heldout, recipe=recipe)
-
-
-def _train_adapter(
-    base: Qwen3ForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
-    *,
-    texts: tuple[str, ...],
-    folder: Path,
-    recipe: Recipe,
-    seed: int,
-    on_progress: Callable[[Progress], None],
-) -> Qwen3ForCausalLM:
-    from slipway.sample.adapter import train_adapter
-    from slipway.sample.tokenizer import token_stream
-
-    return train_adapter(
-        base,
-        tokenizer,
-        token_stream(tokenizer, texts),
-        base_name=BASE,
-        folder=folder / RUN,
-        recipe=recipe,
-        seed=seed,
-        on_step=_steps("adapter", recipe.adapter_steps, on_progress),
-    )
-
-
-def _perplexity(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, *, texts: tuple[str, ...], recipe: Recipe
-) -> float:
-    from slipway.sample.base import perplexity
-    from slipway.sample.tokenizer import token_stream
-
-    stream = token_stream(tokenizer, texts)
-    return perplexity(model, stream, sequence=recipe.sequence, windows=_MEASURED_WINDOWS)
-
-
-def _steps(phase: str, total: int, on_progress: Callable[[Progress], None]) -> Callable[[int], None]:
-    return lambda done: on_progress(Progress(phase=phase, done=done, total=total, unit="steps"))
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -52,6 +52,7 @@ class Identity:
                 remedy="write HOST:PORT, such as coordinator:7070 or [fd00::1]:7070",
                 about={"address": shown},
             )
+        self.address = address
         security = security or Security()
         files = None if address.startswith("unix:") else security.tls
         self._material = None if files is None else Reloaded(files.paths(), lambda: load(files))
@@ -80,14 +81,11 @@ class Identity:
         self._material.current()
         return self._material.generation
 
-    @property
-    def options(self) -> Sequence[tuple[str, Any]]:
-        """Options of the channel."""
-        return self._options
-
-    def credentials(self) -> grpc.ChannelCredentials | None:
-        """Return credentials for a new channel; None for one without TLS."""
-        return None if self._material is None else channel_credentials(self._material.current())
+    def open(self, insecure: Callable[..., T], secure: Callable[..., T]) -> T:
+        """Open a channel with the present certificates, by the function for one without TLS or that for one with TLS."""
+        if self._material is None:
+            return insecure(self.address, options=self._options)
+        return secure(self.address, channel_credentials(self._material.current()), options=self._options)
 
     def metadata(self) -> Metadata:
         """Return the metadata of every call."""
@@ -99,7 +97,6 @@ class BlockingChannel:
     """A channel that is replaced when certificates change. Running calls continue over the old one. Safe for several threads."""
 
     def __init__(self, address: str, security: Security | None = None) -> None:
-        self._address = address
         self.identity = Identity(address, security)
         self._generation = self.identity.generation
         self._channel = self._open()
@@ -114,7 +111,7 @@ class BlockingChannel:
         """
         with self._lock:
             if self._closed:
-                raise _was_closed(self._address)
+                raise _was_closed(self.identity.address)
             generation = self.identity.generation
             if generation != self._generation:
                 self._generation, self._channel = generation, self._open()
@@ -133,22 +130,17 @@ class BlockingChannel:
             yield
         except ValueError as error:
             if self._closed:
-                raise _was_closed(self._address) from error
+                raise _was_closed(self.identity.address) from error
             raise
 
     def _open(self) -> grpc.Channel:
-        credentials = self.identity.credentials()
-        options = list(self.identity.options)
-        if credentials is None:
-            return grpc.insecure_channel(self._address, options=options)
-        return grpc.secure_channel(self._address, credentials, options=options)
+        return self.identity.open(grpc.insecure_channel, grpc.secure_channel)
 
 
 class AsyncChannel:
     """The asyncio version of :class:`BlockingChannel`; use it as a context manager."""
 
     def __init__(self, address: str, security: Security | None = None) -> None:
-        self._address = address
         self.identity = Identity(address, security)
         self._generation = self.identity.generation
         self._channel: grpc.aio.Channel | None = None
@@ -162,7 +154,7 @@ class AsyncChannel:
             ServiceError: reason ``CANCELLED`` after :meth:`close`.
         """
         if self._closed:
-            raise _was_closed(self._address)
+            raise _was_closed(self.identity.address)
         generation = self.identity.generation
         if self._channel is None or generation != self._generation:
             old, self._channel = self._channel, self._open()
@@ -181,7 +173,7 @@ class AsyncChannel:
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if self._closed and not (task and task.cancelling()):
-                raise _was_closed(self._address) from error
+                raise _was_closed(self.identity.address) from error
             raise
 
     async def close(self) -> None:
@@ -201,11 +193,7 @@ class AsyncChannel:
         await self.close()
 
     def _open(self) -> grpc.aio.Channel:
-        credentials = self.identity.credentials()
-        options = list(self.identity.options)
-        if credentials is None:
-            return grpc.aio.insecure_channel(self._address, options=options)
-        return grpc.aio.secure_channel(self._address, credentials, options=options)
+        return self.identity.open(grpc.aio.insecure_channel, grpc.aio.secure_channel)
 
 
 def _was_closed(address: str) -> ServiceError:

@@ -1,7 +1,8 @@
 """Requests on their way in: how many a server takes in at a time, so that it always has the memory for them.
 
 gRPC keeps what has arrived of a message until all of it is there. A client that begins many large ones and ends none would
-fill any memory, so a message is asked for only where its caller has room for one more; until then it waits at the client.
+fill any memory, so a message is asked for only when there is a place for it; until then it waits at the client. A large message
+keeps its place while its call is handled. Workers' reports have places of their own, so that clients never delay leases.
 """
 
 from __future__ import annotations
@@ -10,45 +11,128 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
-from weakref import WeakValueDictionary
 
 from slipway.errors import ServiceError
+from slipway.rpc.statuses import RETRY_AFTER
 from slipway.security.limits import Limits, Places
+from slipway.security.turns import Turns
 
 Room = Callable[[], contextlib.AbstractAsyncContextManager[Any]]
-"""Opens the place of one message on its way in."""
+"""Opens the place of one message."""
+
+_SMALL_BYTES = 64 << 10
+_RETRY_SECONDS = "1"
 
 
 class Incoming:
-    """Takes messages in. All methods run on one event loop."""
+    """The places of messages. All methods run on one event loop."""
 
     def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self._of_principal: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        seconds = limits.arrival_seconds
+        self._clients = Patient(limits.all_requests, each=limits.requests, seconds=seconds)
+        self._workers = Patient(limits.reports, each=limits.reports, seconds=seconds)
         self._unnamed = Places(
             each=limits.unnamed_requests,
             together=limits.unnamed_requests,
             newer="has newer requests without an identity that have not arrived",
         )
 
-    def of_principal(self, name: str) -> asyncio.Semaphore:
-        """Return the room for a principal's messages on their way in; further ones wait."""
-        return self._of_principal.setdefault(name, asyncio.Semaphore(self._limits.requests))
+    def of_client(self, name: str) -> contextlib.AbstractAsyncContextManager[None]:
+        """Return the place of a principal's message; further ones wait."""
+        return self._clients.one(name)
+
+    def of_worker(self, name: str) -> contextlib.AbstractAsyncContextManager[None]:
+        """Return the place of a worker's report; further ones wait."""
+        return self._workers.one(name)
 
     def unnamed(self, address: str) -> contextlib.AbstractAsyncContextManager[None]:
-        """Return the room for callers without an identity; if it is full, the oldest call ends."""
+        """Return the place for callers without an identity; if all are taken, the oldest call ends."""
         return self._unnamed.one(address)
 
 
-async def next_message(stream: AsyncIterator[bytes], room: Room, *, seconds: float) -> bytes | None:
-    """Wait for room, then for a stream's next message; None after the last one.
+class Patient:
+    """Places given in fair turns to principals. A message that takes long ends once another one has waited as long.
+
+    Args:
+        together: Number of places.
+        each: Most places of one principal.
+        seconds: How long a message may take, and another one wait, before the oldest of the principal with most places ends.
+    """
+
+    def __init__(self, together: int, *, each: int, seconds: float) -> None:
+        self._turns = Turns(together, each=each)
+        self._seconds = seconds
+        self._held: dict[str, dict[asyncio.Timeout, float]] = {}  # by principal, the oldest first, with its begin
+
+    @contextlib.asynccontextmanager
+    async def one(self, name: str) -> AsyncIterator[None]:
+        """Wait for a place and hold it within the block.
+
+        Raises:
+            ServiceError: reason ``REQUESTS_FULL`` if it was ended for another one.
+        """
+        loop = asyncio.get_running_loop()
+        waiting = asyncio.create_task(self._end_slow_ones(name))
+        try:
+            async with self._turns.one(name, project=name):
+                waiting.cancel()
+                async with asyncio.timeout(None) as place:
+                    self._held.setdefault(name, {})[place] = loop.time()
+                    try:
+                        yield
+                    finally:
+                        self._forget(name, place)
+        except TimeoutError as error:
+            if not place.expired():
+                raise
+            raise ServiceError(
+                f"the request of {name} took longer than {self._seconds:g} s while others waited",
+                reason="REQUESTS_FULL",
+                remedy="try again, with fewer requests at a time",
+                about={RETRY_AFTER: _RETRY_SECONDS},
+            ) from error
+        finally:
+            waiting.cancel()
+
+    async def _end_slow_ones(self, name: str) -> None:
+        """End slow messages, one after the other, until cancelled."""
+        while True:
+            await asyncio.sleep(self._seconds)
+            # While places are free, a principal waits for its own messages only.
+            whose = name if self._turns.free else max(self._held, key=lambda one: len(self._held[one]), default=name)
+            oldest, began = next(iter(self._held.get(whose, {}).items()), (None, 0.0))
+            if oldest is not None and asyncio.get_running_loop().time() - began >= self._seconds:
+                self._forget(whose, oldest)
+                oldest.reschedule(0.0)  # as if its time were over
+
+    def _forget(self, name: str, place: asyncio.Timeout) -> None:
+        held = self._held.get(name, {})
+        held.pop(place, None)
+        if not held:
+            self._held.pop(name, None)
+
+
+async def next_message(
+    stream: AsyncIterator[bytes], room: Room, *, seconds: float, keeping: contextlib.AsyncExitStack | None = None
+) -> bytes | None:
+    """Wait for a place, then for a stream's next message; None after the last one.
+
+    Args:
+        stream: The messages.
+        room: Opens the place.
+        seconds: Longest wait for both.
+        keeping: Keeps the place of a large message until it is closed.
 
     Raises:
-        ServiceError: reason ``CALL_TIMEOUT``.
+        ServiceError: reason ``CALL_TIMEOUT`` or ``REQUESTS_FULL``.
     """
     try:
-        async with asyncio.timeout(seconds) as waiting, room():
-            return await anext(aiter(stream), None)
+        async with asyncio.timeout(seconds) as waiting, contextlib.AsyncExitStack() as place:
+            await place.enter_async_context(room())
+            data = await anext(aiter(stream), None)
+            if keeping is not None and data is not None and len(data) > _SMALL_BYTES:
+                keeping.push_async_exit(place.pop_all())
+            return data
     except TimeoutError as error:
         if not waiting.expired():
             raise

@@ -17,10 +17,11 @@ from slipway.observability import metrics
 from slipway.rpc.statuses import STATUS_KEY, call_status
 from slipway.security.access.audit import AUDITED, Attempt, audited
 from slipway.security.access.callers import ANONYMOUS, Authenticator, Callers, host_of
-from slipway.security.access.principals import OWNER, Principal
+from slipway.security.access.principals import OWNER, WORKERS, Principal
 from slipway.security.access.rules import RULES, Rule
 from slipway.security.incoming import Incoming, Room, next_message
 from slipway.security.limits import Limits, OpenStreams, check_request, check_size
+from slipway.security.wire import check_fields
 
 log = logging.getLogger("slipway.security")
 
@@ -28,7 +29,7 @@ current_principal: ContextVar[Principal] = ContextVar("slipway_principal", defau
 """The caller of the call being served."""
 
 Context = grpc.aio.ServicerContext
-Parse = Callable[[bytes], Any] | None
+Parse = Callable[[bytes], Any]
 
 
 class AccessInterceptor(grpc.aio.ServerInterceptor):
@@ -82,17 +83,18 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             with self._audited(details, handler, context) as attempt:
                 try:
                     rule, principal = self._identify(details, context)
-                    room = self._room(principal, context)
+                    room = self._room(rule, principal, context)
                     if handler.request_streaming:
                         _authorize(rule, principal, details)
-                        requests = self._requests(rule, principal, stream, room, handler.request_deserializer)
+                        requests = self._requests(rule, principal, stream, room, _parser(details, handler))
                         async with self._counted(principal, context):
                             return await behaviour(requests, context)
-                    attempt.data = await _only_message(stream, room, rule)
-                    _authorize(rule, principal, details)
-                    attempt.request = self._read(rule, principal, attempt.data, handler.request_deserializer)
-                    async with _in_time(f"{details.method} took longer", rule.seconds):
-                        attempt.response = await behaviour(attempt.request, context)
+                    async with contextlib.AsyncExitStack() as place:
+                        attempt.data = await _only_message(stream, room, rule, keeping=place)
+                        _authorize(rule, principal, details)
+                        attempt.request = self._read(rule, principal, attempt.data, _parser(details, handler))
+                        async with _in_time(f"{details.method} took longer", rule.seconds):
+                            attempt.response = await behaviour(attempt.request, context)
                 except ModelExportError as error:
                     await _abort(context, error)
                 return attempt.response
@@ -106,14 +108,14 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             with self._audited(details, handler, context) as attempt:
                 try:
                     rule, principal = self._identify(details, context)
-                    room = self._room(principal, context)
+                    room = self._room(rule, principal, context)
                     if handler.request_streaming:
                         _authorize(rule, principal, details)
-                        attempt.request = self._requests(rule, principal, stream, room, handler.request_deserializer)
+                        attempt.request = self._requests(rule, principal, stream, room, _parser(details, handler))
                     else:
                         attempt.data = await _only_message(stream, room, rule)
                         _authorize(rule, principal, details)
-                        attempt.request = self._read(rule, principal, attempt.data, handler.request_deserializer)
+                        attempt.request = self._read(rule, principal, attempt.data, _parser(details, handler))
                     async with self._counted(principal, context):
                         await self._stream(behaviour(attempt.request, context), context, attempt)
                 except ModelExportError as error:
@@ -128,7 +130,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
 
         def read(data: bytes) -> Any:
             check_size(data, self._rules[method].max_bytes)
-            return handler.request_deserializer(data)
+            return _parser(details, handler)(data)
 
         is_written = self._audits and method in AUDITED
         with audited(
@@ -142,7 +144,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         """Yield the requests of a stream, checked one by one; the first one names the resource.
 
         Raises:
-            ServiceError: As :meth:`_read`, and ``CALL_TIMEOUT`` when the next one does not come.
+            ServiceError: As :meth:`_read` and :func:`next_message`.
         """
         about = rule.resource
         while (data := await next_message(stream, room, seconds=rule.seconds)) is not None:
@@ -187,11 +189,13 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         current_principal.set(principal)
         return rule, principal
 
-    def _room(self, principal: Principal, context: Context) -> Room:
+    def _room(self, rule: Rule, principal: Principal, context: Context) -> Room:
         """Where a message of a caller has to have room."""
         if principal is ANONYMOUS:
             return lambda: self._incoming.unnamed(host_of(context))
-        return lambda: self._incoming.of_principal(principal.name)
+        if rule.roles == WORKERS and principal.roles & WORKERS:
+            return lambda: self._incoming.of_worker(principal.name)
+        return lambda: self._incoming.of_client(principal.name)
 
     @contextlib.asynccontextmanager
     async def _counted(self, principal: Principal, context: Context) -> AsyncIterator[None]:
@@ -216,7 +220,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         """
         check_size(data, rule.max_bytes)
         try:
-            request = parse(data) if parse is not None else data
+            request = parse(data)
         except DecodeError as error:
             raise ServiceError(
                 f"the request is not a message of this call: {error}", reason="REQUEST_INVALID"
@@ -227,6 +231,16 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         if about:
             check_project(principal, about, str(getattr(request, about)))
         return request
+
+
+def _parser(details: grpc.HandlerCallDetails, handler: Any) -> Parse:
+    """Return the function that parses a request of a method, unless it has too many fields."""
+
+    def parse(data: bytes) -> Any:
+        check_fields(data, str(details.method))
+        return data if handler.request_deserializer is None else handler.request_deserializer(data)
+
+    return parse
 
 
 def _authorize(rule: Rule, principal: Principal, details: grpc.HandlerCallDetails) -> None:
@@ -244,13 +258,15 @@ def _authorize(rule: Rule, principal: Principal, details: grpc.HandlerCallDetail
         raise denied(f"{principal.name} is not of all projects", remedy="only an operator of all projects may")
 
 
-async def _only_message(stream: AsyncIterator[bytes], room: Room, rule: Rule) -> bytes:
+async def _only_message(
+    stream: AsyncIterator[bytes], room: Room, rule: Rule, *, keeping: contextlib.AsyncExitStack | None = None
+) -> bytes:
     """Read the request of a call that has one.
 
     Raises:
-        ServiceError: reason ``CALL_TIMEOUT``, or ``REQUEST_INVALID`` without one.
+        ServiceError: As :func:`next_message`, or ``REQUEST_INVALID`` without one.
     """
-    data = await next_message(stream, room, seconds=rule.seconds)
+    data = await next_message(stream, room, seconds=rule.seconds, keeping=keeping)
     if data is None:
         raise ServiceError("the call has no request", reason="REQUEST_INVALID")
     return data

@@ -24,8 +24,11 @@ class Limits:
         streams: Open streams of one principal.
         unnamed_streams: Open streams of callers without an identity, from one address.
         all_unnamed_streams: The same, from all addresses.
-        requests: Messages of one principal that are on their way in at a time.
+        requests: Messages of one principal that are on their way in at a time, or large and being handled.
+        all_requests: The same of all principals together, except workers' reports.
+        reports: The same of workers' reports.
         unnamed_requests: The same of all callers without an identity.
+        arrival_seconds: How long a message may take to arrive while another one waits for its place.
         write_seconds: How long a message of a stream may wait for its reader.
         items: Entries of a list or map in a request.
         labels: Labels and sources of an export.
@@ -36,8 +39,11 @@ class Limits:
     streams: int = 256
     unnamed_streams: int = 64
     all_unnamed_streams: int = 1024
-    requests: int = 16
-    unnamed_requests: int = 16
+    requests: int = 8
+    all_requests: int = 16
+    reports: int = 8
+    unnamed_requests: int = 8
+    arrival_seconds: float = 5.0
     write_seconds: float = 60.0
     items: int = 256
     labels: int = 64

@@ -10,7 +10,6 @@ from slipway.errors import ConfigurationError
 from slipway.rpc.serving import listen
 from slipway.security.access.access_file import AccessFile, Everyone, Nobody
 from slipway.security.access.callers import Authenticator
-from slipway.security.access.principals import OWNER
 from slipway.security.addresses import is_private
 from slipway.security.interceptor import AccessInterceptor
 from slipway.security.limits import Limits
@@ -39,7 +38,7 @@ class ServerSecurity:
     """
 
     tls: TlsFiles | None = None
-    authenticator: Authenticator = field(default_factory=lambda: Everyone(OWNER))
+    authenticator: Authenticator = field(default_factory=Everyone)
     limits: Limits = field(default_factory=Limits)
     health_address: str = ""
     token_address: str = ""
@@ -98,7 +97,7 @@ def coordinator_security(
     if security.access_file is not None:
         authenticator = AccessFile(security.access_file)
     elif allow_anonymous or is_private(address):
-        authenticator = Everyone(OWNER)
+        authenticator = Everyone()
     else:
         raise ConfigurationError(
             f"every caller that reaches {address} could control this coordinator",
@@ -123,7 +122,7 @@ def worker_security(security: Security, *, address: str, health_address: str = "
     Raises:
         ConfigurationError: reason ``ACCESS_INVALID`` or ``TLS_INVALID`` for files that cannot be used.
     """
-    authenticator: Authenticator = Everyone(OWNER) if is_private(address) else Nobody()
+    authenticator: Authenticator = Everyone() if is_private(address) else Nobody()
     if security.access_file is not None:
         authenticator = AccessFile(security.access_file)
     # A worker may have only an authority, to verify its coordinator.

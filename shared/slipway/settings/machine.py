@@ -106,25 +106,28 @@ class Settings(BaseModel):
             check_local(environment.get(name, ""), named_by=name)
         home = _folder("SLIPWAY_HOME", environment.get("SLIPWAY_HOME") or "~/.cache/slipway")
         scratch = environment.get("SLIPWAY_SCRATCH")
+        given: dict[str, Any] = {
+            "store": _store(environment.get("SLIPWAY_STORE", "")),
+            "cache_bytes": _size(environment, "SLIPWAY_CACHE_SIZE"),
+            "upload_bytes": _size(environment, "SLIPWAY_UPLOAD_SIZE"),
+            "open_uploads": _count(environment, "SLIPWAY_OPEN_UPLOADS"),
+            "import_from": environment.get("SLIPWAY_IMPORT_FROM"),
+            "import_bytes": _size(environment, "SLIPWAY_IMPORT_SIZE"),
+            "hub_endpoint": environment.get("HF_ENDPOINT", "").rstrip("/"),
+            "transfer_rate": _size(environment, "SLIPWAY_TRANSFER_RATE", least=1),
+            "coordinator": environment.get("SLIPWAY_COORDINATOR"),
+            "stage_environment": added_names(environment),
+            "log_level": _choice(environment, "SLIPWAY_LOG_LEVEL", get_args(LogLevel)),
+            "tracing": _choice(environment, "SLIPWAY_TRACING", get_args(Tracing)),
+            "project": environment.get("SLIPWAY_PROJECT"),
+            "otlp_endpoint": environment.get("OTEL_EXPORTER_OTLP_ENDPOINT"),
+        }
         return cls(
             home=home,
-            store=_store(environment.get("SLIPWAY_STORE", "")),
-            s3=S3Options.from_environment(environment),
-            cache_bytes=_size(environment, "SLIPWAY_CACHE_SIZE", 50_000_000_000),
-            upload_bytes=_size(environment, "SLIPWAY_UPLOAD_SIZE", 128 << 30),
-            open_uploads=_count(environment, "SLIPWAY_OPEN_UPLOADS", 64),
-            import_from=environment.get("SLIPWAY_IMPORT_FROM", ""),
-            import_bytes=_size(environment, "SLIPWAY_IMPORT_SIZE", 2_000_000_000_000),
-            hub_endpoint=environment.get("HF_ENDPOINT", "").rstrip("/"),
-            transfer_rate=_size(environment, "SLIPWAY_TRANSFER_RATE", 16 << 10, least=1),
-            coordinator=environment.get("SLIPWAY_COORDINATOR", ""),
             scratch=_folder("SLIPWAY_SCRATCH", scratch) if scratch else home / "scratch",
-            stage_environment=added_names(environment),
-            log_level=_choice(environment, "SLIPWAY_LOG_LEVEL", "info", get_args(LogLevel)),
-            tracing=_choice(environment, "SLIPWAY_TRACING", "", get_args(Tracing)),
-            project=environment.get("SLIPWAY_PROJECT") or "default",
+            s3=S3Options.from_environment(environment),
             security=Security.from_environment(environment),
-            otlp_endpoint=environment.get("OTEL_EXPORTER_OTLP_ENDPOINT") or "http://localhost:4317",
+            **{name: value for name, value in given.items() if value not in (None, "")},  # otherwise the default
         )
 
 
@@ -149,33 +152,30 @@ def _folder(name: str, text: str) -> Path:
     return user_path(text).absolute()
 
 
-def _size(environment: Mapping[str, str], name: str, default: int, *, least: int = 0) -> int:
+def _size(environment: Mapping[str, str], name: str, *, least: int = 0) -> int | None:
     text = environment.get(name, "").strip()
     try:
-        given = parse_size(text) if text else default
+        given = parse_size(text) if text else None
     except MalformedText as error:
         raise ConfigurationError(f"{name}: {error.message}", remedy=error.remedy, about={"key": name}) from error
-    if given < least:
-        raise ConfigurationError(
-            f"{name} is {text!r}", remedy=f"give {least} or more, or unset it", about={"key": name}
-        )
+    if given is not None and given < least:
+        raise _wrong(name, text, f"give {least} or more")
     return given
 
 
-def _count(environment: Mapping[str, str], name: str, default: int) -> int:
+def _count(environment: Mapping[str, str], name: str) -> int | None:
     text = environment.get(name, "").strip()
     if text and not number_of(text, most=_MOST):
-        raise ConfigurationError(
-            f"{name} is {quoted(text)}", remedy="give a number from 1, or unset it", about={"key": name}
-        )
-    return number_of(text, most=_MOST) or default
+        raise _wrong(name, text, "give a number from 1")
+    return number_of(text, most=_MOST)
 
 
-def _choice(environment: Mapping[str, str], name: str, default: str, choices: tuple[str, ...]) -> Any:
-    value = environment.get(name, "").strip().lower() or default
-    if value not in choices:
-        known = ", ".join(choice for choice in choices if choice)
-        raise ConfigurationError(
-            f"{name} is {quoted(value)}", remedy=f"use one of {known}, or unset it", about={"key": name}
-        )
+def _choice(environment: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
+    value = environment.get(name, "").strip().lower()
+    if value and value not in choices:
+        raise _wrong(name, value, f"use one of {', '.join(filter(None, choices))}")
     return value
+
+
+def _wrong(name: str, value: str, remedy: str) -> ConfigurationError:
+    return ConfigurationError(f"{name} is {quoted(value)}", remedy=f"{remedy}, or unset it", about={"key": name})

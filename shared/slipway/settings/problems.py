@@ -70,10 +70,10 @@ def _fitting(problems: list[Problem]) -> list[Problem]:
     return found
 
 
-def did_you_mean(name: str, known: Collection[str], *, all_when_none: bool = True) -> str:
+def did_you_mean(name: str, known: Collection[str]) -> str:
     """Return a remedy for an unknown name: the closest known name, otherwise the list of known names."""
     close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
     close = close or [other for other in sorted(known) if name and other.startswith(name)]
     if close:
         return f"did you mean {close[0]!r}?"
-    return f"known here: {', '.join(sorted(known))}" if all_when_none else ""
+    return f"known here: {', '.join(sorted(known))}"

@@ -17,7 +17,7 @@ _STS_ENDPOINTS = ("AWS_ENDPOINT_URL_STS", "AWS_ENDPOINT_URL")
 _ACCESS_KEYS = ("AWS_ACCESS_KEY_ID", "MINIO_ACCESS_KEY", "MINIO_ROOT_USER")
 _SECRET_KEYS = ("AWS_SECRET_ACCESS_KEY", "MINIO_SECRET_KEY", "MINIO_ROOT_PASSWORD")
 _BUCKET = r"(?![^/]*(?:\.\.|\.-|-\.))(?!(?:\d+\.){3}\d+(?:/|$))[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]"
-_CREDENTIALS = re.compile(r"//[^/]*@")
+_CREDENTIALS = re.compile(r"//.*@", re.DOTALL)  # up to the last @, because a password may hold one
 _URL = re.compile(rf"s3://(?P<bucket>{_BUCKET})(?:/(?P<prefix>[^?#]*))?")
 _ECS_AGENT = "http://169.254.170.2"
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, NewType
+from types import UnionType
+from typing import Annotated, Any, ClassVar, NewType, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -17,6 +18,11 @@ LARGEST = 2**31 - 1
 LARGEST_BYTES = 2**62
 LARGEST_SEED = 2**53 - 1
 """Largest seed: parameters of a stage are sent as doubles."""
+
+
+def wrong_value(value: Any, fault: str, remedy: str) -> PydanticCustomError:
+    """Return the error of a check of a setting: the value with its fault, such as ``is not a range``, and a value that works."""
+    return PydanticCustomError("wrong_value", "{text}", {"text": f"{quoted(value)} {fault}", "remedy": remedy})
 
 
 class Section(BaseModel):
@@ -42,11 +48,24 @@ class Listed(Section):
             return dict(zip(names, value, strict=True))
         if isinstance(value, dict | cls):
             return value
-        details = {"found": quoted(value), "noun": cls.noun, "remedy": f"use [{', '.join(names)}]"}
-        raise PydanticCustomError("listed", "{found} is not a {noun}", details)
+        raise wrong_value(value, f"is not a {cls.noun}", f"use [{', '.join(names)}]")
 
     def __str__(self) -> str:
         return f"[{', '.join(str(value) for _, value in self)}]"
+
+
+def plain_type(annotation: Any) -> Any:
+    """Return a type without ``None`` and annotations."""
+    if get_origin(annotation) is Annotated:
+        return plain_type(get_args(annotation)[0])
+    if get_origin(annotation) in {Union, UnionType}:
+        return plain_type(next(kind for kind in get_args(annotation) if kind is not type(None)))
+    return annotation
+
+
+def is_section(kind: Any) -> bool:
+    """Return whether a type is a section of settings instead of a single setting."""
+    return isinstance(kind, type) and issubclass(kind, BaseModel) and not issubclass(kind, Listed)
 
 
 def as_tuple(value: Any) -> Any:
@@ -63,22 +82,11 @@ def _plain_text(value: str) -> str:
     """Return a text unchanged; refuse control and invisible characters, and a text too long for a request."""
     hidden = hidden_character(value)
     if hidden:
-        raise PydanticCustomError(
-            "text",
-            "{found} contains the invisible character {hidden}",
-            {
-                "found": quoted(value),
-                "hidden": hidden,
-                "remedy": "remove that character, and rename the file or folder if it has it",
-            },
-        )
+        remedy = "remove that character, and rename the file or folder if it has it"
+        raise wrong_value(value, f"contains the invisible character {hidden}", remedy)
     size = len(value.encode())
     if size > TEXT_BYTES:
-        raise PydanticCustomError(
-            "text",
-            "{found} has {size} bytes",
-            {"found": quoted(value), "size": size, "remedy": f"use at most {TEXT_BYTES}"},
-        )
+        raise wrong_value(value, f"has {size} bytes", f"use at most {TEXT_BYTES}")
     return value
 
 

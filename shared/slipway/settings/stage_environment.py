@@ -1,7 +1,7 @@
 """Select the environment of a stage's process: only variables that the system and numeric libraries need.
 
-A list of secret variables would never be complete (a URL with a password, ``GH_PAT``, ``PRIVATE_KEY``), so this module lists the
-needed ones. An operator adds names with ``SLIPWAY_STAGE_ENVIRONMENT``.
+A list of secret variables would never be complete (a URL with a password, ``GH_PAT``, ``PRIVATE_KEY``), so the needed ones are
+listed, by whole names. An operator adds names with ``SLIPWAY_STAGE_ENVIRONMENT``.
 """
 
 from __future__ import annotations
@@ -12,31 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slipway.errors import ConfigurationError
-from slipway.redaction import SECRET_NAMES
+from slipway.settings.stage_variables import STAGE_VARIABLES
 
 VARIABLE = "SLIPWAY_STAGE_ENVIRONMENT"
 
-_NAMES = frozenset(
-    {
-        VARIABLE,  # for processes that a stage starts
-        # The system
-        "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TZDIR", "TMPDIR", "TMP", "TEMP",
-        "LD_LIBRARY_PATH", "LD_PRELOAD", "DYLD_LIBRARY_PATH", "GLIBC_TUNABLES", "XDG_CACHE_HOME", "XDG_DATA_HOME",
-        # Python, except variables that make it run other code
-        "PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONNOUSERSITE", "PYTHONHASHSEED", "PYTHONUTF8",
-        "PYTHONIOENCODING", "PYTHONCOERCECLOCALE", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX",
-        "PYTHONFAULTHANDLER", "PYTHONMALLOC", "VIRTUAL_ENV", "CONDA_PREFIX",
-        # Folders of Hugging Face's libraries
-        "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE",
-    }
-)  # fmt: skip
-_PREFIXES = (
-    "ATEN_", "BLIS_", "CUBLAS_", "CUDA_", "CUDNN_", "GOMP_", "KMP_", "LC_", "MALLOC_", "MKL_", "NCCL_", "NUMEXPR_", "NVIDIA_",
-    "OMP_", "OPENBLAS_", "ORT_", "PYTORCH_", "RAYON_", "TORCHDYNAMO_", "TORCHINDUCTOR_", "TORCH_", "TRITON_",
-    "VECLIB_",
-)  # fmt: skip
-"""Prefixes of variables for the locale, GPUs and numeric libraries."""
-
+_NEEDED = STAGE_VARIABLES | {VARIABLE}  # the list itself is for processes that a stage starts
 _SEARCHED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -51,7 +31,7 @@ def stage_environment(environment: Mapping[str, str]) -> dict[str, str]:
         ConfigurationError: ``SLIPWAY_STAGE_ENVIRONMENT`` is not a list of names.
     """
     added = added_names(environment)
-    found = {name: value for name, value in environment.items() if name in added or _is_needed(name)}
+    found = {name: value for name, value in environment.items() if name in _NEEDED or name in added}
     return without_current_folder(found)
 
 
@@ -80,10 +60,6 @@ def added_names(environment: Mapping[str, str]) -> tuple[str, ...]:
             about={"key": VARIABLE},
         )
     return tuple(names)
-
-
-def _is_needed(name: str) -> bool:
-    return name in _NAMES or (name.startswith(_PREFIXES) and not SECRET_NAMES.search(name))
 
 
 def _whole(part: str) -> str:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from slipway.errors import CheckpointValidationError
+from slipway.models.model_files import check_cached_reference
 
 SCHEME = "hf://"
 _NAME = re.compile(r"(?!\.)[\w.-]{1,96}(?:/(?!\.)[\w.-]{1,96})?", re.ASCII)
@@ -27,12 +28,7 @@ def parse_hub_url(url: str) -> tuple[str, str]:
     """
     name, at, revision = url.removeprefix(SCHEME).partition("@")
     if not is_repository(name) or (at and not _REVISION.fullmatch(revision)):
-        raise CheckpointValidationError(
-            f"{url!r} is not a repository name",
-            reason="BASE_MODEL_NOT_FOUND",
-            remedy="write hf://owner/name@revision",
-            about={"source": url},
-        )
+        raise not_found(url, "this is not a repository name", "write hf://owner/name@revision")
     return name, revision
 
 
@@ -42,16 +38,17 @@ def hub_folder(url: str) -> Path:
     Raises:
         CheckpointValidationError: ``BASE_MODEL_NOT_FOUND``.
     """
-    name, _, revision = url.removeprefix(SCHEME).partition("@")
+    name, revision = parse_hub_url(url)
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
     except ImportError as error:
-        raise _not_found(url, "huggingface_hub is not installed", "pip install huggingface_hub") from error
+        raise not_found(url, "huggingface_hub is not installed", "pip install huggingface_hub") from error
+    check_cached_reference(name, revision or None)
     try:
         return Path(snapshot_download(name, revision=revision or None, local_files_only=True))
     except HFValidationError as error:
-        raise _not_found(url, "this is not a repository name", "write hf://owner/name@revision") from error
+        raise not_found(url, "this is not a repository name", "write hf://owner/name@revision") from error
     except LocalEntryNotFoundError:
         pass
     try:
@@ -59,10 +56,11 @@ def hub_folder(url: str) -> Path:
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         what = f"it is not in the local cache and cannot be downloaded ({type(error).__name__})"
         remedy = f"on a machine with access: hf download {name}" + (f" --revision {revision}" if revision else "")
-        raise _not_found(url, what, f"{remedy}; then name its folder, or copy the cache") from error
+        raise not_found(url, what, f"{remedy}; then name its folder, or copy the cache") from error
 
 
-def _not_found(url: str, what: str, remedy: str) -> CheckpointValidationError:
+def not_found(url: str, what: str, remedy: str) -> CheckpointValidationError:
+    """Return the error of a repository that cannot be read."""
     return CheckpointValidationError(
         f"{url}: {what}", reason="BASE_MODEL_NOT_FOUND", remedy=remedy, about={"source": url}
     )

@@ -9,19 +9,25 @@ import time
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Self
 
+from slipway.artifacts.digests import is_digest
 from slipway.artifacts.store import OnBytes
 from slipway.errors import ArtifactError, CheckpointValidationError, ModelExportError
 from slipway.folders.disk_full import is_disk_full
-from slipway.sources.hub import SCHEME, WANTED, parse_hub_url
+from slipway.sources.hub import SCHEME, WANTED, not_found, parse_hub_url
 from slipway.sources.origins import OnWait, OriginFile
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_LARGEST_BYTES = 1 << 50
+_NOT_UNDERSTOOD = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError)
 _TRIES = 5
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 _TIMEOUT_SECONDS = 30.0
+_LEAST_RATE, _LEAST_ANSWER = 1 << 10, 32 << 10
+"""Bytes a second of an answer after its first half minute, and bytes of one that breaks off, below which there is no progress."""
 
 
 class HubOrigin:
@@ -47,13 +53,17 @@ class HubOrigin:
             found = HfApi(endpoint=self._endpoint).model_info(
                 self.repository, revision=self.revision or None, files_metadata=True, timeout=_TIMEOUT_SECONDS
             )
+            self._files = [
+                _file(entry)
+                for entry in found.siblings or ()
+                if any(fnmatchcase(entry.rfilename, pattern) for pattern in WANTED)
+            ]
         self.commit = str(found.sha or "")
         if not _COMMIT.fullmatch(self.commit):
             raise _not_found(url, "the hub names no commit of it")
         self.pinned = f"{SCHEME}{self.repository}@{self.commit}"
         self.service = endpoint or SCHEME
         self.where = self.pinned if self._endpoint is None else f"{self.pinned} at {self._endpoint}"
-        self._files = [_file(entry) for entry in found.siblings or () if _is_wanted(entry.rfilename)]
 
     def during(self, on_wait: OnWait) -> Self:
         """As :meth:`~slipway.sources.origins.Origin.during`."""
@@ -106,7 +116,8 @@ class HubOrigin:
         position, fruitless = span.start, 0
         while position < span.stop:
             self._on_wait()
-            begin, fault = position, _away(self.url, f"{file.key} ends after {position} of {file.size_bytes} bytes")
+            begin, began = position, time.monotonic()
+            fault = _away(self.url, f"{file.key} ends after {position} of {file.size_bytes} bytes")
             try:
                 with _translated(self.url), closing(self._answer(file, range(position, span.stop))) as answer:
                     for data in answer:
@@ -114,13 +125,15 @@ class HubOrigin:
                         taken = data[: span.stop - position]
                         position += len(taken)
                         yield taken
+                        if (time.monotonic() - began - _TIMEOUT_SECONDS) * _LEAST_RATE > position - begin:
+                            raise _away(self.url, f"{file.key} comes more slowly than {_LEAST_RATE} bytes a second")
                         if position == span.stop:
                             break
             except ArtifactError as error:
                 if error.reason != "STORE_UNAVAILABLE":
                     raise
                 fault = error
-            fruitless = fruitless + 1 if position == begin else 0
+            fruitless = fruitless + 1 if position - begin < _LEAST_ANSWER else 0
             if fruitless == _TRIES:
                 raise fault
             if position < span.stop:
@@ -154,16 +167,17 @@ class HubOrigin:
             yield from found.iter_raw()
 
 
-def _is_wanted(name: str) -> bool:
-    from fnmatch import fnmatchcase
-
-    return any(fnmatchcase(name, pattern) for pattern in WANTED)
-
-
 def _file(entry: Any) -> OriginFile:
+    """Return a file that the hub lists.
+
+    Raises:
+        ValueError: The entry is not one of a file.
+    """
     digest = f"sha256:{entry.lfs.sha256}" if entry.lfs is not None else ""
-    size = int(entry.lfs.size if entry.lfs is not None else entry.size or 0)
-    return OriginFile(str(entry.rfilename), size, str(entry.blob_id or digest), digest)
+    size = entry.lfs.size if entry.lfs is not None else entry.size or 0
+    if not isinstance(size, int) or not 0 <= size <= _LARGEST_BYTES or (digest and not is_digest(digest)):
+        raise ValueError(f"{entry.rfilename} has the size {size!r} and the digest {digest!r}")
+    return OriginFile(entry.rfilename, size, str(entry.blob_id or digest), digest)
 
 
 @contextmanager
@@ -184,6 +198,8 @@ def _translated(url: str) -> Iterator[None]:
         if status < 500 and status not in {408, 429}:
             raise _not_found(url, f"the hub answers {status} ({type(error).__name__})") from error
         raise _away(url, f"the hub answers {status}") from error
+    except _NOT_UNDERSTOOD as error:  # a proxy's page, or a hub of another kind
+        raise _away(url, f"the hub's answer cannot be understood ({type(error).__name__})") from error
     except Exception as error:
         if not _is_connection_error(error):
             raise
@@ -198,12 +214,8 @@ def _is_connection_error(error: Exception) -> bool:
 
 
 def _not_found(url: str, what: str) -> CheckpointValidationError:
-    return CheckpointValidationError(
-        f"{url}: {what}",
-        reason="BASE_MODEL_NOT_FOUND",
-        remedy="check owner, name and revision; a private or gated repository needs the workers' HF_TOKEN",
-        about={"source": url},
-    )
+    remedy = "check owner, name and revision; a private or gated repository needs the workers' HF_TOKEN"
+    return not_found(url, what, remedy)
 
 
 def _away(url: str, what: str) -> ArtifactError:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import uuid
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from slipway.artifacts import ActionResult, Artifacts
 from slipway.artifacts.blobs import Blobs
@@ -63,8 +63,16 @@ class Mirror:
         self._files = {file.key: file for file in listed}
         for key in self._files:
             check_path(key)
-        for key in self._files:
-            (folder / key).parent.mkdir(parents=True, exist_ok=True)
+        folders = {parent.as_posix() for key in self._files for parent in PurePosixPath(key).parents}
+        if both := sorted(folders & self._files.keys()):
+            raise ArtifactError(
+                f"{both[0]!r} below {origin.url} is a file and a folder",
+                reason="ARTIFACT_INVALID",
+                remedy="remove one of them, or name the folder of one training run or model",
+                about={"source": origin.url},
+            )
+        for name in sorted(folders):
+            (folder / name).mkdir(parents=True, exist_ok=True)
         in_threads(self._look, self._files.values(), lambda _: on_wait())
 
     def put(self, files: Mapping[str, Path], store: Artifacts, *, scratch: Path, on_bytes: OnBytes) -> str:
@@ -76,9 +84,8 @@ class Mirror:
             ArtifactError: ``FILE_ERROR`` if a file was replaced since it was listed; errors of the origin and the store's ``put``.
         """
         chosen = self._chosen(files)
-        known = store.action(self._key(chosen))
-        if known is not None and "source" in known.outputs:
-            return known.outputs["source"]
+        if known := self._known(chosen, store):
+            return known
         with workers() as pool:
 
             def fetch(item: tuple[str, OriginFile], count: OnBytes) -> None:
@@ -110,10 +117,9 @@ class Mirror:
             on_bytes: Gets the bytes that are done, read or not.
         """
         chosen = self._chosen(files)
-        known = store.action(self._key(chosen))
-        if known is not None and "source" in known.outputs:
+        if known := self._known(chosen, store):
             on_bytes(sum(file.size_bytes for file in chosen.values()))
-            return known.outputs["source"]
+            return known
         with workers() as pool:
 
             def bring(item: tuple[str, OriginFile], count: OnBytes) -> ManifestFile:
@@ -143,6 +149,11 @@ class Mirror:
 
     def _chosen(self, files: Mapping[str, Path]) -> dict[str, OriginFile]:
         return {name: self._files[path.relative_to(self.folder).as_posix()] for name, path in sorted(files.items())}
+
+    def _known(self, chosen: Mapping[str, OriginFile], store: Artifacts) -> str:
+        """Return the digest of the artifact made of these files before; empty if there is none."""
+        known = store.action(self._key(chosen))
+        return known.outputs.get("source", "") if known is not None else ""
 
     def _key(self, chosen: Mapping[str, OriginFile]) -> str:
         described = [[name, file.key, file.version, file.size_bytes] for name, file in sorted(chosen.items())]

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 
 from slipway.errors import Failure, ServiceError, StageError
 from slipway.execution.runner import TaskResult, TaskRunner
+from slipway.observability import metrics
 from slipway.observability.telemetry import span
 from slipway.planning.attempt_keys import AttemptKey
 from slipway.rpc.stage_calls import call_of
 from slipway.rpc.statuses import status_of
 from slipway.rpc.structs import sendable, struct_of
 from slipway.stage import MOST_FACTS_BYTES, Progress, cut_lists
-from slipway.worker.observation import observe
 from slipway_protos.v1 import export_pb2, worker_pb2
 
 log = logging.getLogger("slipway.worker")
@@ -127,7 +127,11 @@ class LeasedTask:
             recorded.set(**{"slipway.reused": result.reused, "slipway.peak_memory_bytes": result.peak_memory_bytes})
             if result.failure is not None:
                 recorded.fail(result.failure.reason, result.failure.message)
-        observe(lease.stage, result, seconds=time.monotonic() - began)
+        if not result.reused:
+            outcome = "succeeded" if result.failure is None else "failed"
+            metrics.STAGE_SECONDS.observe(time.monotonic() - began, stage=lease.stage, outcome=outcome)
+            if result.peak_memory_bytes:
+                metrics.STAGE_PEAK.observe(result.peak_memory_bytes, stage=lease.stage)
         return result
 
 

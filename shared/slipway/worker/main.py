@@ -22,7 +22,7 @@ from slipway.security.server import worker_security
 from slipway.service_flags import run_service
 from slipway.settings import Settings
 from slipway.sources.allowed import Allowed
-from slipway.worker.gauges import Gauges
+from slipway.worker.gauges import gauges
 from slipway.worker.machine import probe
 from slipway.worker.pull import Worker, WorkerOptions
 from slipway.worker.service import StageService
@@ -67,19 +67,18 @@ async def serve(arguments: argparse.Namespace, settings: Settings, stages: tuple
     settings.scratch.mkdir(parents=True, exist_ok=True)
     machine = probe(settings.scratch, stages)
     runner = TaskRunner(open_store(settings), settings.scratch, gpu_architecture=machine.gpu_architecture)
+    identity = given(arguments, settings.security)
     options = WorkerOptions(
         coordinator=arguments.coordinator or settings.coordinator,
         stages=stages,
         slots=arguments.slots or machine.default_slots(),
         drain_seconds=arguments.drain_seconds,
-        security=given(arguments, settings.security),
+        security=identity,
     )
     worker = Worker(options, runner, machine)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, worker.stop)
-    security = worker_security(
-        given(arguments, settings.security), address=arguments.listen, health_address=arguments.health_listen
-    )
+    security = worker_security(identity, address=arguments.listen, health_address=arguments.health_listen)
     server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[security.interceptor()])
     health = add_health_and_reflection(server, SERVICE)
     stage_pb2_grpc.add_StageServiceServicer_to_server(StageService(worker), server)
@@ -90,7 +89,7 @@ async def serve(arguments: argparse.Namespace, settings: Settings, stages: tuple
         f"worker {options.worker_id} runs {', '.join(stages)} for {options.coordinator}, direct calls on port {port}"
     )
     try:
-        with reading(Gauges(worker)), reading(lambda: cache_size(settings)):
+        with reading(lambda: gauges(worker)), reading(lambda: cache_size(settings)):
             await worker.run()
     finally:
         health.end()

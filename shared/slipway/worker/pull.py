@@ -10,9 +10,9 @@ import socket
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 import grpc
-from google.protobuf.duration_pb2 import Duration
 
 from slipway.errors import Failure
 from slipway.execution.runner import TaskRunner
@@ -186,8 +186,6 @@ class Worker:
                 await asyncio.gather(answer, return_exceptions=True)
 
     def _request(self) -> worker_pb2.SynchronizeRequest:
-        max_wait = Duration()
-        max_wait.FromMilliseconds(int(1000 * (self.options.report_seconds if self._running else _IDLE_POLL_SECONDS)))
         return worker_pb2.SynchronizeRequest(
             worker_id=self.options.worker_id,
             stages=self.options.stages,
@@ -195,7 +193,7 @@ class Worker:
             free_slots=max(self.free_slots, 0),
             draining=self._stopping.is_set() or not self.room.enough,
             ending=self._stopping.is_set(),
-            max_wait=max_wait,
+            max_wait=timedelta(seconds=self.options.report_seconds if self._running else _IDLE_POLL_SECONDS),
             running=[running.report() for running in self._running.values()],
             parameters=self._parameters,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+from collections import deque
 from collections.abc import AsyncIterator
 
 import grpc
@@ -24,6 +24,10 @@ from slipway_protos.v1 import stage_pb2, stage_pb2_grpc
 
 Context = grpc.aio.ServicerContext
 
+_MOST_EVENTS = 1000
+"""Events kept for a slow reader of a direct call, who misses the oldest."""
+_LOOK_SECONDS = 0.05
+
 
 class StageService(stage_pb2_grpc.StageServiceServicer):
     """Describes and runs the stages of a worker."""
@@ -34,11 +38,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         self._stages = [stage for stage in worker.options.stages if stage != IMPORT]
 
     @unary
-    async def Describe(  # noqa: N802 - the RPC's name
-        self,
-        request: stage_pb2.DescribeRequest,  # noqa: ARG002
-        context: Context,  # noqa: ARG002
-    ) -> stage_pb2.DescribeResponse:
+    async def Describe(self, request: stage_pb2.DescribeRequest, context: Context) -> stage_pb2.DescribeResponse:
         """Return what this worker can run."""
         options = self._worker.options
         return stage_pb2.DescribeResponse(
@@ -47,30 +47,28 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         )
 
     @stream
-    async def Run(  # noqa: N802
-        self,
-        request: stage_pb2.RunRequest,
-        context: Context,  # noqa: ARG002
-    ) -> AsyncIterator[stage_pb2.RunResponse]:
+    async def Run(self, request: stage_pb2.RunRequest, context: Context) -> AsyncIterator[stage_pb2.RunResponse]:
         """Run one task; cancelling the call cancels it."""
         worker = self._worker
         call = self._checked(request)
-        events: asyncio.Queue[stage_pb2.RunResponse] = asyncio.Queue()
+        events: deque[stage_pb2.RunResponse] = deque(maxlen=_MOST_EVENTS)
 
         def on_progress(progress: Progress, memory_bytes: int) -> None:
-            events.put_nowait(stage_pb2.RunResponse(progress=progress_message(progress, memory_bytes)))
+            events.append(stage_pb2.RunResponse(progress=progress_message(progress, memory_bytes)))
 
         def on_log(level: str, message: str) -> None:
-            events.put_nowait(stage_pb2.RunResponse(log=log_line(level, message)))
+            events.append(stage_pb2.RunResponse(log=log_line(level, message)))
 
         with worker.slot() as threads, worker.runner.using_store():
             memory_bytes = worker.machine.capabilities(slots=worker.options.slots).memory_bytes
             call = call.filled(max_memory_bytes=memory_bytes, threads=threads)
             running = asyncio.create_task(worker.runner.run(call, on_progress=on_progress, on_log=on_log))
             try:
-                while not running.done() or not events.empty():
-                    with contextlib.suppress(TimeoutError):
-                        yield await asyncio.wait_for(events.get(), 0.1)
+                while not running.done() or events:
+                    if events:
+                        yield events.popleft()
+                    else:
+                        await asyncio.wait({running}, timeout=_LOOK_SECONDS)
                 yield _last(running.result())
             finally:
                 running.cancel()

@@ -78,6 +78,7 @@ def test_graph_construction_knows_decoders_only(family: Callable[[str], Path], e
     ("settings", "named"),
     [
         ({"architectures": ["ViTModel"], "model_type": "vit", "image_size": 32}, "a ViTModel"),
+        ({"architectures": ["T5Model"], "model_type": "t5", "is_encoder_decoder": True, "vocab_size": 9}, "T5Model"),
         (
             {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "vision_config": {}},
             "a decoder (Gem",

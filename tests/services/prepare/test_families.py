@@ -16,7 +16,7 @@ from slipway.stage import Context
 from slipway_quantize.params import QuantizeParams
 from slipway_quantize.stage import STAGE as QUANTIZE
 from support.models.family_models import CASES, given_by, make_family_model
-from support.models.prepare_models import run
+from support.models.prepare_models import refusal, run
 
 KINDS = sorted(CASES)
 SOME = ("gpt2", "marian", "t5", "whisper", "roberta-classes", "bert-masked")
@@ -108,3 +108,20 @@ def test_a_model_that_lacks_a_weight_is_refused_by_its_name(tmp_path, kind):
     with pytest.raises(Exception, match=name.replace(".", r"\.")) as caught:
         run(tmp_path / "less", tmp_path)
     assert caught.value.reason == "BASE_MODEL_INVALID"
+
+
+@pytest.mark.parametrize("kind", ["distilbert-classes", "bert-features"])
+def test_a_pickle_whose_configuration_names_no_class_is_prepared(tmp_path, kind):
+    """DeBERTa v3 lies on the hub like this; what is trained on it decides the class."""
+    source = make_family_model(kind, tmp_path / "source")
+    expected = load_file(source / "model.safetensors")
+    pickled(kind, source)
+    config = json.loads((source / "config.json").read_text())
+    del config["architectures"]
+    (source / "config.json").write_text(json.dumps(config))
+    refused = refusal(source, tmp_path, merge_onto="nf4")
+    assert "names no class" in str(refused)
+    shutil.rmtree(tmp_path / "work")
+    _, tensors, _ = run(source, tmp_path)
+    assert tensors.keys() == expected.keys()
+    assert all(torch.equal(tensors[name], expected[name]) for name in expected)

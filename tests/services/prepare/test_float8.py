@@ -42,6 +42,13 @@ def test_blocks_of_8_bit_floats_match_transformers_own(dense, tmp_path):
     loads(out)
 
 
+def test_a_tensor_without_values_has_no_blocks(dense, tmp_path):
+    nothing = {"extra.weight": torch.empty(0, 5).to(torch.float8_e4m3fn), "extra.weight_scale_inv": torch.empty(0, 1)}
+    tensors = load_file(dense / "model.safetensors") | nothing
+    error = refusal(stored(dense, tmp_path, tensors, {"quant_method": "fp8"}), tmp_path)
+    assert (error.reason, error.about["tensor"]) == ("BASE_MODEL_INVALID", "extra.weight_scale_inv")
+
+
 def test_a_last_block_may_be_shorter(dense, tmp_path):
     tensors = load_file(dense / "model.safetensors")
     name = linears(tensors)[0]

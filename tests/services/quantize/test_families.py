@@ -21,7 +21,7 @@ BY_HEART = ("gpt2", "marian", "t5", "whisper", "roberta-classes")
 
 
 def given(kind: str, folder: Path) -> torch.Tensor:
-    """What plain transformers computes of a folder, in float32."""
+    """Return what plain transformers computes with a folder, in float32."""
     model, loading = type(CASES[kind].model()).from_pretrained(folder, output_loading_info=True)
     assert not any(loading.values()), loading
     half = model.dtype in (torch.float16, torch.bfloat16)
@@ -93,11 +93,14 @@ def test_a_model_without_its_head_is_refused_at_each_level(quantize: Quantize, t
         assert caught.value.reason == "QUANTIZATION_FAILED"
 
 
-def test_a_family_that_is_not_known_is_cast_and_not_rounded(quantize: Quantize, tmp_path: Path) -> None:
-    source = tmp_path / "vit"
-    make_family("vit").save_pretrained(source)
+@pytest.mark.parametrize(("kind", "named"), [("vit", "ViTForImageClassification"), ("t5 without a head", "T5Model")])
+def test_a_family_that_is_not_known_is_cast_and_not_rounded(
+    quantize: Quantize, tmp_path: Path, kind: str, named: str
+) -> None:
+    source = tmp_path / "source"
+    make_family(kind).save_pretrained(source)
     _, ctx = quantize(source, format="pytorch", level="bf16")
-    assert ctx.facts["check"] == "not run: the inputs and outputs of a ViTForImageClassification are unknown"
-    with pytest.raises(ModelExportError, match="ViTForImageClassification") as caught:
+    assert ctx.facts["check"] == f"not run: the inputs and outputs of a {named} are unknown"
+    with pytest.raises(ModelExportError, match=named) as caught:
         quantize(source, format="pytorch", level="int8")
     assert caught.value.reason == "QUANTIZATION_UNSUPPORTED"

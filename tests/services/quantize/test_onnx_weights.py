@@ -1,4 +1,4 @@
-"""Which constants of a graph are weights: in every form exporters write them, and nothing else."""
+"""The constants of a graph that are weights are found in every form exporters write, and no others."""
 
 from __future__ import annotations
 

@@ -195,6 +195,10 @@ def truncate(source: Path) -> None:
     (source / "model.safetensors").write_bytes(data[: len(data) // 2])
 
 
+def empty_index(source: Path) -> None:
+    (source / "model.safetensors").rename(source / "model.safetensors.index.json").write_text("{}")
+
+
 def quantized_before(source: Path) -> None:
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "gptq"}}))
@@ -206,7 +210,7 @@ def quantized_before(source: Path) -> None:
         (truncate, "SAFETENSORS_CORRUPT"),
         (lambda source: (source / "model.safetensors").write_bytes(b"\xff" * 64), "SAFETENSORS_CORRUPT"),
         (lambda source: (source / "model.safetensors").unlink(), "BASE_MODEL_INVALID"),
-        (lambda source: (source / "model.safetensors.index.json").write_text("{}"), "BASE_MODEL_INVALID"),
+        (empty_index, "BASE_MODEL_INVALID"),
         (lambda source: (source / "config.json").unlink(), "BASE_MODEL_INVALID"),
         (lambda source: (source / "config.json").write_text('{"model_type": "no-such"}'), "BASE_MODEL_INVALID"),
         (quantized_before, "QUANTIZATION_UNSUPPORTED"),

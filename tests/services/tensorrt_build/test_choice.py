@@ -1,4 +1,4 @@
-"""Which builder is taken on which machine, and what is said where none can run."""
+"""Each machine gets the right builder, or a message that says what is missing."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from slipway.errors import TensorRTBuildError
 from slipway_tensorrt_build.builders import Choice, Machine, choose
+from slipway_tensorrt_build.format import TensorRTConfiguration
 from slipway_tensorrt_build.gpus import Gpu, find_gpus
 from slipway_tensorrt_build.params import Range, TensorRTBuildParams
 from slipway_tensorrt_build.profiles import plan_profile
@@ -86,6 +87,7 @@ def test_probe_tells_what_is_here_without_loading_a_library() -> None:
         {"targets": ("8.9",)},
         {"targets": ("SM89",)},
         {"targets": ("../sm89",)},
+        {"targets": ("sm012",)},
         {"batch": {"min": 0, "opt": 1, "max": 1}},
         {"sequence": {"min": 4, "opt": 2, "max": 8}},
         {"builder": "trt"},
@@ -95,6 +97,15 @@ def test_probe_tells_what_is_here_without_loading_a_library() -> None:
 def test_params_refuse_what_cannot_be(bad: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         TensorRTBuildParams.model_validate(bad)
+
+
+@pytest.mark.parametrize("target", ["sm012", "8.9", "SM89", "sm1", "sm1234"])
+def test_the_configuration_refuses_the_same_targets(target: str) -> None:
+    """So a target is refused before anything runs, and not by the stage after hours of other work."""
+    with pytest.raises(ValidationError, match="not a GPU architecture"):
+        TensorRTConfiguration(targets=(target,))
+    with pytest.raises(ValidationError, match="not a GPU architecture"):
+        TensorRTBuildParams(targets=(target,))
 
 
 def test_params_come_from_json() -> None:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from slipway_validate.runner.adapter_names import match_names
-from slipway_validate.runner.model import Unusable, left_padded, run_segments
+from slipway_validate.runner.model import Unusable, padded, run_segments
 from slipway_validate.runner.runtime_reference import load
 from support.models import tiny_models
 
@@ -50,7 +50,7 @@ def rename(adapter: Path, name_of: Callable[[str], str]) -> None:
 
 
 def logits(base: Path, adapter: Path, *, alone: bool = False) -> np.ndarray:
-    ids, mask = left_padded([np.arange(1, 11)])
+    ids, mask = padded([np.arange(1, 11)], side="left", token=0)
     model = load(base, adapter, threads=1)
     if alone:
         with model.without_adapter():

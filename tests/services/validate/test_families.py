@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import WhisperFeatureExtractor
 
+from slipway.base_match.measurement import measure
 from slipway.stage import Context
 from slipway.validation.findings import OutputStatus, OutputValidation, ValidationReport
 from slipway_merge.params import MergeParams
@@ -19,6 +20,7 @@ from slipway_validate.params import ValidateParams
 from slipway_validate.stage import STAGE
 from support.models import family_models, judged_families
 from support.models.judged_families import MAKERS, FamilyModel
+from support.models.merge_models import make_family
 from support.models.validated_here import PARAMS, Validated
 from support.models.validation_models import TEXT
 
@@ -247,6 +249,22 @@ class TestAsAStage:
         assert report.not_run_outputs == ("pytorch",)
         assert "GPT2DoubleHeadsModel" in report.output("pytorch").status_reason
         assert not report.passed
+
+    @pytest.mark.parametrize(
+        ("kind", "named"),
+        [("vit", "ViTForImageClassification"), ("clip", "CLIPModel"), ("t5 without a head", "T5Model"),
+         ("bart without a head", "BartModel")],
+    )  # fmt: skip
+    def test_models_of_images_and_encoder_decoders_without_a_head_are_not_run(
+        self, kind: str, named: str, tmp_path: Path, context: Context
+    ) -> None:
+        make_family(kind).save_pretrained(tmp_path / "base")
+        report = self.run(dict.fromkeys(("base", "pytorch", "pytorch-fp16", "onnx"), tmp_path / "base"), context)
+        assert report.not_run_outputs == ("onnx", "pytorch", "pytorch-fp16")
+        assert all(named in output.status_reason for output in report.outputs)
+        assert all(output.checks == () and output.to_reference is None for output in report.outputs)
+        assert not report.passed
+        assert named in measure(report).reason
 
     @pytest.mark.slow
     @pytest.mark.parametrize("name", ["whisper", "bert-classes", "bert-answers", "bert-masked", "bert-embeddings"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,13 +11,14 @@ import numpy as np
 import pytest
 
 from slipway.errors import ValidationError
-from slipway.models.families import DECODER
+from slipway.models.families import DECODER, ENCODER_DECODER, FEATURE_EXTRACTION, SEQUENCE_CLASSIFIER
 from slipway_validate import folders, texts
 from slipway_validate.cases import shape_cases
 from slipway_validate.params import ValidateParams
-from slipway_validate.preparation import _affordable
+from slipway_validate.preparation import _affordable, decoder, padding_token
 from slipway_validate.protocol.messages import TokenizeSpec
-from slipway_validate.runner.model import Bounds, Unusable, left_padded, positions_of, segments_within
+from slipway_validate.runner.audio import make_features
+from slipway_validate.runner.model import Bounds, Unusable, padded, positions_of, segments_within
 from slipway_validate.runner.runtime_tensorrt import NotRunnable, choose_engine
 from slipway_validate.runner.runtime_transformers import from_pretrained
 from slipway_validate.runner.windows import cut, load_tokenizer
@@ -72,6 +74,30 @@ def test_held_out_files_in_order_of_name(tmp_path: Path) -> None:
         texts.held_out(tmp_path)
 
 
+def test_only_as_much_held_out_text_is_read_as_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(texts, "MAX_CHARACTERS", 10)
+    (tmp_path / "a.txt").write_text("ä" * 7)
+    (tmp_path / "b.txt").write_text("€" * 5)
+    with (tmp_path / "c.txt").open("wb") as large:
+        large.truncate(1 << 40)
+    text = texts.held_out(tmp_path)
+    assert text.text == "äääääää\n\n€"
+    assert text.files == ("a.txt", "b.txt")
+    (tmp_path / "a.txt").unlink()
+    (tmp_path / "b.txt").write_bytes("€".encode()[:2])
+    with pytest.raises(ValidationError, match="UTF-8"):
+        texts.held_out(tmp_path)
+    (tmp_path / "b.txt").unlink()
+    assert texts.held_out(tmp_path).text == "\0" * 10
+
+
+def test_a_python_without_its_documentation_has_built_in_text_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)  # type: ignore[arg-type] # as where it is not installed
+    found = texts.built_in()
+    assert found.files == texts.BUILT_IN_MODULES
+    assert found.text
+
+
 def test_built_in_text_is_the_same_each_time_and_says_what_it_is() -> None:
     assert texts.built_in() == texts.built_in()
     assert len(texts.built_in().text) > 100_000
@@ -90,7 +116,7 @@ def test_cases_fit_the_windows(windows: int, length: int) -> None:
 
 
 def test_left_padding() -> None:
-    ids, mask = left_padded([np.array([5, 6, 7]), np.array([9])])
+    ids, mask = padded([np.array([5, 6, 7]), np.array([9])], side="left", token=0)
     assert ids.tolist() == [[5, 6, 7], [0, 0, 9]]
     assert mask.tolist() == [[1, 1, 1], [0, 0, 1]]
     assert positions_of(mask).tolist() == [[0, 1, 2], [0, 0, 0]]
@@ -103,6 +129,68 @@ def test_logits_stay_within_the_disk_they_may_use(tmp_path: Path) -> None:
     assert windows * length * 151_936 * 4 * 4 <= 1 << 30
     assert windows > 1
     assert _affordable(tmp_path, DECODER, ValidateParams(sequence_length=8192, max_logit_bytes=1 << 40)) == (10, 4096)
+
+
+@pytest.mark.parametrize(
+    ("config", "length"),
+    [
+        ({"max_position_embeddings": 514, "pad_token_id": 1}, 512),  # RoBERTa counts positions from its padding token
+        ({"max_position_embeddings": 512, "pad_token_id": 58_100}, 512),  # Marian's vocabulary ends with it
+        ({"max_position_embeddings": 1024, "pad_token_id": 50_256}, 1024),
+        ({"max_position_embeddings": "many", "n_positions": [9], "pad_token_id": "1", "text_config": 7}, 2048),
+        ({"id2label": 5, "hidden_size": "wide", "vocab_size": -3, "max_position_embeddings": 64.5}, 2048),
+    ],
+    ids=["roberta", "marian", "gpt2", "texts", "sizes"],
+)
+def test_windows_are_as_long_as_the_model_allows(tmp_path: Path, config: dict[str, object], length: int) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    params = ValidateParams(sequence_length=2048, max_logit_bytes=1 << 40)
+    for family in (SEQUENCE_CLASSIFIER, FEATURE_EXTRACTION, ENCODER_DECODER):
+        assert _affordable(tmp_path, family, params) == (10, length)
+
+
+@pytest.mark.parametrize(
+    ("config", "token"),
+    [
+        ({"pad_token_id": 3, "vocab_size": 9}, 3),
+        ({"pad_token_id": -1, "vocab_size": 9}, 0),
+        ({"pad_token_id": 9, "vocab_size": 9}, 0),
+        ({"pad_token_id": [3], "vocab_size": 9}, 0),
+    ],
+    ids=["one", "minus", "too-large", "list"],
+)
+def test_a_padding_token_is_one_of_the_model(tmp_path: Path, config: dict[str, object], token: int) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert padding_token(tmp_path, SEQUENCE_CLASSIFIER) == token
+    assert padding_token(tmp_path, DECODER) == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"sampling_rate": 10**9}, "sampling_rate 1000000000"),
+        ({"sampling_rate": 0}, "sampling_rate 0"),
+        ({"chunk_length": 10**9}, "samples of sound"),
+    ],
+    ids=["rate", "zero", "length"],
+)
+def test_a_feature_extractor_that_asks_for_impossible_sound_is_refused(
+    tmp_path: Path, changes: dict[str, object], named: str
+) -> None:
+    from transformers import WhisperFeatureExtractor
+
+    WhisperFeatureExtractor(feature_size=8).save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings | changes))
+    with pytest.raises(Unusable, match=named):
+        make_features(tmp_path, count=1, seed=0)
+
+
+def test_without_a_usable_tokenizer_file_token_ids_become_no_text(tiny: Models, tmp_path: Path) -> None:
+    assert decoder(tmp_path)([1, 2]) == ""
+    (tmp_path / "tokenizer.json").write_text("{}")  # a slow tokenizer never reads it
+    assert decoder(tmp_path)([1, 2]) == ""
+    assert decoder(tiny.base)([1, 2])
 
 
 def test_dtypes_from_headers(tiny: Models, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from slipway_validate.runner.model import left_padded, run_segments
+from slipway_validate.runner.model import padded, run_segments
 from slipway_validate.runner.runtime_reference import load
 from support.models import tiny_models
 
@@ -42,7 +42,7 @@ def test_the_reference_computes_the_same_with_its_cache(base: Path, tmp_path: Pa
                 parameter.add_(0.1 * torch.randn_like(parameter))
     tuned.save_pretrained(tmp_path / form)
     model = load(base, tmp_path / form, threads=1)
-    ids, mask = left_padded([np.arange(1, 11), np.arange(20, 27)])
+    ids, mask = padded([np.arange(1, 11), np.arange(20, 27)], side="left", token=0)
     (_, whole), *_ = run_segments(model, ids, mask, (10,))
     pieces = np.concatenate([logits for _, logits in run_segments(model, ids, mask, (6, 1, 3))], axis=1)
     real = mask.astype(bool)
@@ -68,7 +68,7 @@ def test_a_vocabulary_that_was_resized(
     config = peft.LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False, **TASK, **options)
     tuned = peft.get_peft_model(model, config)
     tuned.save_pretrained(tmp_path / "adapter")
-    ids, mask = left_padded([np.arange(1, 11)])
+    ids, mask = padded([np.arange(1, 11)], side="left", token=0)
     (_, logits), *_ = run_segments(load(base, tmp_path / "adapter", threads=1), ids, mask, (10,))
     assert np.allclose(logits, trained(tuned), atol=1e-5)
 
@@ -86,7 +86,7 @@ def test_tied_factors_that_came_apart_are_each_their_own(base: Path, tmp_path: P
             if parameter.requires_grad:
                 parameter.add_(0.1 * torch.randn_like(parameter))
     tuned.save_pretrained(tmp_path / "adapter")
-    ids, mask = left_padded([np.arange(1, 11)])
+    ids, mask = padded([np.arange(1, 11)], side="left", token=0)
     (_, logits), *_ = run_segments(load(base, tmp_path / "adapter", threads=1), ids, mask, (10,))
     expected = trained(tuned)
     assert np.abs(logits - expected).max() < 0.02 * np.abs(expected).max()

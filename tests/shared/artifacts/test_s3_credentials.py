@@ -242,6 +242,8 @@ def test_requests_to_the_store_carry_them(service: CredentialService, token: Pat
         ("ftp://127.0.0.1/", False),
         ("file:///etc/passwd", False),
         ("169.254.170.23", False),
+        ("http://[::1", False),
+        ("https://[x]/", False),
     ],
 )
 def test_a_token_goes_to_the_platform_only(url: str, allowed: bool, token: Path) -> None:

@@ -1,4 +1,4 @@
-"""What files tell of a base model: the adapter's own, another one, or nothing; each by real folders."""
+"""What the weights of a base model tell: it is the adapter's own, another one, or nothing; each by real folders."""
 
 from __future__ import annotations
 
@@ -12,78 +12,21 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from slipway.base_match import BaseMatch, BaseMatchStatus
-from slipway.base_match.evidence import UsedBase, match_base
-from slipway.configuration import ExportConfiguration
-from slipway.errors import CheckpointValidationError, ModelExportError
-from slipway.export_sources.found import find_sources
-from slipway.settings import Settings
-from slipway.sources import SourceFolders
-
-VOCABULARY, HIDDEN, WIDE, LAYERS = 40, 16, 24, 3
-CONFIG = {
-    "model_type": "qwen3",
-    "architectures": ["Qwen3ForCausalLM"],
-    "hidden_size": HIDDEN,
-    "intermediate_size": WIDE,
-    "num_hidden_layers": LAYERS,
-    "vocab_size": VOCABULARY,
-}
-Tensors = dict[str, torch.Tensor]
-
-
-def weights(seed: int = 0, *, hidden: int = HIDDEN, layers: int = LAYERS) -> Tensors:
-    torch.manual_seed(seed)
-    found = {"model.embed_tokens.weight": torch.randn(VOCABULARY, hidden), "model.norm.weight": torch.randn(hidden)}
-    for layer in range(layers):
-        found[f"model.layers.{layer}.mlp.up_proj.weight"] = torch.randn(WIDE, hidden)
-        found[f"model.layers.{layer}.mlp.down_proj.weight"] = torch.randn(hidden, WIDE)
-    return found
-
-
-def make_model(folder: Path, tensors: Tensors | None = None, **config: object) -> Path:
-    folder.mkdir(parents=True)
-    save_file(weights() if tensors is None else tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps({**CONFIG, **config}))
-    make_tokenizer(folder)
-    return folder
-
-
-def make_tokenizer(folder: Path, *, first: int = 0, added: int = 0) -> None:
-    vocabulary = {f"token{n}": n + first for n in range(VOCABULARY)}
-    more = [{"id": VOCABULARY + n, "content": f"<new{n}>"} for n in range(added)]
-    (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": more, "model": {"vocab": vocabulary}}))
-
-
-def make_adapter(
-    folder: Path, *, hidden: int = HIDDEN, layers: int = LAYERS, base: object = "base", **config: object
-) -> Path:
-    folder.mkdir(parents=True)
-    tensors = {}
-    for layer in range(layers):
-        start = f"base_model.model.model.layers.{layer}.mlp.up_proj"
-        tensors |= {f"{start}.lora_A.weight": torch.randn(4, hidden), f"{start}.lora_B.weight": torch.randn(WIDE, 4)}
-    save_file(tensors, folder / "adapter_model.safetensors")
-    document = {"peft_type": "LORA", "r": 4, "base_model_name_or_path": base, **config}
-    (folder / "adapter_config.json").write_text(json.dumps(document))
-    make_tokenizer(folder)
-    return folder
-
-
-def judge(used: Path, adapter: Path, *, trust: bool = False, contents: bool = True) -> BaseMatch:
-    return match_base(UsedBase(used, used.name, contents=contents), [adapter], trust=trust)
-
-
-@pytest.fixture
-def adapter(tmp_path: Path) -> Path:
-    """A checkpoint of a run beside the base that it names."""
-    make_model(tmp_path / "base")
-    return make_adapter(tmp_path / "run" / "checkpoint-1")
-
-
-@pytest.fixture(autouse=True)
-def _no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+from slipway.base_match import BaseMatchStatus
+from slipway.base_match.checkpoint import misfit
+from slipway.errors import CheckpointValidationError
+from support.models.headless_bases import make_headless
+from support.models.matched_models import (
+    CONFIG,
+    HIDDEN,
+    VOCABULARY,
+    WIDE,
+    judge,
+    make_adapter,
+    make_model,
+    make_tokenizer,
+    weights,
+)
 
 
 def copied(folder: Path) -> Path:
@@ -325,53 +268,6 @@ def test_what_cannot_be_compared_gets_no_verdict(adapter: Path, tmp_path: Path, 
     assert "'base'" in found.reason
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "",
-        None,
-        7,
-        "~nobody-of-this-name/base",
-        "a" * 5000,
-        "a\0b",
-        "../" * 2000,
-        "\udc80",
-        "https://[::1",
-        "C:\\models\\base",
-    ],
-)
-def test_hostile_names_are_names(tmp_path: Path, name: object) -> None:
-    adapter = make_adapter(tmp_path / "run" / "checkpoint-1", base=name)
-    found = judge(make_model(tmp_path / "used"), adapter)
-    assert found.status is BaseMatchStatus.UNPROVEN
-    labels = found.labels()
-    assert all(len(value.encode()) <= 2048 and "\0" not in value for value in labels.values())
-    assert BaseMatch.of_labels(labels).status is found.status
-
-
-@pytest.mark.parametrize(
-    "name", ["~nobody-of-this-name/base", "a" * 5000, "a\0b", "../" * 2000, "\udc80", "https://[::1"]
-)
-def test_a_hostile_name_is_a_base_that_is_not_found(tmp_path: Path, name: str) -> None:
-    make_adapter(tmp_path / "run" / "checkpoint-1", base=name)
-    configuration = ExportConfiguration.model_validate({"checkpoint": {"path": str(tmp_path / "run")}})
-    settings = Settings.from_environment({"SLIPWAY_HOME": str(tmp_path / "home")})
-    with SourceFolders(settings) as folders, pytest.raises(ModelExportError) as error:
-        find_sources(configuration, folders)
-    assert error.value.reason == "BASE_MODEL_NOT_FOUND"
-
-
-def test_the_base_that_the_adapter_names_is_found_beside_the_run_first(
-    adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_model(tmp_path / "work" / "base", weights(seed=5))  # of the same name, where the command is given
-    monkeypatch.chdir(tmp_path / "work")
-    configuration = ExportConfiguration.model_validate({"checkpoint": {"path": str(adapter.parent)}})
-    settings = Settings.from_environment({"SLIPWAY_HOME": str(tmp_path / "home")})
-    with SourceFolders(settings) as folders:
-        assert find_sources(configuration, folders).base == tmp_path / "base"
-
-
 def test_a_bucket_is_compared_by_headers_alone(adapter: Path, tmp_path: Path) -> None:
     """The contents of its weights are holes here."""
     used = make_model(tmp_path / "used", {name: torch.zeros_like(tensor) for name, tensor in weights().items()})
@@ -379,108 +275,6 @@ def test_a_bucket_is_compared_by_headers_alone(adapter: Path, tmp_path: Path) ->
     wrong = make_model(tmp_path / "wrong", model_type="llama")
     with pytest.raises(CheckpointValidationError, match="model_type"):
         judge(wrong, adapter, contents=False)
-
-
-def cache(root: Path, tensors: Tensors, *, commit: str = "a" * 40) -> Path:
-    """A snapshot of owner/base in a Hugging Face cache, of links to blobs."""
-    snapshot = make_model(root / "hub" / "models--owner--base" / "snapshots" / commit, tensors)
-    blobs = root / "hub" / "models--owner--base" / "blobs"
-    blobs.mkdir(exist_ok=True)
-    for path in sorted(snapshot.iterdir()):
-        blob = blobs / f"{commit[0]}-{path.name}"
-        path.rename(blob)
-        path.symlink_to(blob)
-    refs = root / "hub" / "models--owner--base" / "refs"
-    refs.mkdir(exist_ok=True)
-    (refs / "main").write_text(commit)
-    return snapshot
-
-
-def test_the_cached_repository_that_the_adapter_names_confirms_the_base(tmp_path: Path) -> None:
-    snapshot = cache(tmp_path, weights())
-    adapter = make_adapter(tmp_path / "run" / "checkpoint-1", base="owner/base")
-    found = judge(snapshot, adapter)
-    assert found.status is BaseMatchStatus.CONFIRMED
-    assert "owner/base" in found.reason
-    assert judge(make_model(tmp_path / "copy"), adapter).status is BaseMatchStatus.CONFIRMED
-    # A folder of the repository's name beside the run is not the repository.
-    with pytest.raises(CheckpointValidationError, match="other values"):
-        judge(make_model(tmp_path / "owner" / "base", weights(seed=5)), adapter)
-
-
-def test_two_revisions_of_a_repository_are_no_mismatch_unless_the_adapter_names_one(tmp_path: Path) -> None:
-    older = cache(tmp_path, weights(seed=5), commit="b" * 40)
-    cache(tmp_path, weights())
-    adapter = make_adapter(tmp_path / "run" / "checkpoint-1", base="owner/base")
-    assert judge(older, adapter).status is BaseMatchStatus.UNPROVEN
-    named = make_adapter(tmp_path / "run" / "checkpoint-2", base="owner/base", revision="a" * 40)
-    with pytest.raises(CheckpointValidationError, match="other values"):
-        judge(older, named)
-
-
-def test_of_several_adapters_the_least_certain_counts(adapter: Path, tmp_path: Path) -> None:
-    used = copied(tmp_path / "used")
-    unnamed = make_adapter(tmp_path / "second", base=None)
-    found = match_base(UsedBase(used, "used", contents=True), [adapter, unnamed], trust=False)
-    assert found.status is BaseMatchStatus.UNPROVEN
-
-
-@pytest.mark.parametrize(
-    ("adapter_has", "says"),
-    [({"hidden": 32}, "lora_A.weight"), ({"layers": LAYERS + 2}, "model.layers.3")],
-)
-def test_an_adapter_of_another_size_is_refused_from_headers(tmp_path: Path, adapter_has: dict, says: str) -> None:
-    adapter = make_adapter(tmp_path / "run" / "checkpoint-1", **adapter_has)
-    used = make_model(tmp_path / "used")
-    with pytest.raises(CheckpointValidationError, match=says) as error:
-        judge(used, adapter, contents=False)
-    assert error.value.reason == "ADAPTER_BASE_MISMATCH"
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"peft_type": "LOHA"},
-        {"layer_replication": [[0, 2], [1, 3]]},
-        {"use_qalora": True},
-        {"target_parameters": ["mlp.experts.gate_up_proj"]},
-    ],
-)
-def test_forms_that_are_not_understood_get_no_verdict(tmp_path: Path, config: dict) -> None:
-    adapter = make_adapter(tmp_path / "run" / "checkpoint-1", hidden=32, layers=LAYERS + 2, **config)
-    assert judge(make_model(tmp_path / "used"), adapter).status is BaseMatchStatus.UNPROVEN
-
-
-def test_weights_stored_the_other_way_round_and_from_the_bare_model_fit(tmp_path: Path) -> None:
-    adapter = make_adapter(tmp_path / "run" / "checkpoint-1")
-    tensors = {name.removeprefix("model."): tensor.t().contiguous() for name, tensor in weights().items()}
-    assert judge(make_model(tmp_path / "used", tensors), adapter).status is BaseMatchStatus.UNPROVEN
-
-
-@pytest.mark.parametrize(
-    ("library", "refused"),
-    [
-        ("transformers.models.qwen3.modeling_qwen3", False),
-        ("transformers.models.gpt2.modeling_gpt2", True),
-        ("transformers_modules.mine.modeling_mine", False),
-        (["transformers"], False),
-    ],
-)
-def test_the_class_that_was_trained_tells(tmp_path: Path, library: object, refused: bool) -> None:
-    mapping = {"base_model_class": "Model", "parent_library": library}
-    adapter = make_adapter(tmp_path / "run" / "checkpoint-1", auto_mapping=mapping)
-    used = make_model(tmp_path / "used")
-    if not refused:
-        assert judge(used, adapter).status is BaseMatchStatus.UNPROVEN
-        return
-    with pytest.raises(CheckpointValidationError, match="gpt2"):
-        judge(used, adapter)
-
-
-def test_added_tokens_make_no_other_tokenizer(tmp_path: Path) -> None:
-    adapter = make_adapter(tmp_path / "run" / "checkpoint-1")
-    make_tokenizer(adapter, added=3)
-    assert judge(make_model(tmp_path / "used"), adapter).status is BaseMatchStatus.UNPROVEN
 
 
 def test_a_large_model_is_sampled_and_not_read(tmp_path: Path) -> None:
@@ -501,3 +295,10 @@ def test_a_large_model_is_sampled_and_not_read(tmp_path: Path) -> None:
             file.truncate(8 + len(text) + (16 << 32))
     adapter = make_adapter(tmp_path / "run" / "checkpoint-1", layers=0)
     assert judge(tmp_path / "used", adapter).status is BaseMatchStatus.CONFIRMED
+
+
+def test_a_head_for_other_labels_contradicts_only_a_base_of_the_same_task(tmp_path: Path) -> None:
+    base, adapter = make_headless("bert-other-labels", tmp_path)
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    assert misfit(adapter, config, base) == ""
+    assert "classifier" in misfit(adapter, config | {"task_type": "TOKEN_CLS"}, base)

@@ -126,6 +126,16 @@ def test_the_summary_says_it_once_before_the_warnings(status: BaseMatchStatus, s
     assert verdict.style == Style.parse(colour)
 
 
+def test_a_family_that_validation_does_not_know_says_nothing_of_the_base() -> None:
+    found = report(())
+    description = "the family of ViTModel is unknown to the validation, so it was not run"
+    reference = Reference(description=description, engine=Engine(runtime=""))
+    inputs = found.inputs.model_copy(update={"family": "", "comparison": ""})
+    measured = measure(found.model_copy(update={"reference": reference, "inputs": inputs}))
+    assert not measured.helps
+    assert measured.reason == description
+
+
 def test_a_family_that_predicts_no_text_says_nothing_of_the_base() -> None:
     found = report(())
     reference = found.reference.model_copy(

@@ -1,4 +1,4 @@
-"""What a shell offers for a word that is begun; bash is asked as a user's terminal asks it."""
+"""Completion of words in a shell: bash is called as a terminal calls it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ printf '%s\n' "${COMPREPLY[@]}"
 
 
 def offered(home: Path, *words: str) -> list[str]:
-    """What bash offers for the last of its words; it takes an equals sign as a word of its own."""
+    """Return bash's completions of the last word; bash splits words at an equals sign."""
     asked = ["bash", "--norc", "-c", ASK, "bash", "slipway", *words]
     installed = f"{Path(SLIPWAY).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(asked, env=environment(home, PATH=installed), capture_output=True, text=True, check=True)
@@ -51,6 +51,8 @@ def test_bash_completes_settings_and_their_values(tmp_path: Path, words: list[st
         (["stage", "onnx_export", "--param", "en"], ["engine=mobius", "engine=dynamo", "engine=legacy"]),
         (["stage", "onnx_export", "--out", "x", "--param", "engine", "=", "m"], ["mobius"]),
         (["stage", "nonesuch", "--param", "e"], []),
+        (["stage", "merge", "--input", "ad"], ["adapter="]),
+        (["stage", "nonesuch", "--input", "ad"], []),
         (["coordinator", "--lea"], ["--lease-seconds"]),
         (["coordinator", "mig"], ["migrate"]),
         (["worker", "--coordinator", "x:1", "--log-format", "=", "j"], ["json"]),

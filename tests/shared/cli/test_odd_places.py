@@ -1,4 +1,4 @@
-"""Odd surroundings of a command: folders with signs of an address, addresses for folders, terminals and little memory."""
+"""Commands in unusual surroundings: odd names of folders, addresses instead of folders, terminals, little memory."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_stage_prints_and_reads_utf_8_whatever_the_terminal_is(tmp_path: Path)
 
 
 def limited(*words: str | Path, home: Path, mega_bytes: int) -> Done:
-    """The command with so much address space."""
+    """Run the command with limited address space."""
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (mega_bytes << 20, mega_bytes << 20))
@@ -217,6 +217,8 @@ def test_memory_has_many_words_and_one_reason(error: Exception) -> None:
         (-6, "terminate called after throwing an instance of 'std::bad_alloc'", "OUT_OF_MEMORY"),
         (-15, "MemoryError", "STAGE_KILLED"),
         (1, "", "STAGE_ERROR"),
+        (-40, "", "STAGE_KILLED"),  # a real-time signal, which has no name
+        (-40, "MemoryError", "STAGE_KILLED"),
     ],
 )
 def test_the_last_words_of_a_process_tell_of_memory(returncode: int, output: str, reason: str) -> None:

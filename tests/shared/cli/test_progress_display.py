@@ -1,4 +1,4 @@
-"""Progress: what rows say after events, and how it is shown."""
+"""Progress: the state of rows after events, and its display."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from slipway_protos.v1 import export_pb2 as pb
 
 
 def state(**tasks: pb.Attempt | int) -> pb.ExportEvent:
-    """An event with tasks in a state, or with an attempt in one."""
+    """Return an event in which each task has a state or an attempt."""
     export = pb.Export(state=pb.EXPORT_STATE_RUNNING)
     for name, given in tasks.items():
         attempts = [given] if isinstance(given, pb.Attempt) else []
@@ -76,6 +76,21 @@ def test_a_new_attempt_starts_over() -> None:
     )
     rows.take(state(merge=attempt(2, pb.TASK_STATE_RUNNING)))
     assert (row.attempt, row.done, row.reason) == (2, 0, "")
+
+
+def test_a_state_that_only_a_newer_peer_knows_is_shown_by_its_number() -> None:
+    rows = Rows()
+    rows.take(pb.ExportEvent(export=pb.Export(state=77, tasks=[pb.Task(id="merge", state=78)])))
+    assert (rows.state, rows.tasks["merge"].state) == ("state 77", "state 78")
+
+
+@pytest.mark.parametrize("phase", [" ", f"output 1 of {'9' * 5000}", f"output {'9' * 5000} of 1"])
+def test_a_phase_may_be_any_text(phase: str) -> None:
+    rows, overall = Rows(), Overall()
+    rows.take(state(merge=attempt(1, pb.TASK_STATE_RUNNING)))
+    rows.take(progress("merge", 1, total=2, phase=phase))
+    overall.update(rows)
+    assert 0 < overall.done < 1
 
 
 def lines(stream: io.StringIO) -> list[dict[str, object]]:
@@ -209,7 +224,7 @@ def test_logs_and_progress_have_one_form_as_json() -> None:
 
 
 def whole() -> pb.ExportEvent:
-    """An export of four tasks that wait."""
+    """Return an export with four waiting tasks."""
     export = pb.Export(state=pb.EXPORT_STATE_RUNNING)
     for name, stage in (("merge", "merge"), ("onnx", "onnx_export"), ("int4", "quantize"), ("validate", "validate")):
         export.tasks.add(id=name, stage=stage, format=name, state=pb.TASK_STATE_WAITING)

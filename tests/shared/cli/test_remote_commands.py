@@ -1,4 +1,4 @@
-"""Commands against a coordinator: what they say, and the code they leave."""
+"""Commands against a coordinator: their output and exit codes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def connected(harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def validated(harness: Harness, export_id: str, **facts: object) -> str:
-    """An ended export whose validation recorded these facts."""
+    """Run an export whose validation records these facts; return its name."""
     tasks = (tiny_task("onnx"), tiny_task("validation", needs=("onnx",), facts=facts))
     name = harness.submit(tiny_export(export_id, *tasks, base=harness.base()))
     assert harness.finished(name).outputs["validation"]

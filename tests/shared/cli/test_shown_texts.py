@@ -1,4 +1,4 @@
-"""Other people's names and messages reach no terminal, page or log as something that is obeyed or deceives."""
+"""Hostile names and messages neither control nor deceive a terminal, page or log."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from slipway.rpc.structs import sendable
 from slipway.texts import hidden_character, printable
 from slipway_protos.v1 import export_pb2 as pb
 from support import SUPPORT
+from support.commands.cli import run_here
 from support.commands.report_parts import output, result, validation
 from support.commands.terminal import script_on_terminal
 from support.harness.logs_kept import logs_kept
@@ -39,7 +40,7 @@ SENT = sendable(HOSTILE)
 
 
 def hostile_export(text: str = SENT) -> pb.Export:
-    """An export of a coordinator that checks nothing."""
+    """Return an export of a coordinator that checks nothing."""
     attempt = pb.Attempt(number=1, worker=text, rule=text, note=text, state=pb.TASK_STATE_FAILED)
     attempt.error.CopyFrom(status_of(ServiceError(text, reason="INTERNAL", remedy=text).failure()))
     return pb.Export(
@@ -221,3 +222,25 @@ def test_log_lines_of_commands_and_services(capsys: pytest.CaptureFixture[str]) 
     assert not any(line.startswith("00:00:00") for line in said.splitlines()), (
         "set off, it looks like no line of its own"
     )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("export", "--no{}such"),
+        ("export", "extra{}"),
+        ("{}",),
+        ("cache", "x{}"),
+        ("export", "--progress", "{}"),
+        ("--x{}",),
+    ],
+    ids=" ".join,
+)
+def test_misuse_is_quoted_without_commands_to_a_terminal(
+    words: tuple[str, ...], capfd: pytest.CaptureFixture[str]
+) -> None:
+    for more in ((), ("--json",)):
+        assert run_here(*(word.replace("{}", "a\x1b[31m\u202eb\x9b2J\u2066") for word in words), *more) == 2
+        out, err = capfd.readouterr()
+        assert "a" in err
+        assert printable(out + err) == out + err

@@ -1,4 +1,4 @@
-"""Speed as people and programs read it: in the result, the command's table, the page and the card."""
+"""Speed in the result, the command's table, the report and the model card."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from slipway_protos.v1 import export_pb2 as pb
 
 
 def speed(prefill_ms: float, decode: float, *, scatter: float, rounds: int = 7) -> Speed:
-    """A speed whose rounds lie within this share of the median, to both sides."""
+    """Return a speed whose rounds differ from the median by at most this share."""
 
     def around(value: float) -> tuple[float, float] | None:
         return (value * (1 - scatter), value * (1 + scatter)) if rounds > 1 else None
@@ -42,7 +42,7 @@ ONCE = speed(1, 500, scatter=0, rounds=1)
 
 
 class Exported:
-    """An export whose formats have these speeds, and what is shown of it."""
+    """An export whose formats have these speeds, with its report and card."""
 
     def __init__(self, folder: Path, speeds: dict[str, Speed]) -> None:
         self.folder = folder

@@ -1,4 +1,4 @@
-"""What a person sees on a terminal of 60, 80 and 100 columns: the real command on a pseudo-terminal."""
+"""Output on a terminal of 60, 80 and 100 columns: the real command on a pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ widths = pytest.mark.parametrize("width", WIDTHS)
 
 
 def check(screen: Screen, width: int, *names: str, copied: tuple[str, ...] = ()) -> None:
-    """No line is wider than the terminal, but for what is there to be copied; every name is whole, on one line."""
+    """Check that no line is wider than the terminal, except those to be copied, and that no name is split."""
     wide = [line for line in screen.too_wide(width) if not line.lstrip().startswith(copied)]
     assert wide == []
     missing = [name for name in names if name not in screen.words()]
@@ -34,7 +34,7 @@ def check(screen: Screen, width: int, *names: str, copied: tuple[str, ...] = ())
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A base model and a run with one checkpoint that is half written; files of the real kind."""
+    """Make a base model, and a run with one truncated checkpoint; the files are real."""
     import numpy as np
     from safetensors.numpy import save_file
 
@@ -62,7 +62,7 @@ def where(project: Path) -> tuple[str | Path, ...]:
 
 @pytest.fixture(scope="module")
 def tiny(project: Path) -> dict[str, str]:
-    """Variables with which the command runs stages that do next to nothing, and where int4 of ONNX cannot be made."""
+    """Return variables that replace the stages by trivial ones, without int4 of ONNX."""
     folder = project / "stages"
     folder.mkdir()
     (folder / "fail-quantize").write_text("int4")
@@ -72,7 +72,7 @@ def tiny(project: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def home(project: Path, tiny: dict[str, str]) -> Path:
-    """A home in which one export ended, and one has a state that is no database."""
+    """Make a home with one ended export, and one whose state is not a database."""
     home = project / "home"
     done = slipway("export", *where(project), *NO_VALIDATION, "--out", project / "first", home=home, **tiny)
     assert done.code == 6, done.err
@@ -222,7 +222,7 @@ show(summary(ExportResult.model_validate_json(Path(sys.argv[1]).read_text())))
 
 @pytest.fixture
 def result(tmp_path: Path) -> Path:
-    """The answer of an export with every figure, an output that failed validation, and two that were not made."""
+    """Return a result with every figure, an output that failed validation, and two that were not made."""
     figures = {"mean_kl": 0.0012, "top1_agreement": 0.91, "decode_tokens_per_second": 165.2, "inference_speed_ms": 31.4}
     made = {"digest": "sha256:0", "size_bytes": 123_456_789, "reduction_percent": 61.2, "memory_usage_mb": 812.5}
     formats = {name: made | figures | {"status": "passed"} for name in LEVELS[:4]}
@@ -272,7 +272,7 @@ def test_every_output_keeps_its_row_in_the_summary(result: Path, tmp_path: Path,
 
 @pytest.mark.slow
 def test_the_sample_is_exported_on_a_terminal(sample: Path, tmp_path: Path) -> None:
-    """With real stages and a real validation, at the narrowest width; the answer goes into a pipe."""
+    """Real stages and a real validation at the narrowest width, with the answer in a pipe."""
     config = ("-c", sample / "export.yaml", "--out", tmp_path / "out", "--json")
     settings = ("--set", "formats.tensorrt.enabled=false", "--set", "validation.test_samples=2")
     screen = on_terminal("export", *config, *settings, home=tmp_path / "home", width=60, pipe_answer=True)

@@ -1,4 +1,4 @@
-"""Commands whose output nobody reads any more end quietly, with a documented exit code."""
+"""Commands whose output cannot be read or written end quietly, with a documented exit code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.commands.cli import SLIPWAY, environment
 
 
 def unread(*words: str, home: Path, closed: str) -> subprocess.CompletedProcess[str]:
-    """Run a command; whoever would read one of its streams is gone already."""
+    """Run a command with one stream whose reader is already gone."""
     reader, writer = os.pipe()
     os.close(reader)
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | {closed: writer}
@@ -56,3 +56,23 @@ def test_progress_that_nobody_reads_ends_the_work(tmp_path: Path) -> None:
     done = unread(*words, home=tmp_path, closed="stderr")
     assert done.returncode in {3, EXIT_UNREAD}  # the failure, where that came first
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("redirection", "words", "code"),
+    [
+        (">&-", "doctor", 0),
+        (">&-", "list --json", 0),
+        ("2>&-", "verify nonesuch", 3),
+        ("<&- >&- 2>&-", "verify nonesuch --json", 3),
+        (">/dev/full", "doctor --json", 5),
+        (">/dev/full", "--help", 5),
+        ("2>/dev/full", "verify nonesuch", 3),
+        (">/dev/full 2>/dev/full", "verify nonesuch --json", 3),
+    ],
+)
+def test_closed_and_full_streams_change_no_failure(redirection: str, words: str, code: int, tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f"{SLIPWAY} {words} {redirection}"], env=environment(tmp_path), capture_output=True, text=True
+    )
+    assert (done.returncode, "Traceback" in done.stdout + done.stderr) == (code, False)

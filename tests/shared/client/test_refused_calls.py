@@ -1,4 +1,4 @@
-"""Calls that no service hears of are counted, by a reason of ours and nothing that a caller chooses."""
+"""Calls refused before they reach a service are counted by Slipway's reasons, never by texts of the caller."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STREAM = "/slipway.v1.Test/Stream"
 
 
 class Named:
-    """Everybody is who their token says."""
+    """Identifies callers by their token alone."""
 
     def identify(self, *, token: str, certificate_names: Sequence[str]) -> Principal:
         match token:
@@ -45,7 +45,7 @@ async def _stream(_request: bytes, _context: Any) -> Any:
 
 
 class Refusals:
-    """A server with its checks and a gate; answers what its calls were refused for."""
+    """A server with its checks and a gate; :meth:`reason` tells why a call was refused."""
 
     def __init__(self) -> None:
         self.gate = Gate()

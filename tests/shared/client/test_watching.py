@@ -1,4 +1,4 @@
-"""Watching goes on over a coordinator that is killed or stopped and started again, without a gap or a repetition."""
+"""A watch survives restarts of the coordinator without a gap or a repetition."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SOURCES = {"base": DIGEST, "adapter": DIGEST}
 
 
 class Restarting:
-    """A coordinator's process that can be ended and started again over the same state."""
+    """A coordinator's process that can be restarted with the same state."""
 
     def __init__(self, home: Path, stack: ExitStack) -> None:
         self.address = f"127.0.0.1:{free_port()}"
@@ -63,7 +63,7 @@ def coordinator(tmp_path: Path) -> Iterator[Restarting]:
 
 @contextmanager
 def watching(address: str, name: str, *, blocking: bool) -> Iterator[list[pb.ExportEvent]]:
-    """Events as a watch in another thread gets them; joined at the end."""
+    """Collect the events of a watch in another thread; join it at the end."""
     seen: list[pb.ExportEvent] = []
 
     async def watch() -> None:

@@ -1,4 +1,4 @@
-"""Whatever a file, a variable or a flag says is a configuration or an error with its reason, in bounded time and memory."""
+"""Any text of a file, variable or flag gives a configuration or an error with a reason, in limited time and memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slipway.errors import ConfigurationError
 from slipway.rpc.configuration_messages import configuration_message, configuration_of
 from slipway.security.access.access_file import load_access
 from slipway.settings import Settings
-from slipway_coordinator.model.recovery import load_rules
+from slipway_coordinator.model.rules import load_rules
 from support.hostile.texts import SCALARS, TEXTS, whole_documents, within_bounds, yaml_documents
 
 KEYS = tuple(sorted(keys()))
@@ -25,7 +25,7 @@ thorough = settings(max_examples=120, deadline=None, database=None, suppress_hea
 
 
 def read(path: Path | None = None, **sources: Any) -> None:
-    """Load a configuration; one that can be honoured can be sent, too."""
+    """Load a configuration; check that a valid one can also be sent."""
     try:
         loaded = load(path, environment=sources.pop("environment", {}), **sources)
     except ConfigurationError as error:
@@ -116,7 +116,7 @@ def test_many_wrong_settings_are_counted_and_few_are_named(file: Path) -> None:
 
 
 def test_every_number_of_the_model_fits_its_message() -> None:
-    """The largest that a setting takes goes over the wire and comes back."""
+    """The largest value of each setting survives a message."""
     from slipway.settings.sections import LARGEST, LARGEST_BYTES, LARGEST_SEED
 
     largest = {"min": LARGEST, "opt": LARGEST, "max": LARGEST}

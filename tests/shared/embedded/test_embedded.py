@@ -1,4 +1,4 @@
-"""The embedded mode: starts fast, leaves nothing, runs side by side, and is the same coordinator."""
+"""The embedded mode: it starts fast, leaves nothing behind, runs side by side, and is the same coordinator."""
 
 from __future__ import annotations
 

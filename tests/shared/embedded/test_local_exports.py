@@ -1,4 +1,4 @@
-"""The exports of this machine, looked at while others start: nobody disturbs anybody."""
+"""Reading the exports of this machine does not disturb exports that start meanwhile."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 from slipway.embedded.coordinator import Embedded
 from slipway.embedded.local_exports import local_exports
+from slipway.errors import ServiceError
 from slipway.settings import Settings
 from slipway_coordinator.leadership.file_lock import FileLock
 
@@ -27,6 +30,12 @@ def test_an_export_starts_while_somebody_looks_whether_it_runs(tmp_path: Path) -
     assert time.monotonic() - began < 5
     assert "is active on" in str(other.refusal())
     lock.release()
+
+
+def test_a_filter_is_checked_even_where_nothing_can_match(tmp_path: Path) -> None:
+    with pytest.raises(ServiceError, match="state~") as refused:
+        local_exports(Settings(home=tmp_path, scratch=tmp_path / "scratch"), filter="state~")
+    assert refused.value.reason == "REQUEST_INVALID"
 
 
 def test_one_export_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:

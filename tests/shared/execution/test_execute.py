@@ -1,4 +1,4 @@
-"""Every way in which a stage's process can end, with real processes."""
+"""Every end of a stage's process, with real processes."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def run(stage: str, workdir: Path, *, timeout: float | None = None, **params: ob
 
 
 def descendants() -> set[psutil.Process]:
-    """Processes below this one."""
+    """Return the descendants of this process."""
     return set(psutil.Process().children(recursive=True))
 
 
 @pytest.fixture
 def shared() -> set[psutil.Process]:
-    """Processes that earlier tests started for later ones."""
+    """Return the processes that earlier tests left for later ones."""
     return descendants()
 
 
@@ -52,6 +52,16 @@ def test_a_stage_gives_outputs_facts_progress_and_log(tmp_path: Path) -> None:
     assert {p.phase for p in seen} == {"waiting"}
     assert ("info", "echoed") in logs
     assert outcome.peak_memory_bytes > 1 << 20
+
+
+def test_an_event_that_cannot_be_shown_is_the_reason_and_not_what_it_did_to_the_child(tmp_path: Path) -> None:
+    def show(progress: Progress, memory: int) -> None:
+        raise LookupError(f"no place for {progress.phase}")
+
+    execution = Execution(StageCall("support.stages.plain:SOURCE", {"text": "hi", "seconds": 0.3}, {}), tmp_path)
+    outcome = asyncio.run(execute(execution, on_progress=show))
+    assert outcome.failure is not None
+    assert "LookupError: no place for waiting" in outcome.failure.message
 
 
 @pytest.mark.parametrize(
@@ -171,7 +181,7 @@ def test_nothing_survives_a_killed_parent(tmp_path: Path) -> None:
 
 
 def memory_group(limit_bytes: int) -> Path:
-    """A memory control group with a limit, in whichever version the kernel offers; skips where none can be made."""
+    """Make a limited memory control group of the kernel's version; skip if that is impossible."""
     name = f"slipway-test-{os.getpid()}"
     for parent, file in (
         (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),

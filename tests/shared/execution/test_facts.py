@@ -1,4 +1,4 @@
-"""Facts of a result as they travel: what names every tensor of a large model is cut, in the stage and in the worker."""
+"""Facts of a result: lists with every tensor of a large model are cut, in the stage and in the worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an interrupted attempt leaves for the next: given to one at a time, and gone when it is of no more use."""
+"""The kept folder of an interrupted attempt: one attempt uses it at a time, and it is removed when it is useless."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def runner(tmp_path: Path) -> TaskRunner:
 
 
 def attempt(runner: TaskRunner, folder: Path, kind: str) -> TaskResult:
-    """The stage counts its attempts in its kept folder and then does what it is told; that is no part of the action."""
+    """Tell the stage what to do after it has counted its attempts in the kept folder; this is not part of the action key."""
     told = folder / "kind"
     told.write_text(kind)
     return asyncio.run(runner.run(StageCall(KEEPING, {"told": str(told)}, {})))

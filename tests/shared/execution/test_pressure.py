@@ -1,4 +1,4 @@
-"""What a stage comes close to is said before it ends it, and what it took is known afterwards; with real processes."""
+"""Warnings before a stage reaches a limit, and the measured peak afterwards; with real processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STAGE = "support.stages.plain:TROUBLE"
 def run(
     workdir: Path, kind: str, *, seen: Path, until: str = "", max_memory_bytes: int = 4 << 30
 ) -> tuple[Outcome, list[str]]:
-    """How a stage ended, and what was warned of, in order.
+    """How a stage ended, and its warnings in order.
 
     Args:
         workdir: To be made.

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from pydantic import field_validator
 
 from slipway.artifacts import LocalStore
 from slipway.execution.runner import TaskResult, TaskRunner
 from slipway.execution.surroundings import surroundings_of
+from slipway.stage import Stage, StageParams
 from slipway.stage_call import StageCall
 
 SOURCE, ECHO, TROUBLE = "support.stages.plain:SOURCE", "support.stages.plain:ECHO", "support.stages.plain:TROUBLE"
@@ -51,6 +53,29 @@ def test_a_result_that_exists_is_reused_and_one_that_is_gone_is_made_again(
     third = run(runner, SOURCE, text="one")
     assert not third.reused
     assert third.outputs == first.outputs
+
+
+class StrangeParams(StageParams):
+    """Parameters whose check has a fault of its own, which is no error of validation."""
+
+    text: str = ""
+
+    @field_validator("text")
+    @classmethod
+    def _check(cls, text: str) -> str:
+        return {"known": "x"}[text]
+
+
+STRANGE = Stage(name="strange", version=1, inputs=(), outputs=("out",), params=StrangeParams, run=lambda *_: {})
+
+
+def test_a_fault_in_the_checks_of_a_stage_is_its_failure(runner: TaskRunner, caplog: pytest.LogCaptureFixture) -> None:
+    """An exception would leave the lease without a result, and the coordinator would grant it again at once, for ever."""
+    result = run(runner, f"{__name__}:STRANGE", text="other")
+    assert result.failure is not None
+    assert result.failure.reason == "STAGE_ERROR"
+    assert "KeyError" in result.failure.message
+    assert "Traceback" in caplog.text
 
 
 @pytest.mark.parametrize(

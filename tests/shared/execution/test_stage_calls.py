@@ -1,4 +1,4 @@
-"""A call of a stage is the same on every way it takes: as JSON, as a message, as the value a stage is given."""
+"""A call of a stage survives every conversion: to JSON, to a message, and to the values that the stage gets."""
 
 from __future__ import annotations
 

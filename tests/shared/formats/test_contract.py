@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -14,7 +12,7 @@ import pytest
 
 from slipway.configuration import parse
 from slipway.errors import ConfigurationError
-from slipway.formats import Format, FormatSettings, LevelSettings, PlannedTask
+from slipway.formats import Format, FormatSettings, LevelSettings, PlannedTask, registry
 from slipway.formats.registry import format_of_output, formats, load_format, merged_output, split_output
 from slipway.planning.plan import format_tasks, plan
 from slipway.stage import Role
@@ -76,53 +74,13 @@ def test_a_value_that_could_not_be_used_later_is_refused_at_once(changes: dict[s
         plain(**changes)
 
 
-@pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    """Lets the registry find other formats than the installed ones."""
-    from slipway.formats import registry
-
-    # Entry points are read from the metadata of distributions; a list of them stands in for installing some.
-    def install(*found: tuple[str, str]) -> None:
-        points = [importlib.metadata.EntryPoint(name, value, registry.GROUP) for name, value in found]
-        monkeypatch.setattr(registry, "entry_points", lambda group: points)
-        registry.formats.cache_clear()
-
-    yield install
-    monkeypatch.undo()
-    registry.formats.cache_clear()
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ("nonesuch_module:FORMAT", "No module named 'nonesuch_module'"),
-        ("slipway.formats.registry:GROUP", "is not a Format"),
-        ("slipway_merge.format:FORMAT", "its name is 'pytorch'"),
-        ("slipway_merge.format:NONESUCH", "NONESUCH"),
-    ],
-)
-def test_a_format_that_cannot_be_loaded_is_named(installed: Callable[..., None], value: str, message: str) -> None:
-    installed(("gguf", value))
-    with pytest.raises(ConfigurationError) as caught:
-        formats()
-    assert caught.value.reason == "FORMAT_INVALID"
-    assert "'gguf'" in caught.value.message
-    assert message in caught.value.message
-
-
-def test_two_formats_do_not_share_a_variable(installed: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    import slipway_onnx_export.format as other
-
-    monkeypatch.setattr(other, "FORMAT", replace(other.FORMAT, variables={"enabled": "EXPORT_ENABLE_PYTORCH"}))
-    installed(("pytorch", "slipway_merge.format:FORMAT"), ("onnx", "slipway_onnx_export.format:FORMAT"))
-    with pytest.raises(ConfigurationError, match="share the variable EXPORT_ENABLE_PYTORCH"):
-        formats()
-
-
-def test_without_any_format_it_is_said_how_to_get_some(installed: Callable[..., None]) -> None:
-    installed()
+def test_without_any_format_it_is_said_how_to_get_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Slipway's own entry points cannot be uninstalled for one test; an empty list stands in for that.
+    monkeypatch.setattr(registry, "entry_points", lambda group: [])
+    registry._installed.cache_clear()
     with pytest.raises(ConfigurationError, match="no format is installed"):
         formats()
+    registry._installed.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -149,6 +107,13 @@ def test_whatever_a_formats_functions_raise_is_an_error_with_its_name() -> None:
     with pytest.raises(ConfigurationError, match="the format tensorrt fails: AttributeError") as caught:
         format_tasks(each, each.settings(enabled=True), parse({}), model="source:m")
     assert caught.value.reason == "FORMAT_INVALID"
+
+
+def test_a_question_that_a_format_fails_to_answer_is_an_error_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    each = replace(load_format("onnx"), needs_tokenizer=lambda settings: settings.nonesuch)
+    monkeypatch.setitem(formats(), "onnx", each)  # stands in for a distribution with this fault
+    with pytest.raises(ConfigurationError, match="the format onnx fails: AttributeError"):
+        plan(parse({}), ["base", "adapter"])
 
 
 def test_a_format_without_its_unquantized_output_keeps_the_task_that_its_levels_need() -> None:

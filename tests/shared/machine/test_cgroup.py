@@ -22,7 +22,7 @@ def write(folder: Path, **files: str) -> None:
 
 
 def version_2(tmp_path: Path, *, membership: str = "0::/kubepods/pod1/c\n") -> ControlGroup:
-    """A container's group of 3 GiB in a pod's of 8."""
+    """Make a container's group of 3 GiB inside a pod's of 8 GiB."""
     root = tmp_path / "v2"
     write(root)
     write(root / "kubepods" / "pod1", memory__max=f"{8 * GIB}\n", memory__current="0\n", cpu__max="max 100000\n")
@@ -39,7 +39,7 @@ def version_2(tmp_path: Path, *, membership: str = "0::/kubepods/pod1/c\n") -> C
 
 
 def version_1(tmp_path: Path, *, limit: int = 3 * GIB) -> ControlGroup:
-    """A container that sees its path on the host, and its own group alone at the mount."""
+    """Make a container that sees its path on the host while only its own group is mounted."""
     root = tmp_path / "v1"
     write(
         root / "memory",

@@ -1,4 +1,4 @@
-"""What is known of the first GPU, or slice of one, from NVIDIA's own program."""
+"""The first GPU, or slice of one, as NVIDIA's program reports it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUERIES = {
 
 
 def smi(folder: Path, kind: str, *, total: str = "") -> None:
-    """Stand in for NVIDIA's program, which needs a GPU; it answers as that does, with the GPU that ``--id`` names."""
+    """Replace NVIDIA's program, which needs a GPU, by one that prints the same for the GPU of ``--id``."""
     rows = [row if not total else row.rpartition(",")[0] + f", {total}" for row in QUERIES[kind]]
     cases = "\n".join(f"    *--id={number}*) echo '{row}';;" for number, row in enumerate(rows))
     everything = "\n".join(rows)
@@ -46,7 +46,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_program_in_the_current_folder_is_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    """It may be a checkpoint with code in it."""
+    """The current folder may be a checkpoint with code."""
     smi(tmp_path, "whole")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{place}:{tmp_path / 'nothing'}")

@@ -1,4 +1,4 @@
-"""Threads of numeric libraries sleep while they wait, whoever computes, and a user's own choice stands."""
+"""Waiting threads of numeric libraries sleep in every process, unless the user chose otherwise."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ print((times[-1] - times[1]) / 4)
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Ours without what says how threads wait."""
+    """Return this process's environment without the wait policy of threads."""
     kept = {name: value for name, value in os.environ.items() if name not in {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}}
     return {**kept, **more}
 
@@ -108,7 +108,7 @@ def busy_processes(count: int) -> Iterator[None]:
 
 
 def step_alone(sample: Path) -> float:
-    """Processor time of a training step with one thread, which waits for none: seconds."""
+    """Return the processor time of a training step with one thread, in seconds."""
     command = [sys.executable, "-c", TRAIN, str(sample / "qwen3-base"), "1"]
     return float(subprocess.run(command, env=environment(), capture_output=True, text=True, check=True).stdout)
 
@@ -124,7 +124,7 @@ def test_training_beside_busy_processes_does_not_collapse(sample: Path) -> None:
 
 @contextmanager
 def half_a_core() -> Iterator[str]:
-    """A real control group with a quota of half a core; gives a shell command with which a process joins it."""
+    """Make a real control group with half a core; return the shell command that joins it."""
     version_1, version_2 = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
     root = version_1 if (version_1 / "cpu.cfs_quota_us").exists() or version_1.is_dir() else version_2
     group = root / f"slipway-test-{os.getpid()}"
@@ -167,7 +167,7 @@ def test_a_real_quota_of_half_a_core_is_one_thread() -> None:
 
 @pytest.mark.slow
 def test_training_within_half_a_core_does_not_collapse(sample: Path) -> None:
-    """Even with two threads, which the quota would not give it."""
+    """Even with two threads, more than the quota allows."""
     with half_a_core() as join:
         spent = float(joined(join, TRAIN, str(sample / "qwen3-base"), "2"))
     assert spent < 3 * step_alone(sample)

@@ -55,6 +55,9 @@ UNKNOWN = [
     ("GPT2DoubleHeadsModel", "GPT2Config"),
     ("T5EncoderModel", "T5Config"),
     ("T5Model", "T5Config"),
+    ("BartModel", "BartConfig"),
+    ("LlavaForConditionalGeneration", "LlavaConfig"),
+    ("VisionEncoderDecoderModel", "ViTConfig"),
     ("BertForPreTraining", "BertConfig"),
     ("BertForMultipleChoice", "BertConfig"),
     ("WhisperForAudioClassification", "WhisperConfig"),
@@ -119,6 +122,12 @@ def test_without_a_class_the_type_decides_where_it_can(tmp_path: Path, config: s
 def test_what_makes_no_sense_has_no_family(config: dict[str, Any]) -> None:
     assert family_of(config) is None
     assert described(config)
+
+
+def test_an_encoder_decoder_without_a_head_is_none_whatever_its_configuration_leaves_out(tmp_path: Path) -> None:
+    config = json.loads((write(tmp_path, "T5Config", "T5Model") / "config.json").read_text())
+    del config["is_encoder_decoder"]
+    assert family_of(config) is None
 
 
 def test_a_model_is_named_by_its_family_and_class() -> None:

@@ -1,4 +1,4 @@
-"""One trace per export, and metrics of all parts: in one process, and over processes of which one is killed."""
+"""One trace per export, and metrics of all parts: in one process, and in several of which one is killed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from slipway.configuration import parse
 from slipway.errors import ModelExportError
 from slipway.observability.telemetry import new_trace, span, tracing
 from slipway.settings import Settings
-from slipway_coordinator.model.recovery import load_rules
+from slipway_coordinator.model.rules import load_rules
 from support import TINY_STAGES
 from support.commands.cli import SLIPWAY
 from support.coordinators.harness import Harness, process, state, tiny_export, tiny_task, wait_for
@@ -35,7 +35,7 @@ def collector() -> Iterator[tuple[Collector, str]]:
 
 
 def connected(kept: Collector) -> None:
-    """Every span of the one trace hangs below another one that is there, but for one root."""
+    """Check that every span but one root has a parent within the same trace."""
     spans = list(kept.spans)
     assert len({span.trace_id for span in spans}) == 1
     known = {span.span_id for span in spans}
@@ -72,7 +72,7 @@ def test_a_retry_is_linked_to_the_attempt_before(collector: tuple[Collector, str
 
 
 class Parts:
-    """A coordinator and a worker as processes, with metrics and traces."""
+    """Run a coordinator and a worker as processes, with metrics and traces."""
 
     def __init__(self, home: Path, stack: ExitStack, endpoint: str) -> None:
         self.home, self.stack = home, stack

@@ -1,4 +1,4 @@
-"""The plan: only what is asked for, in an order that can run, every reference resolved."""
+"""The plan has only the requested tasks, in an order that can run, with every reference resolved."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_validation_takes_the_reference_and_every_output() -> None:
 
 
 def actions(data: dict[str, Any]) -> dict[str, str]:
-    """Action key of every task, each input's digest made from what it refers to."""
+    """Return the action key of every task; the digest of an input is made from its reference."""
     keys = {}
     for task in plan(parse(data), SOURCES):
         inputs = {name: digest_bytes(reference.encode()) for name, reference in task.inputs.items()}

@@ -1,4 +1,4 @@
-"""What is checked before anything runs."""
+"""The checks before anything runs."""
 
 from __future__ import annotations
 
@@ -70,10 +70,11 @@ def test_an_opset_that_an_engine_writes_needs_no_word(base: Path, tmp_path: Path
 
 @pytest.mark.parametrize("opset", [7, 13, 25, 26])
 def test_recovery_leads_to_the_opset_that_is_announced(opset: int) -> None:
-    """As attempts fail that no engine can make, the recovery table ends at what the plan said."""
+    """If every engine fails, the recovery table ends with the opset that the plan named."""
     from slipway.errors import Failure
     from slipway_coordinator.model.records import AttemptRecord
-    from slipway_coordinator.model.recovery import Profile, recover
+    from slipway_coordinator.model.recovery import recover
+    from slipway_coordinator.model.rules import Profile
     from slipway_coordinator.model.states import TaskState
 
     params: dict[str, Any] = {"engine": "mobius", "opset": opset}

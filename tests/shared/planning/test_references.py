@@ -1,4 +1,4 @@
-"""Keys of attempts, and references of inputs: read back as they are printed, and refused where they are not well-formed."""
+"""Keys of attempts and references of inputs are parsed as they are printed; malformed ones are refused."""
 
 from __future__ import annotations
 

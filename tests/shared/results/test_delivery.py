@@ -8,13 +8,14 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from slipway.artifacts import LocalStore
 from slipway.errors import ArtifactError, Failure
-from slipway.results.delivery import MANIFEST, deliver, verify_directory
-from slipway.results.outcome import export_failure, export_result
+from slipway.results.delivery import MANIFEST, check_target, deliver, lineage, verify_directory
+from slipway.results.outcome import export_failure, export_result, recorded_failure
 from slipway.rpc.statuses import status_of
 from slipway.rpc.structs import struct_of
 from slipway.validation.findings import OutputStatus, OutputValidation, Reference, ValidationInputs, ValidationReport
@@ -37,7 +38,7 @@ def put(store: LocalStore, tmp_path: Path, name: str, *, size: int = 3 << 20) ->
 
 @pytest.fixture
 def export(store: LocalStore, tmp_path: Path) -> pb.Export:
-    """A finished export of two formats, its second quantized at the second attempt."""
+    """Return a finished export of two formats; the second was quantized at the second attempt."""
     merged, small = put(store, tmp_path, "pytorch"), put(store, tmp_path, "pytorch-int4", size=1 << 20)
     export = pb.Export(
         name="projects/default/exports/e-1",
@@ -324,7 +325,7 @@ def fill(path: Path) -> None:
 
 
 def test_a_warning_is_given_once_with_all_its_tasks(export: pb.Export, store: LocalStore) -> None:
-    """The coordinator has a stage's warnings too, and several stages may warn of the same."""
+    """The coordinator also has the warnings of stages, and several stages may give the same warning."""
     lost = "the change of 1 module is lost in rounding"
     export.warnings.extend([lost, "skipped one"])
     export.tasks[1].facts.update({"warnings": [lost]})
@@ -359,3 +360,30 @@ def test_a_format_that_was_not_made_is_in_the_result_with_its_reason(export: pb.
     assert (onnx.state, onnx.reason, "too large" in onnx.error_message) == ("failed", "OUT_OF_MEMORY", True)
     assert (int4.state, int4.reason) == ("skipped", "OUT_OF_MEMORY")
     assert int4.error_message == "onnx_export, which it needs, failed"
+
+
+def test_a_name_that_no_file_system_takes_is_refused_before_any_work(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="more than 200 bytes") as raised:
+        check_target(tmp_path / ("ä" * 101), "e-1")
+    assert raised.value.reason == "FILE_ERROR"
+    assert "naming_pattern" in raised.value.remedy
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"failed_outputs": ["onnx"], "outputs": ["onnx"]},
+        {"failed_outputs": ["onnx"], "outputs": {"onnx": "bad"}},
+        {"failed_outputs": [["onnx"]], "outputs": {"onnx": {"explanation": 1, "remedy": None}}},
+        {"failed_outputs": "onnx"},
+        {"urls": ["s3://a"]},
+    ],
+)
+def test_facts_of_another_form_are_survived(export: pb.Export, facts: dict[str, Any]) -> None:
+    state = pb.TASK_STATE_SUCCEEDED
+    export.tasks.add(id="validate", stage="validate", format="validation", state=state, facts=struct_of(facts))
+    export.tasks.add(id="import", stage="import", state=state, facts=struct_of(facts))
+    failure = recorded_failure(export)
+    assert (failure is not None) == isinstance(facts.get("failed_outputs"), list)
+    assert failure is None or failure.reason == "VALIDATION_FAILED"
+    assert "imported_from" not in lineage(export)

@@ -16,7 +16,8 @@ from slipway.results.report.environment import markdown_text
 from slipway.results.report.plots import Bar, bar_chart
 from slipway.results.result import ExportResult, FailedFormat
 from slipway.validation.comparisons import LogitComparison
-from slipway.validation.findings import ValidationReport
+from slipway.validation.findings import Reference, ValidationReport
+from slipway.validation.speed import Engine
 from support.commands.report_parts import LINEAGE, not_run, output, result, validation
 from support.commands.usage_examples import usage_examples
 
@@ -26,7 +27,7 @@ VOID = {"meta", "br", "link", "img", "input", "hr"}
 
 
 class Page(HTMLParser):
-    """Checks nesting as it reads; collects tags, attributes and text."""
+    """Check nesting while reading; collect tags, attributes and text."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -159,12 +160,12 @@ def test_figures_that_are_not_finite_are_shown_as_such(tmp_path: Path) -> None:
 
 
 def kinds(tokens: list[Token]) -> set[str]:
-    """Kinds of everything in a parsed Markdown text, inside of lines too."""
+    """Return the kinds of all tokens in a parsed Markdown text, also inside lines."""
     return {token.type for token in tokens} | {one.type for token in tokens for one in token.children or ()}
 
 
 def shown(tokens: list[Token]) -> str:
-    """What a reader sees of a parsed Markdown text, a line per paragraph or cell."""
+    """Return the visible text of parsed Markdown, one line per paragraph or cell."""
     lines = (token.children for token in tokens if token.children is not None)
     return "\n".join("".join(one.content for one in line) for line in lines)
 
@@ -312,6 +313,19 @@ def test_without_validation(tmp_path: Path) -> None:
     write_report(tmp_path, result=result(None, ("pytorch",)))
     assert "Nothing was validated" in Page((tmp_path / "report.html").read_text()).text
     assert "not validated" in (tmp_path / "README.md").read_text()
+
+
+def test_outputs_that_were_not_run_are_compared_with_nothing(tmp_path: Path) -> None:
+    why = "the family of ViTModel is unknown to the validation, so it was not run"
+    found = validation(not_run("pytorch"))
+    inputs = found.inputs.model_copy(update={"samples": 0, "tokens": 0, "family": "", "comparison": ""})
+    reference = Reference(description=why, engine=Engine(runtime=""))
+    found = found.model_copy(update={"inputs": inputs, "reference": reference})
+    write_report(tmp_path, result=result(found, ("pytorch",)), validation=found)
+    page, card = (tmp_path / "report.html").read_text(), (tmp_path / "README.md").read_text()
+    assert f"Nothing was compared: {why}." in card
+    assert f"Reference: {why}." in page
+    assert "next-token" not in card + page
 
 
 def test_figures_of_another_family_have_their_own_names(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The report as a browser lays it out: on a phone and a desktop, in light and dark, by keyboard, on paper."""
+"""The layout of the report in a browser: on a phone and a desktop, in light and dark, by keyboard, on paper."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def six_formats(folder: Path) -> None:
 
 
 def failed(folder: Path) -> None:
-    """One output failed validation, one cannot be run, two were not made; errors are long and name long paths."""
+    """Return a report with one failed output, one that cannot run and two that were not made; errors and paths are long."""
     wrong = output("onnx-int8", 0.4).model_copy(
         update={"explanation": f"mean_kl is 0.4: {PATH}", "remedy": f"look at {PATH}"}
     )

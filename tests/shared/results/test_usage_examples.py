@@ -1,4 +1,4 @@
-"""The model card's usage examples: which prompt they give to a model, and how one ends that cannot run here."""
+"""The usage examples of the model card: the prompt they use, and the message of one that cannot run here."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from slipway.formats import Usage
+from slipway.formats.registry import formats
 from slipway.models.model_files import has_chat_template
 from slipway.results.report import write_report
 from support.commands.report_parts import result
 from support.commands.usage_examples import usage_examples
 from support.models.family_models import make_family_model
+from support.models.merge_models import make_family
 from support.models.tiny_models import save_tokenizer
 
 FOLDERS = ("pytorch", "pytorch-int4", "onnx", "onnx-int8", "tensorrt")
@@ -36,7 +40,7 @@ PARTS = ("from transformers", "from tokenizers", "folder =", "tokenizer =", "mes
 
 
 def written(directory: Path, *, template: str | None) -> dict[str, str]:
-    """The examples of a card over folders with a tokenizer each."""
+    """Return the examples of a card for folders with a tokenizer each."""
     for name in FOLDERS:
         save_tokenizer(directory / name)
         if template is not None:
@@ -46,7 +50,7 @@ def written(directory: Path, *, template: str | None) -> dict[str, str]:
 
 
 def prompt_of(code: str) -> list[int]:
-    """Token ids that an example, run in the current folder, gives to the model."""
+    """Return the token ids that an example, run in the current folder, gives to the model."""
     values: dict[str, Any] = {}
     exec("\n".join(line for line in code.splitlines() if line.startswith(PARTS)), values)
     found = values["prompt"]
@@ -63,6 +67,19 @@ def test_the_prompt_is_the_chat_template_s(tmp_path: Path, monkeypatch: pytest.M
     assert tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False) == PROMPT
     expected = tokenizer(PROMPT, add_special_tokens=False)["input_ids"]
     assert {name: prompt_of(code) for name, code in examples.items()} == dict.fromkeys(FOLDERS, expected)
+
+
+def test_a_format_whose_example_fails_loses_only_the_example(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "an_odd_package").mkdir()
+    (tmp_path / "an_odd_package" / "__init__.py").touch()
+    (tmp_path / "an_odd_package" / "usage.j2").write_text("{{ 1 / 0 }}")
+    monkeypatch.syspath_prepend(tmp_path)
+    usage = Usage(template=("an_odd_package", "usage.j2"), library="onnx", packages="onnx")
+    monkeypatch.setitem(formats(), "onnx", replace(formats()["onnx"], usage=usage))
+    assert set(written(tmp_path / "out", template=None)) == {"pytorch", "pytorch-int4", "tensorrt"}
+    assert "the format onnx fails: ZeroDivisionError" in caplog.text
 
 
 def test_without_a_chat_template_the_prompt_is_plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,6 +161,16 @@ def test_the_example_of_a_family_runs(
     monkeypatch.chdir(tmp_path)
     exec(usage_examples(card)["pytorch"], {})
     assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize("kind", ["vit", "clip", "t5 without a head"])
+def test_a_model_of_no_known_family_has_no_example_and_no_task(tmp_path: Path, kind: str) -> None:
+    make_family(kind).save_pretrained(tmp_path / "pytorch")
+    write_report(tmp_path, result=result(None, ("pytorch",)))
+    card = (tmp_path / "README.md").read_text()
+    assert "pipeline_tag" not in card
+    assert "text-generation" not in card
+    assert usage_examples(card) == {}
 
 
 def test_the_example_of_a_speech_model_names_its_classes(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Health checks of a real server: for everybody, and nobody keeps others from them."""
+"""Health checks of a real server: open to every caller, and no caller can block others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Stub = health_pb2_grpc.HealthStub
 
 @asynccontextmanager
 async def serving(folder: Path, **limits: int) -> AsyncIterator[tuple[HealthService, Callable[[], grpc.aio.Channel]]]:
-    """A server with one principal, and what connects to it."""
+    """A server with one principal, and channels to it."""
     access = folder / "access.yaml"
     access.write_text(f"principals: [{{name: probe, role: worker, token_sha256: {token_hash(TOKEN)}}}]")
     security = ServerSecurity(authenticator=AccessFile(access), limits=Limits(**limits))
@@ -58,7 +58,7 @@ def watch(channel: grpc.aio.Channel, *, token: str = "") -> Any:
 
 
 async def told(channel: grpc.aio.Channel, *, token: str = "") -> Any:
-    """A watch that has its first answer."""
+    """Start a watch and wait for its first answer."""
     call = watch(channel, token=token)
     assert (await call.read()).status == SERVING
     return call

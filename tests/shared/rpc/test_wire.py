@@ -1,4 +1,4 @@
-"""What travels comes back as it was: failures, data, configurations."""
+"""Failures, data and configurations survive the conversion to messages and back."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Server:
     def __init__(self, *, write_seconds: float = 600.0) -> None:
         self.ended = asyncio.Event()
         limits = Limits(streams=1, write_seconds=write_seconds)
-        self._server = grpc.aio.server(interceptors=[AccessInterceptor(Everyone(OWNER), rules=RULES, limits=limits)])
+        self._server = grpc.aio.server(interceptors=[AccessInterceptor(Everyone(), rules=RULES, limits=limits)])
         handlers = {
             "Flood": grpc.unary_stream_rpc_method_handler(self._flood),
             "Hang": grpc.unary_unary_rpc_method_handler(self._hang),

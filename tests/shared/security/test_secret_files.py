@@ -39,6 +39,8 @@ def entry(**changes: object) -> str:
         (entry(role="root"), "role"),
         (entry(projects=None), "name its projects"),
         (entry(projects=["Red/.."]), "not the name of a project"),
+        ('principals: [{name: a, role: viewer, projects: ["red\\n"], certificate: x}]', "not the name of a project"),
+        (entry(certificate="x", token_sha256=None, expires="2027-06-30"), "expires is of a token"),
         (entry(role="worker"), "leave out projects"),
         (entry(token=TOKEN), "Extra inputs"),
         (entry() + "\n" + entry().split("\n")[1], "same name"),

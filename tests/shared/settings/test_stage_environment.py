@@ -1,4 +1,4 @@
-"""What a stage's process gets of the environment around it: what it needs, and no secret under whatever name."""
+"""A stage's process gets only the variables that it needs, and no secret under any name."""
 
 from __future__ import annotations
 
@@ -43,11 +43,22 @@ SECRET = {
     "MYSQL_PWD": "canary-pwd",
     "ANYTHING": "canary-else",
     "PYTHONSTARTUP": "canary.py",
+    "NVIDIA_NGC_KEY": "canary-registry",
+    "TRITON_URL": "https://me:canary-triton@inference",
+    "TRITON_REMOTE_CACHE_BACKEND": "canary-cache",
+    "TORCHINDUCTOR_REDIS_URL": "redis://:canary-redis@cache",
+    "TORCH_NCCL_STORE": "canary-torch",
+    "LC_SECRET": "canary-locale",
+    "OMP_LICENSE": "canary-omp",
+    "CUDA_VISIBLE_DEVICES_KEY": "canary-cuda",
+    "MKL_": "canary-mkl",
+    "ORT_ENDPOINT": "canary-ort",
+    "PYTORCH_DSN": "canary-pytorch",
 }
 
 
 def given_to_a_stage(workdir: Path) -> dict[str, str]:
-    """The environment of a real stage's process."""
+    """Return the environment of a real stage's process."""
     workdir.mkdir()
     outcome = asyncio.run(execute(Execution(StageCall("support.stages.plain:ENVIRONMENT", {}, {}), workdir)))
     found: dict[str, str] = json.loads((outcome.outputs["out"] / "environment.json").read_text())

@@ -1,4 +1,4 @@
-"""Sources in a bucket, as artifacts and on the hub: found, looked at without being read whole, exported by the command."""
+"""Sources in a bucket, as artifacts and on the hub are found, checked by their headers, and exported by the command."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from support.servers.s3_server import BUCKET, S3Server
 
 
 def safetensors(path: Path, size: int, *, cut: int = 0) -> None:
-    """A file of one tensor; ``cut`` bytes are missing at its end."""
+    """Return a file with one tensor; ``cut`` bytes are missing at its end."""
     header = json.dumps({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
     data = len(header).to_bytes(8, "little") + header + os.urandom(size)
     path.write_bytes(data[: len(data) - cut])
@@ -135,7 +135,7 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read_is_refused(bucket: S3Buc
 def test_a_base_in_a_bucket_is_not_called_another_model_for_its_holes(
     bucket: S3Bucket, settings: Settings, tmp_path: Path
 ) -> None:
-    """Only headers are here of its weights: the rest of the mirrored files is empty."""
+    """Only the headers of its weights are local; the rest of the mirrored files is empty."""
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "config.json").write_text('{"model_type": "qwen3"}')
     safetensors(tmp_path / "b" / "model.safetensors", 1 << 20)
@@ -182,7 +182,7 @@ def test_what_is_not_there_is_said(
 @pytest.mark.parametrize("key", ["../evil", "/etc/evil", "a/../../evil", "a\\..\\evil"])
 def test_keys_that_would_leave_the_folder_are_refused(bucket: S3Bucket, tmp_path: Path, key: str) -> None:
     class Listing(S3Bucket):
-        """This server stores no such key; others do."""
+        """This server stores no such key, but others do."""
 
         def listing(self, below: str = "", *, most: int | None = None) -> list[StoredObject]:
             return [StoredObject(key, 1, "", 0.0)]
@@ -242,6 +242,6 @@ def test_the_commands_work_on_a_bucket(s3: S3Server, bucket: S3Bucket, tmp_path:
 
 
 def rules_with(s3: S3Server, prefix: str) -> dict[str, Rule]:
-    """The bucket's lifecycle by prefix; empty without a rule for this one."""
+    """Return the bucket's lifecycle by prefix; empty if there is no rule for this one."""
     rules = {rule.rule_filter.prefix: rule for rule in s3.client().get_bucket_lifecycle(BUCKET).rules}
     return rules if prefix in rules else {}

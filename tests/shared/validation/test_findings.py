@@ -1,4 +1,4 @@
-"""The validation report: its verdict, and that it survives being written and read."""
+"""The validation report: its verdict, and writing and reading it."""
 
 import json
 import math

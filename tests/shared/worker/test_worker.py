@@ -8,19 +8,21 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 from google.rpc import status_pb2
 
 from slipway.artifacts import LocalStore
-from slipway.execution.runner import TaskRunner
+from slipway.execution.runner import TaskResult, TaskRunner
 from slipway.registry import IMPORT
 from slipway.rpc.serving import listen
 from slipway.rpc.statuses import STATUS_KEY, failure_of_status
 from slipway.rpc.structs import dict_of, struct_of
 from slipway.security.server import ServerSecurity
-from slipway.worker.gauges import Gauges
+from slipway.worker import service as worker_service
+from slipway.worker.gauges import gauges
 from slipway.worker.machine import Machine, probe
 from slipway.worker.pull import Worker, WorkerOptions
 from slipway.worker.room import Room
@@ -101,6 +103,35 @@ def test_a_direct_call_streams_events_and_ends_with_the_output(tmp_path: Path) -
         assert again[-1].output.reused
 
     story(tmp_path, tell)
+
+
+def test_a_slow_reader_misses_events_instead_of_filling_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_service, "_MOST_EVENTS", 20)
+
+    async def main() -> None:
+        machine = Machine(cores=2, memory_bytes=8 << 30, scratch_bytes=1 << 30)
+        runner = TaskRunner(LocalStore(tmp_path / "store"), tmp_path / "scratch")
+        worker = Worker(WorkerOptions("", (STAGE,), slots=1), runner, machine)
+        ended = asyncio.Event()
+
+        async def run(*given: Any, **more: Any) -> TaskResult:
+            result = await TaskRunner.run(runner, *given, **more)
+            ended.set()
+            return result
+
+        monkeypatch.setattr(runner, "run", run)  # only to learn when it has ended
+        context: Any = None
+        events = StageService(worker).Run(request(text="much", printed_lines=100), context)
+        received = [await anext(events)]
+        await ended.wait()
+        received += [event async for event in events]
+        assert received[-1].WhichOneof("event") == "output"
+        assert len(received) <= 22
+        assert received[-2].progress.phase == "storing out", "the newest are kept"
+
+    asyncio.run(main())
 
 
 def test_a_stage_that_fails_ends_the_stream_with_its_error(tmp_path: Path) -> None:
@@ -226,9 +257,9 @@ def test_a_worker_without_room_says_so_and_asks_again_when_there_is_some(
         running = asyncio.create_task(worker.run())
         try:
             await until([waits])
-            gauges = {metric.name: value for metric, _, value in Gauges(worker)()}
-            assert gauges["slipway_worker_without_room"] == waits
-            assert gauges["slipway_worker_scratch_free_bytes"] < 1 << 20
+            sampled = {metric.name: value for metric, _, value in gauges(worker)}
+            assert sampled["slipway_worker_without_room"] == waits
+            assert sampled["slipway_worker_scratch_free_bytes"] < 1 << 20
             filler.unlink()
             await until([True, False] if waits else [False])
         finally:

@@ -1,4 +1,4 @@
-"""What must hold after any fault: results taken in once, the undisturbed digests, and nothing left lying about."""
+"""Check what holds after any fault: each result is taken once, digests are those of an undisturbed run, nothing is left behind."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class Member:
 
     @property
     def home(self) -> Path:
-        """Where it keeps what it works on."""
+        """Folder of its work in progress."""
         return Path(self.environment["SLIPWAY_HOME"])
 
     def children(self) -> list[psutil.Process]:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from support.harness.logs_kept import logs_kept
 
 SLIPWAY = str(Path(sys.executable).with_name("slipway"))
@@ -58,6 +60,16 @@ def run_here(*arguments: str | Path) -> int:
             return outcome(lambda asked: app(args=words, prog_name="slipway", obj=asked))
     finally:
         sys.excepthook = hook  # typer sets its own
+
+
+def in_process(capfd: pytest.CaptureFixture[str], *words: str | Path, home: Path, **more: str) -> Done:
+    """The command in this process, with what it printed."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"SLIPWAY_HOME": str(home), **more}.items():
+            patch.setenv(name, value)
+        code = run_here(*words)
+    out, err = capfd.readouterr()
+    return Done(code, out, err)
 
 
 def slipway(*arguments: str | Path, home: Path, timeout: float = 580, **more: str) -> Done:

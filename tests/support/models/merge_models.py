@@ -29,10 +29,12 @@ _WAV2VEC2 = {
     "conv_dim": (8, 8), "conv_stride": (5, 2), "conv_kernel": (10, 3), "num_conv_pos_embeddings": 4,
     "num_conv_pos_embedding_groups": 2,
 }  # fmt: skip
-_VIDEO = {"image_size": 16, "patch_size": 8, "num_frames": 4, "tubelet_size": 2, "num_labels": 3}
+_IMAGES = {"image_size": 16, "patch_size": 8}
+_VIDEO = {**_IMAGES, "num_frames": 4, "tubelet_size": 2, "num_labels": 3}
 _WHISPER = {"num_mel_bins": 8, "max_source_positions": 16, "max_target_positions": 16, "bos_token_id": 1}
 
 FAMILIES: dict[str, Callable[[], Any]] = {
+    "bart without a head": lambda: tf.BartModel(tf.BartConfig(**_PAIR, max_position_embeddings=32)),
     "bert": lambda: tf.BertForSequenceClassification(tf.BertConfig(**_SMALL)),
     "gemma": lambda: tf.GemmaForCausalLM(tf.GemmaConfig(**SMALL, head_dim=8)),
     "marian": lambda: tf.MarianMTModel(tf.MarianConfig(**_PAIR, max_position_embeddings=32)),
@@ -41,9 +43,11 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "phi3": lambda: tf.Phi3ForCausalLM(tf.Phi3Config(**SMALL, pad_token_id=0)),
     "qwen3-moe": lambda: tf.Qwen3MoeForCausalLM(tf.Qwen3MoeConfig(**SMALL, **_EXPERTS)),
     "resnet": lambda: tf.ResNetForImageClassification(tf.ResNetConfig(**_RESNET)),
+    "clip": lambda: tf.CLIPModel(tf.CLIPConfig(text_config=_SMALL, vision_config=_SMALL | _IMAGES)),
+    "t5 without a head": lambda: tf.T5Model(tf.T5Config(**_T5, decoder_start_token_id=0)),
     "t5": lambda: tf.T5ForConditionalGeneration(tf.T5Config(**_T5, decoder_start_token_id=0)),
     "videomae": lambda: tf.VideoMAEForVideoClassification(tf.VideoMAEConfig(**_SMALL, **_VIDEO)),
-    "vit": lambda: tf.ViTForImageClassification(tf.ViTConfig(**_SMALL | {"image_size": 16, "patch_size": 8})),
+    "vit": lambda: tf.ViTForImageClassification(tf.ViTConfig(**_SMALL | _IMAGES)),
     "wav2vec2": lambda: tf.Wav2Vec2ForCTC(tf.Wav2Vec2Config(**_SMALL, **_WAV2VEC2)),
     "whisper": lambda: tf.WhisperForConditionalGeneration(tf.WhisperConfig(**_PAIR, **_WHISPER)),
 }

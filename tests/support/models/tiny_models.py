@@ -111,3 +111,11 @@ def make_checkpoint(base: Path, run: Path, *, step: int = 10, seed: int = 1) -> 
     )
     torch.save({"state": {0: torch.zeros(3)}}, folder / "optimizer.pt")
     return folder
+
+
+def base_model(folder: Path, *names: str) -> Path:
+    """Write files with these names into a new folder."""
+    folder.mkdir()
+    for name in names:
+        (folder / name).write_text("{}")
+    return folder

@@ -20,6 +20,7 @@ from slipway_validate.reference import RUNTIME
 from slipway_validate.runner.main import execute
 from slipway_validate.samples import Samples
 from slipway_validate.texts import HeldOutText
+from slipway_validate.validation import _settings
 from support.models.validation_models import TEXT
 
 PARAMS: dict[str, Any] = {"sequence_length": 48, "test_samples": 6, "max_new_tokens": 4, "benchmark_performance": False}
@@ -38,19 +39,22 @@ class Validated:
     ) -> None:
         self.work = work
         self.params = ValidateParams(**{**PARAMS, **params})
-        family = model_family(base)
+        settings, _ = _settings({"base": base} | ({"adapter": adapter} if adapter else {}), work)
+        family = model_family(settings)
         assert family is not None
         text = work / "text.txt"
         text.write_text(TEXT)
-        windows, length = _affordable(base, family, self.params)
+        windows, length = _affordable(settings, family, self.params)
         told = TokenizeSpec(
-            tokenizer=base, model=base, family=family.name, text=text, windows=windows, length=length, seed=0,
+            tokenizer=settings, model=settings, family=family.name, text=text, windows=windows, length=length, seed=0,
             samples=work / "samples",
         )  # fmt: skip
         made = self._run(Spec(tokenize=told), work / "tokenize")
         said = HeldOutText(TEXT, "test", ("text.txt",), held_out=True)
         samples = Samples.read(told.samples)
-        self.prepared = Prepared(family, said, made.source, told.samples, samples, padding_token(base, family), base)
+        self.prepared = Prepared(
+            family, said, made.source, told.samples, samples, padding_token(settings, family), settings
+        )
         spec = self.spec(RUNTIME, base).model_copy(update={"adapter": adapter})
         result = self._run(Spec(run=spec), work / "reference")
         self.reference = ReferenceRun(

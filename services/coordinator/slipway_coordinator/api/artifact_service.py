@@ -22,7 +22,7 @@ from slipway.rpc.serving import stream, unary
 from slipway.rpc.structs import MAX_FILES
 from slipway.security.interceptor import current_principal, no_artifact
 from slipway.security.limits import exceeded
-from slipway.texts import quoted
+from slipway_coordinator.api.fields import ID, invalid, page_size, project_of
 from slipway_coordinator.coordinator import Coordinator
 from slipway_coordinator.storage.filters import page_start, page_token
 from slipway_coordinator.transfers.transfers import Transfers, counting_refusals
@@ -31,9 +31,7 @@ from slipway_protos.v1 import artifact_pb2_grpc
 
 T = TypeVar("T")
 
-_PROJECT = r"[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?"
-_PARENT = re.compile(rf"projects/({_PROJECT})")
-_NAME = re.compile(rf"projects/({_PROJECT})/artifacts/(sha256:[0-9a-f]{{64}})")
+_NAME = re.compile(rf"projects/({ID})/artifacts/(sha256:[0-9a-f]{{64}})")
 _MEDIA_TYPE_BYTES = 256
 _FIRST_BYTES = 64 << 10  # of content, while a file waits for its turn
 _PAGE_SIZE, _MAX_PAGE_SIZE = 1000, 10_000
@@ -70,7 +68,7 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
         self.transfers = Transfers(coordinator.options.transfers)
 
     @unary
-    async def GetArtifact(self, request: pb.GetArtifactRequest, context: Context) -> pb.Artifact:  # noqa: N802, ARG002 - the RPC's name
+    async def GetArtifact(self, request: pb.GetArtifactRequest, context: Context) -> pb.Artifact:
         """List the files of an artifact."""
         project, digest = await self._own(request.name)
         manifest = await self._look(project, (await self._blobs()).manifest, digest)
@@ -81,16 +79,10 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
         return pb.Artifact(name=f"projects/{project}/artifacts/{digest}", digest=digest, files=files)
 
     @unary
-    async def ListArtifacts(  # noqa: N802
-        self,
-        request: pb.ListArtifactsRequest,
-        context: Context,  # noqa: ARG002
-    ) -> pb.ListArtifactsResponse:
+    async def ListArtifacts(self, request: pb.ListArtifactsRequest, context: Context) -> pb.ListArtifactsResponse:
         """Return a page of digests."""
-        if request.page_size < 0:
-            raise _invalid("page_size", request.page_size, "is 0 (for the default) or more")
-        size = min(request.page_size or _PAGE_SIZE, _MAX_PAGE_SIZE)
-        project = "-" if request.parent == "projects/-" else _project(request.parent)
+        size = page_size(request.page_size, default=_PAGE_SIZE, most=_MAX_PAGE_SIZE)
+        project = "-" if request.parent == "projects/-" else project_of(request.parent)
         query = (request.parent, "artifacts")
         start = page_start(request.page_token, query=query)
         after = "" if start is None else start[1]
@@ -100,13 +92,9 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
         return pb.ListArtifactsResponse(digests=found[:size], next_page_token=more)
 
     @unary
-    async def CreateArtifact(  # noqa: N802
-        self,
-        request: pb.CreateArtifactRequest,
-        context: Context,  # noqa: ARG002
-    ) -> pb.CreateArtifactResponse:
+    async def CreateArtifact(self, request: pb.CreateArtifactRequest, context: Context) -> pb.CreateArtifactResponse:
         """Create the artifact, or list the blobs that are missing."""
-        project = _project(request.parent)
+        project = project_of(request.parent)
         manifest = _manifest_of(request)
         digest, blobs, ownership = manifest.digest, await self._blobs(), self._coordinator.database.ownership
         contents = {file.digest: file for file in manifest.files}
@@ -127,11 +115,7 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
         return pb.CreateArtifactResponse(digest=digest, missing=missing)
 
     @stream
-    async def ReadBlob(  # noqa: N802
-        self,
-        request: pb.ReadBlobRequest,
-        context: Context,  # noqa: ARG002
-    ) -> AsyncIterator[pb.ReadBlobResponse]:
+    async def ReadBlob(self, request: pb.ReadBlobRequest, context: Context) -> AsyncIterator[pb.ReadBlobResponse]:
         """Stream the content of one file."""
         with counting_refusals("sent"):
             project, artifact = await self._own(request.name)
@@ -141,7 +125,7 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
             if file is None:
                 raise no_artifact(project, f"{artifact} with a file {request.digest[:80]}")
             if not 0 <= request.offset <= file.size_bytes:
-                raise _invalid("offset", request.offset, f"is between 0 and the file's size of {file.size_bytes}")
+                raise invalid("offset", request.offset, f"is between 0 and the file's size of {file.size_bytes}")
             outgoing, content = self.transfers.outgoing, blobs.read(file, artifact, offset=request.offset)
             async with (
                 outgoing.turn(_caller(), project=project),
@@ -154,17 +138,13 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
                     metrics.CLIENT_BYTES.add(len(data), direction="sent")
 
     @unary
-    async def WriteBlob(  # noqa: N802
-        self,
-        request: AsyncIterator[pb.WriteBlobRequest],
-        context: Context,  # noqa: ARG002
-    ) -> pb.WriteBlobResponse:
+    async def WriteBlob(self, request: AsyncIterator[pb.WriteBlobRequest], context: Context) -> pb.WriteBlobResponse:
         """Store the content of one file."""
         with counting_refusals("received"):
             first = await anext(request, None)
             if first is None:
                 raise ServiceError("the stream has no message", reason="REQUEST_INVALID")
-            project, options = _project(first.parent), self._coordinator.options
+            project, options = project_of(first.parent), self._coordinator.options
             file = _announced(first, most=options.upload_bytes)
             with self.transfers.upload(project, most=options.open_uploads):
                 async with self.transfers.incoming.turn(_caller(), project=project):
@@ -192,7 +172,7 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
         """Return project and digest of an artifact that the caller may read."""
         match = _NAME.fullmatch(name)
         if match is None:
-            raise _invalid("name", name, "is like projects/default/artifacts/sha256:<64 hex digits>")
+            raise invalid("name", name, "is like projects/default/artifacts/sha256:<64 hex digits>")
         project, digest = match.groups()
         await require_artifacts(self._coordinator, project, [digest])
         return project, digest
@@ -230,9 +210,9 @@ def _manifest_of(request: pb.CreateArtifactRequest) -> Manifest:
 def _announced(first: pb.WriteBlobRequest, *, most: int) -> ManifestFile:
     """Return the file that the first message of an upload announces."""
     if not is_digest(first.digest):
-        raise _invalid("digest", first.digest, "is sha256: and 64 hexadecimal digits")
+        raise invalid("digest", first.digest, "is sha256: and 64 hexadecimal digits")
     if first.size_bytes < 0:
-        raise _invalid("size_bytes", first.size_bytes, "is not negative")
+        raise invalid("size_bytes", first.size_bytes, "is not negative")
     if len(first.data) > _FIRST_BYTES:
         raise exceeded(
             f"data of the first message has {len(first.data)} bytes, {_FIRST_BYTES} are allowed", field="data"
@@ -245,16 +225,3 @@ def _announced(first: pb.WriteBlobRequest, *, most: int) -> ManifestFile:
             about={"field": "size_bytes"},
         )
     return ManifestFile("", first.size_bytes, first.digest, "")
-
-
-def _project(parent: str) -> str:
-    match = _PARENT.fullmatch(parent)
-    if match is None:
-        raise _invalid("parent", parent, "is like projects/default")
-    return match[1]
-
-
-def _invalid(field: str, value: object, rule: str) -> ServiceError:
-    return ServiceError(
-        f"{field} is {quoted(value)}", reason="REQUEST_INVALID", remedy=f"it {rule}", about={"field": field}
-    )

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 
 import grpc
 
+from slipway.artifacts.digests import is_digest
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ServiceError
 from slipway.export_sources.naming import sources_to_import
@@ -24,8 +25,9 @@ from slipway.security.access.principals import OWNER
 from slipway.security.interceptor import current_principal
 from slipway.security.limits import exceeded
 from slipway.sources.allowed import NOWHERE, Allowed
-from slipway.texts import hidden_character, quoted, shortened
+from slipway.texts import hidden_character, quoted
 from slipway_coordinator.api.artifact_service import require_artifacts
+from slipway_coordinator.api.fields import ID, invalid, page_size, project_of
 from slipway_coordinator.api.listing import page_of
 from slipway_coordinator.api.messages import event_message, export_message
 from slipway_coordinator.api.skew import check_understood
@@ -36,11 +38,8 @@ from slipway_coordinator.model.states import ExportState
 from slipway_coordinator.storage.filters import in_project, page_start, page_token, parse_filter
 from slipway_protos.v1 import export_pb2, export_pb2_grpc
 
-_ID = r"[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?"
-_PARENT = re.compile(rf"projects/({_ID})")
-_NAME = re.compile(rf"projects/({_ID})/exports/({_ID})")
+_NAME = re.compile(rf"projects/{ID}/exports/{ID}")
 _REQUEST_ID = re.compile(r"[!-~]{1,64}")
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _PAGE_SIZE = 50
 _MAX_PAGE_SIZE = 1000
 _MAX_PRIORITY = 100
@@ -58,9 +57,7 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         self._coordinator = coordinator
 
     @unary
-    async def CreateExport(  # noqa: N802 - the RPC's name
-        self, request: export_pb2.CreateExportRequest, context: Context
-    ) -> export_pb2.Export:
+    async def CreateExport(self, request: export_pb2.CreateExportRequest, context: Context) -> export_pb2.Export:
         """Create and start an export, or return the one that the same request made before."""
         record = new_record(
             request,
@@ -77,7 +74,6 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         existing = await self._made_before(record, named=named)
         if existing is None:
             self._check_room()
-        if existing is None:
             raise ServiceError(
                 f"{record.name} was created and deleted meanwhile", reason="COORDINATOR_UNAVAILABLE", remedy="try again"
             )
@@ -112,26 +108,22 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
             )
 
     @unary
-    async def GetExport(self, request: export_pb2.GetExportRequest, context: Context) -> export_pb2.Export:  # noqa: N802, ARG002
+    async def GetExport(self, request: export_pb2.GetExportRequest, context: Context) -> export_pb2.Export:
         """Return one export."""
         return export_message(await self._existing(request.name))
 
     @unary
-    async def ListExports(  # noqa: N802
-        self,
-        request: export_pb2.ListExportsRequest,
-        context: Context,  # noqa: ARG002
+    async def ListExports(
+        self, request: export_pb2.ListExportsRequest, context: Context
     ) -> export_pb2.ListExportsResponse:
         """Return a page of exports, newest first."""
-        if request.page_size < 0:
-            raise _invalid("page_size", request.page_size, "is 0 (for the default) or more")
+        size = page_size(request.page_size, default=_PAGE_SIZE, most=_MAX_PAGE_SIZE)
         if request.view not in export_pb2.ExportView.values():
-            raise _invalid("view", request.view, f"is one of {', '.join(export_pb2.ExportView.keys())}")
-        project = "-" if request.parent == "projects/-" else _project_of(request.parent)
+            raise invalid("view", request.view, f"is one of {', '.join(export_pb2.ExportView.keys())}")
+        project = "-" if request.parent == "projects/-" else project_of(request.parent)
         conditions = [*in_project(project), *parse_filter(request.filter)]
         query = (request.parent, request.filter)
         after = page_start(request.page_token, query=query)
-        size = min(request.page_size or _PAGE_SIZE, _MAX_PAGE_SIZE)
         database = self._coordinator.database
         exports, last = await self._coordinator.call(
             lambda: page_of(database, conditions, size=size, after=after, view=request.view)
@@ -140,7 +132,7 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         return export_pb2.ListExportsResponse(exports=exports, next_page_token=token)
 
     @unary
-    async def CancelExport(self, request: export_pb2.CancelExportRequest, context: Context) -> export_pb2.Export:  # noqa: N802, ARG002
+    async def CancelExport(self, request: export_pb2.CancelExportRequest, context: Context) -> export_pb2.Export:
         """Cancel an export; return once that took effect, or after a short wait."""
         record = await self._existing(request.name, etag=request.etag)
         if record.state.ended:
@@ -153,7 +145,7 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         return export_message(record)
 
     @unary
-    async def RetryExport(self, request: export_pb2.RetryExportRequest, context: Context) -> export_pb2.Export:  # noqa: N802, ARG002
+    async def RetryExport(self, request: export_pb2.RetryExportRequest, context: Context) -> export_pb2.Export:
         """Run an unsuccessful export again."""
         record = await self._existing(request.name, etag=request.etag)
         if record.state not in {ExportState.FAILED, ExportState.CANCELLED}:
@@ -161,10 +153,8 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         return export_message(await self._coordinator.retry(record))
 
     @unary
-    async def DeleteExport(  # noqa: N802
-        self,
-        request: export_pb2.DeleteExportRequest,
-        context: Context,  # noqa: ARG002
+    async def DeleteExport(
+        self, request: export_pb2.DeleteExportRequest, context: Context
     ) -> export_pb2.DeleteExportResponse:
         """Forget an ended export."""
         record = await self._existing(request.name, etag=request.etag)
@@ -174,10 +164,8 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         return export_pb2.DeleteExportResponse()
 
     @stream
-    async def WatchExport(  # noqa: N802
-        self,
-        request: export_pb2.WatchExportRequest,
-        context: Context,  # noqa: ARG002
+    async def WatchExport(
+        self, request: export_pb2.WatchExportRequest, context: Context
     ) -> AsyncIterator[export_pb2.ExportEvent]:
         """Stream the export's events until it ends."""
         await self._existing(request.name)
@@ -186,7 +174,7 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
 
     async def _existing(self, name: str, *, etag: str = "") -> ExportRecord:
         if not _NAME.fullmatch(name):
-            raise _invalid("name", name, "is like projects/default/exports/my-export")
+            raise invalid("name", name, "is like projects/default/exports/my-export")
         record = await self._coordinator.load(name)
         if record is None:
             raise ServiceError(
@@ -224,21 +212,21 @@ def new_record(
         ModelExportError: reason ``REQUEST_INVALID``, ``LIMIT_EXCEEDED``, ``CONFIGURATION_INVALID`` or ``SOURCE_NOT_ALLOWED``.
     """
     check_understood(request)
-    project = _project_of(request.parent)
+    project = project_of(request.parent)
     export_id = request.export_id or uuid.uuid4().hex
-    if not re.fullmatch(_ID, export_id):
-        raise _invalid(
+    if not re.fullmatch(ID, export_id):
+        raise invalid(
             "export_id",
             export_id,
             "takes 1 to 63 of a-z, 0-9, '.', '_' and '-', and begins and ends with a letter or digit",
         )
     for name, digest in sorted(request.sources.items()):
-        if not _DIGEST.fullmatch(digest):
-            raise _invalid(f"sources[{name}]", digest, "is a manifest digest like sha256:<64 hex digits>")
+        if not is_digest(digest):
+            raise invalid(f"sources[{name}]", digest, "is a manifest digest like sha256:<64 hex digits>")
     if request.request_id and not _REQUEST_ID.fullmatch(request.request_id):
-        raise _invalid("request_id", request.request_id, "takes 1 to 64 printable characters without spaces")
+        raise invalid("request_id", request.request_id, "takes 1 to 64 printable characters without spaces")
     if not -_MAX_PRIORITY <= request.priority <= _MAX_PRIORITY:
-        raise _invalid("priority", request.priority, f"is between -{_MAX_PRIORITY} and {_MAX_PRIORITY}")
+        raise invalid("priority", request.priority, f"is between -{_MAX_PRIORITY} and {_MAX_PRIORITY}")
     for name, value in sorted(request.labels.items()):
         _check_label(name, value)
     configuration = configuration_of(request.configuration)
@@ -294,13 +282,6 @@ def _check_label(name: str, value: str) -> None:
         raise exceeded(f"labels[{name}] has {size} bytes, {_LABEL_BYTES} are allowed", field="labels")
 
 
-def _project_of(parent: str) -> str:
-    match = _PARENT.fullmatch(parent)
-    if match is None:
-        raise _invalid("parent", parent, "is like projects/default")
-    return match[1]
-
-
 def _creator() -> str:
     """Return the caller's name; empty where anonymous callers are allowed."""
     principal = current_principal.get()
@@ -312,12 +293,6 @@ def _traceparent(context: Context) -> str:
         if key == "traceparent" and isinstance(value, str) and is_traceparent(value):
             return value
     return new_trace()
-
-
-def _invalid(field: str, value: object, rule: str) -> ServiceError:
-    return ServiceError(
-        f"{shortened(field)} is {quoted(value)}", reason="REQUEST_INVALID", remedy=f"it {rule}", about={"field": field}
-    )
 
 
 def _taken(existing: ExportRecord, what: str, field: str) -> ServiceError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, cast
 
-from google.protobuf.duration_pb2 import Duration
 from pydantic import ValidationError
 
 from slipway.configuration import ExportConfiguration
@@ -124,10 +123,3 @@ def lease_message(granted: Granted) -> worker_pb2.TaskLease:
     )
     put_call(lease, replace(offer.call, limits=replace(offer.call.limits, max_memory_bytes=granted.max_memory_bytes)))
     return lease
-
-
-def duration(seconds: float) -> Duration:
-    """Return seconds as a Duration."""
-    result = Duration()
-    result.FromMilliseconds(round(seconds * 1000))
-    return result

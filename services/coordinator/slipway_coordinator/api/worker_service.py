@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 
 import grpc
 
-from slipway.errors import ServiceError
 from slipway.planning.attempt_keys import AttemptKey
 from slipway.rpc.serving import LONGEST_POLL_SECONDS, unary
 from slipway.security.access.principals import OWNER
 from slipway.security.interceptor import current_principal
-from slipway.texts import quoted
-from slipway_coordinator.api.messages import duration, lease_message
+from slipway_coordinator.api.fields import invalid
+from slipway_coordinator.api.messages import lease_message
 from slipway_coordinator.api.reports import completion, lines_of, progress_of, worker_report
 from slipway_coordinator.coordinator import Coordinator
 from slipway_coordinator.model.offers import Held
@@ -30,10 +30,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._coordinator = coordinator
 
     @unary
-    async def Synchronize(  # noqa: N802 - the RPC's name
-        self,
-        request: worker_pb2.SynchronizeRequest,
-        context: grpc.aio.ServicerContext,  # noqa: ARG002
+    async def Synchronize(
+        self, request: worker_pb2.SynchronizeRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.SynchronizeResponse:
         """Take a worker's report; return leases and cancellations."""
         report = worker_report(_worker(request.worker_id), request)
@@ -42,16 +40,14 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         wait = min(request.max_wait.seconds + request.max_wait.nanos / 1e9, LONGEST_POLL_SECONDS)
         answer = await broker.synchronize(report, wait_seconds=wait)
         return worker_pb2.SynchronizeResponse(
-            lease_ttl=duration(broker.ttl),
+            lease_ttl=timedelta(seconds=broker.ttl),
             cancel_tasks=answer.cancel,
             leases=[lease_message(granted) for granted in answer.granted],
         )
 
     @unary
-    async def CompleteTask(  # noqa: N802
-        self,
-        request: worker_pb2.CompleteTaskRequest,
-        context: grpc.aio.ServicerContext,  # noqa: ARG002
+    async def CompleteTask(
+        self, request: worker_pb2.CompleteTaskRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.CompleteTaskResponse:
         """Take a task's result. An invalid result ends the attempt too: the worker has no other."""
         worker, key = _worker(request.worker_id), AttemptKey.parse(request.task)
@@ -87,11 +83,6 @@ def _worker(worker_id: str) -> str:
     Leases are held under this name, so no worker can renew or complete the leases of another principal.
     """
     if not _WORKER_ID.fullmatch(worker_id):
-        raise ServiceError(
-            f"worker_id is {quoted(worker_id)}",
-            reason="REQUEST_INVALID",
-            remedy=f"it takes 1 to {_MOST} letters, digits, '.', '_', ':' and '-'",
-            about={"field": "worker_id"},
-        )
+        raise invalid("worker_id", worker_id, f"takes 1 to {_MOST} letters, digits, '.', '_', ':' and '-'")
     principal = current_principal.get()
     return worker_id if principal is OWNER else f"{principal.name}/{worker_id}"

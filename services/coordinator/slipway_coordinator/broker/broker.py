@@ -26,7 +26,7 @@ from slipway_coordinator.broker.board import Board, Lease, Wanted
 from slipway_coordinator.model.offers import Answer, Granted, Held, Offer, WorkerReport, memory_limit
 from slipway_coordinator.model.transitions import Event, EventKind
 from slipway_coordinator.storage.inbox import InboxEvent
-from slipway_coordinator.storage.journal import Journal, run_shielded
+from slipway_coordinator.storage.journal import Journal, shielded
 from slipway_coordinator.storage.leases import LeaseRow, LeaseState
 from slipway_coordinator.storage.ledger import Ledger
 
@@ -59,6 +59,7 @@ class Broker:
     def __post_init__(self) -> None:
         self.board = Board(self.ttl, self.clock)
 
+    @shielded
     async def set_offers(self, export: str, wanted: Iterable[Offer], *, revoked: Iterable[AttemptKey] = ()) -> None:
         """Set all attempts of an export that should run now; withdraw its other offers.
 
@@ -67,11 +68,7 @@ class Broker:
             wanted: Attempts that should run, or run already.
             revoked: Keys of running attempts that their workers must end and report.
         """
-        await run_shielded(self._set_offers(export, {offer.key: offer for offer in wanted}, frozenset(revoked)))
-
-    async def _set_offers(
-        self, export: str, offers: Mapping[AttemptKey, Offer], revoked: frozenset[AttemptKey]
-    ) -> None:
+        offers, revoked = {offer.key: offer for offer in wanted}, frozenset(revoked)
         async with self._turn(export):
             before = self.board.wanted.get(export)
             gone = [key for key in (before.offers if before is not None else ()) if key not in offers]
@@ -123,7 +120,7 @@ class Broker:
         arriving = True
         while True:
             seen = self._generation
-            answer = await run_shielded(self._synchronize(report, arriving=arriving))
+            answer = await self._synchronize(report, arriving=arriving)
             arriving = False
             remaining = deadline - self.clock()
             if answer.granted or answer.cancel or remaining <= 0:
@@ -134,6 +131,7 @@ class Broker:
             except TimeoutError:
                 deadline = self.clock()
 
+    @shielded
     async def _synchronize(self, report: WorkerReport, *, arriving: bool) -> Answer:
         async with self._turn(f"worker {report.worker}"):
             board = self.board
@@ -197,6 +195,7 @@ class Broker:
                 granted.append(Granted(offer, epoch, memory_limit(offer, report)))
         return granted
 
+    @shielded
     async def complete(self, worker: str, held: Held, event: Event) -> None:
         """Store a result: durable when this returns, and safe to repeat.
 
@@ -208,9 +207,6 @@ class Broker:
         Raises:
             ServiceError: reason ``LEASE_LOST``.
         """
-        await run_shielded(self._complete(worker, held, event))
-
-    async def _complete(self, worker: str, held: Held, event: Event) -> None:
         ended = event.kind is not EventKind.CANCELLED
         async with self._turn(held.export):
             accepted, told = await self.journal.commit(lambda: self.ledger.complete(worker, held, event))
@@ -237,11 +233,12 @@ class Broker:
         """End leases of silent workers, and release offers whose postponement is over. Called about once a second."""
         self.board.waiting.release(now=time.time())
         try:
-            await run_shielded(self._take_back(self.board.expired_leases()))
+            await self._take_back(self.board.expired_leases())
         finally:
             self.board.forget_silent()
         await self._wake()
 
+    @shielded
     async def _take_back(self, late: Sequence[tuple[AttemptKey, Lease]]) -> None:
         for key, lease in late:
             if not self.board.drop_lease(key, lease):

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import grpc
 
@@ -21,25 +20,14 @@ from slipway.errors import ServiceError
 from slipway.registry import IMPORT, stage_names
 from slipway.requirements import NO_GPU
 from slipway.rpc.serving import stream, unary
-from slipway_coordinator.model.offers import Load
+from slipway.texts import quoted
+from slipway_coordinator.broker.board import Board
 from slipway_protos.externalscaler import externalscaler_pb2, externalscaler_pb2_grpc
 
 SERVICE = "externalscaler.ExternalScaler"
 
 _ARCHITECTURE = re.compile(rf"sm[0-9]{{2,3}}|{NO_GPU}")
 _LOOK_SECONDS = 1.0
-
-
-class Demand(Protocol):
-    """The part of the board that the scaler uses."""
-
-    def demand(self, stages: Collection[str], *, gpu_architecture: str = "") -> int:
-        """Return how many such workers there should be."""
-        ...
-
-    def load(self) -> Load:
-        """Return what waits and runs now, and the workers' stages."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,27 +49,21 @@ class ExternalScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
 
     Args:
         board: Knows what waits and what runs.
-        stages: Returns the names of installed stages; those that the board has seen are known too.
     """
 
-    def __init__(self, board: Demand, *, stages: Callable[[], Iterable[str]] = stage_names) -> None:
+    def __init__(self, board: Board) -> None:
         self._board = board
-        self._stages = stages
 
     @unary
-    async def IsActive(  # noqa: N802 - the RPC's name
-        self,
-        request: externalscaler_pb2.ScaledObjectRef,
-        context: grpc.aio.ServicerContext,  # noqa: ARG002
+    async def IsActive(
+        self, request: externalscaler_pb2.ScaledObjectRef, context: grpc.aio.ServicerContext
     ) -> externalscaler_pb2.IsActiveResponse:
         """Return whether there is work."""
         return externalscaler_pb2.IsActiveResponse(result=self._wanted(self._trigger(request)) > 0)
 
     @stream
-    async def StreamIsActive(  # noqa: N802
-        self,
-        request: externalscaler_pb2.ScaledObjectRef,
-        context: grpc.aio.ServicerContext,  # noqa: ARG002
+    async def StreamIsActive(
+        self, request: externalscaler_pb2.ScaledObjectRef, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[externalscaler_pb2.IsActiveResponse]:
         """Stream whether there is work, now and whenever that changes."""
         trigger = self._trigger(request)
@@ -94,10 +76,8 @@ class ExternalScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
             await asyncio.sleep(_LOOK_SECONDS)
 
     @unary
-    async def GetMetricSpec(  # noqa: N802
-        self,
-        request: externalscaler_pb2.ScaledObjectRef,
-        context: grpc.aio.ServicerContext,  # noqa: ARG002
+    async def GetMetricSpec(
+        self, request: externalscaler_pb2.ScaledObjectRef, context: grpc.aio.ServicerContext
     ) -> externalscaler_pb2.GetMetricSpecResponse:
         """Target one task per replica."""
         name = self._trigger(request).metric_name
@@ -105,10 +85,8 @@ class ExternalScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
         return externalscaler_pb2.GetMetricSpecResponse(metricSpecs=[spec])
 
     @unary
-    async def GetMetrics(  # noqa: N802
-        self,
-        request: externalscaler_pb2.GetMetricsRequest,
-        context: grpc.aio.ServicerContext,  # noqa: ARG002
+    async def GetMetrics(
+        self, request: externalscaler_pb2.GetMetricsRequest, context: grpc.aio.ServicerContext
     ) -> externalscaler_pb2.GetMetricsResponse:
         """Return how many replicas there should be."""
         trigger = self._trigger(request.scaledObjectRef)
@@ -133,7 +111,7 @@ class ExternalScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
         stages, architecture = metadata.get("stage", "").split(","), metadata.get("gpuArchitecture", "")
         for stage in stages:
             if not self._is_known(stage):
-                raise _refused("stage", stage, f"name one or more of {', '.join(self._stages())}, separated by commas")
+                raise _refused("stage", stage, f"name one or more of {', '.join(stage_names())}, separated by commas")
         if architecture and not _ARCHITECTURE.fullmatch(architecture):
             remedy = (
                 "write sm89 for compute capability 8.9, none for workers without a GPU, or leave it out for all workers"
@@ -143,7 +121,7 @@ class ExternalScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
 
     def _is_known(self, stage: str) -> bool:
         """Return whether a stage is installed here, waits, runs or has a worker: another distribution's need not be installed here."""
-        if not stage or stage == IMPORT or stage in self._stages():
+        if not stage or stage == IMPORT or stage in stage_names():
             return bool(stage)
         load = self._board.load()
         return stage in load.served or stage in load.leased or any(stage == waiting for waiting, _ in load.waiting)
@@ -151,4 +129,4 @@ class ExternalScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
 
 def _refused(field: str, value: str, remedy: str) -> ServiceError:
     # The remedy is in the message, because the message is all that KEDA logs.
-    return ServiceError(f"{field} is {value!r}: {remedy}", reason="REQUEST_INVALID", about={"field": field})
+    return ServiceError(f"{field} is {quoted(value)}: {remedy}", reason="REQUEST_INVALID", about={"field": field})

@@ -8,9 +8,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from slipway.errors import ServiceError
+from slipway.files.regular_file import open_lock
 
 _PATIENCE_SECONDS = 0.5
 _PAUSE_SECONDS = 0.01
@@ -54,24 +55,23 @@ class FileLock:
 
     def __init__(self, state: Path) -> None:
         self._path = state.with_name(state.name + ".lock")
-        self._descriptor = -1
+        self._file: BinaryIO | None = None
         self._holder = ""
 
     def acquire(self) -> bool:
         """Take the lock if it is free; retry briefly, because a process that only tests the lock holds it for an instant."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        # Not inheritable, so that no child process keeps the lock.
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        file = open_lock(self._path)  # not inheritable, so that no child process keeps the lock
         patience = time.monotonic() + _PATIENCE_SECONDS
-        while not (ours := _taken(descriptor)) and time.monotonic() < patience:
+        while not (ours := _taken(file.fileno())) and time.monotonic() < patience:
             time.sleep(_PAUSE_SECONDS)
         if not ours:
-            self._holder = os.read(descriptor, 32).decode(errors="replace").strip()
-            os.close(descriptor)
+            self._holder = file.read(32).decode(errors="replace").strip()
+            file.close()
             return False
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        self._descriptor = descriptor
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n".encode())
+        self._file = file
         return True
 
     def announce(self, address: str) -> None:
@@ -79,9 +79,9 @@ class FileLock:
 
     def release(self) -> None:
         """Release the lock if this process holds it."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def refusal(self) -> ServiceError:
         """Return the error that says why :meth:`acquire` did not take the lock."""

@@ -44,9 +44,4 @@ async def _refuse_stream(_request: Any, context: grpc.aio.ServicerContext) -> As
 
 def _starting() -> Failure:
     metrics.CALLS_REFUSED.add(reason="COORDINATOR_UNAVAILABLE")
-    error = ServiceError(
-        "this coordinator is starting",
-        reason="COORDINATOR_UNAVAILABLE",
-        remedy="try again",
-    )
-    return error.failure()
+    return ServiceError("this coordinator is starting", reason="COORDINATOR_UNAVAILABLE", remedy="try again").failure()

@@ -76,9 +76,7 @@ def advertised_address(given: str, *, address: str, near_database: str) -> str:
         return given
     if host not in _WILDCARDS:
         return address
-    if not near_database or near_database.startswith(
-        _LOOPBACK
-    ):  # loopback, so the database is behind a local proxy; elsewhere this address means another machine
+    if not near_database or near_database.startswith(_LOOPBACK):  # the database is behind a proxy on this machine
         return ""
     return f"[{near_database}]:{port}" if ":" in near_database else f"{near_database}:{port}"
 

@@ -6,6 +6,7 @@ the read model and an event.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -89,16 +90,7 @@ class TaskRecord(_Record):
     @classmethod
     def from_plan(cls, task: PlannedTask) -> TaskRecord:
         """Return a planned task as one that has not begun."""
-        return cls(
-            id=task.id,
-            stage=task.stage,
-            params=dict(task.params),
-            inputs=dict(task.inputs),
-            format=task.format,
-            partial=task.partial,
-            requirements=task.requirements,
-            output=task.output,
-        )
+        return cls(**{field.name: getattr(task, field.name) for field in fields(task)})
 
     @property
     def attempt(self) -> AttemptRecord:

@@ -56,9 +56,8 @@ TASK_MOVES: Mapping[TaskState, frozenset[TaskState]] = {
     _T.QUEUED: frozenset({_T.RUNNING, _T.CANCELLED, _T.SUCCEEDED, _T.FAILED, _T.WAITING}),
     # Back to QUEUED: lease lost, or the next attempt. Back to WAITING: an input has to be made again first.
     _T.RUNNING: frozenset({_T.SUCCEEDED, _T.FAILED, _T.CANCELLED, _T.QUEUED, _T.WAITING}),
-    _T.SUCCEEDED: frozenset(
-        {_T.QUEUED, _T.WAITING}
-    ),  # its artifact was lost, or one of its inputs changed before a retry
+    # Its artifact was lost, or one of its inputs changed before a retry.
+    _T.SUCCEEDED: frozenset({_T.QUEUED, _T.WAITING}),
     _T.FAILED: frozenset({_T.WAITING}),  # retry
     _T.CANCELLED: frozenset({_T.WAITING}),  # retry
     _T.SKIPPED: frozenset({_T.WAITING}),  # retry

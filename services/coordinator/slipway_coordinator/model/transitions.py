@@ -109,6 +109,12 @@ def apply(record: ExportRecord, event: Event) -> ExportRecord:
     return advance(record, now=event.time)
 
 
+def completes_plan(record: ExportRecord, event: Event) -> bool:
+    """Return whether an event adds the tasks that could not be planned before the import of the sources."""
+    (first, *others) = record.tasks
+    return not others and first.stage == IMPORT and event.kind is EventKind.SUCCEEDED
+
+
 def _checked(task: TaskRecord, event: Event) -> Event:
     """Return the event, or a failure in its place if an import succeeded with the wrong result."""
     if event.kind is not EventKind.SUCCEEDED or task.stage != IMPORT:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import ClassVar
 import sqlalchemy as sa
 
 from slipway.errors import ServiceError
+from slipway.files.regular_file import check_regular, open_regular
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,8 @@ def _check_parameters(address: sa.URL) -> None:
 def _database_file(path: Path) -> Path:
     """Check that a path is, or can become, a SQLite database with other files beside it."""
     try:
-        with path.open("rb") as file:
+        check_database_files(path)
+        with open_regular(path) as file:
             start = file.read(len(_SQLITE))
     except FileNotFoundError as error:
         if not path.parent.is_dir():  # most likely a misspelt path: a new state would have none of the exports
@@ -107,6 +110,17 @@ def _database_file(path: Path) -> Path:
     if start and start != _SQLITE:
         raise _unusable(f"{path} is not a SQLite database")
     return path
+
+
+def check_database_files(path: Path) -> None:
+    """Refuse a SQLite file that is, or has beside it, what SQLite would wait for or follow, such as a pipe in its log's place.
+
+    Raises:
+        OSError: One of them is not a regular file. A missing file is not an error.
+    """
+    for name in (path.name, *(f"{path.name}-{part}" for part in ("wal", "shm", "journal"))):
+        with contextlib.suppress(FileNotFoundError):
+            check_regular(path.with_name(name))
 
 
 def _unusable(problem: str) -> ServiceError:

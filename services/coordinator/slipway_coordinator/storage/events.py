@@ -98,9 +98,7 @@ class Hub:
     async def publish(self, name: str, payload: Payload) -> None:
         """Send a payload to everyone who watches an export. Nothing is sent after its end, though a worker's report may arrive later."""
         if isinstance(payload, ExportRecord):
-            async with self._turn(
-                name
-            ):  # wait for a channel that is just being opened: it may have read the older revision
+            async with self._turn(name):  # a channel that is just being opened may have read the older revision
                 if name not in self._channels:
                     return  # a later watcher begins with the stored record
         channel = await self._channel(name)

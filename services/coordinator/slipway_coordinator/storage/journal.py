@@ -7,6 +7,7 @@ load serves a hundred callers in the time of one.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import threading
 import time
@@ -14,7 +15,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 
@@ -23,6 +24,7 @@ from slipway_coordinator.storage.database_faults import driver_message
 
 log = logging.getLogger("slipway.coordinator.journal")
 
+P = ParamSpec("P")
 T = TypeVar("T")
 _Change = Callable[[], Any]
 
@@ -140,12 +142,17 @@ class Journal:
 _under_way: set[asyncio.Task[Any]] = set()  # asyncio holds only weak references to tasks
 
 
-async def run_shielded(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end even if the caller is cancelled, so that memory stays in step with the database."""
-    task = asyncio.create_task(coroutine)
-    _under_way.add(task)
-    task.add_done_callback(_under_way.discard)
-    return await asyncio.shield(task)
+def shielded(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Decorate a coroutine function to run to its end even if its caller is cancelled, so that memory stays in step with the database."""
+
+    @functools.wraps(function)
+    async def run(*arguments: P.args, **more: P.kwargs) -> T:
+        task = asyncio.create_task(function(*arguments, **more))
+        _under_way.add(task)
+        task.add_done_callback(_under_way.discard)
+        return await asyncio.shield(task)
+
+    return run
 
 
 async def retry_until_available(attempt: Callable[[], Awaitable[T]]) -> T:

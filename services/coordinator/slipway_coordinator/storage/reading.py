@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from slipway.errors import ServiceError
 from slipway_coordinator.model.records import ExportRecord
+from slipway_coordinator.storage.database_address import check_database_files
 from slipway_coordinator.storage.filters import parse_filter
 from slipway_coordinator.storage.schema import exports
 
@@ -64,6 +65,10 @@ def _documents(state: Path, *conditions: sa.ColumnElement[bool], whole: bool = F
     Raises:
         ServiceError: ``STATE_SCHEMA`` when it cannot be read.
     """
+    try:
+        check_database_files(state)
+    except OSError as error:
+        raise _unreadable(state, f"{Path(error.filename or state).name} is {error.strerror}", damaged=False) from error
     query = sa.select(exports.c.record).where(*conditions).order_by(exports.c.create_time.desc())
     url = sa.URL.create("sqlite", database=f"file:{quote(str(state))}", query={"mode": "ro", "uri": "true"})
     engine = sa.create_engine(url, poolclass=sa.NullPool, connect_args={"timeout": _BUSY_SECONDS})

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 from slipway.errors import ModelExportError, ServiceError
 from slipway.observability import metrics
 from slipway.rpc.statuses import RETRY_AFTER
-from slipway_coordinator.transfers.turns import Turns
+from slipway.security.turns import Turns
 
 T = TypeVar("T")
 Item = TypeVar("Item")

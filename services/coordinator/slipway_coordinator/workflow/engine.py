@@ -18,10 +18,8 @@ from slipway_coordinator.workflow import workflow
 # Fixed, so that whichever process holds the lock resumes all workflows.
 EXECUTOR_ID = "coordinator"
 
-WORKFLOW_VERSION = "slipway-3"
-"""Raise this when a workflow's steps change: stored workflows of another version are started again from the record, not replayed (docs/adr/0017).
-Raise it too when the same configuration gives another plan, because a replay plans an export with imported sources again.
-"""
+WORKFLOW_VERSION = "slipway-4"
+"""Raise this when a workflow's steps change: stored workflows of another version are started again from the record, not replayed (docs/adr/0017)."""
 
 _LAST_WITHOUT_POSITION = "slipway-2"
 

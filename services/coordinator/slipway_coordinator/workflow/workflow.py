@@ -3,7 +3,7 @@
 Everything that happens to an export (a lease, a result, a cancellation) is an event in its inbox. The workflow holds the export
 as a record, applies pure functions to it, and publishes every new record. The inbox is durable and gives a replayed workflow the
 same events in the same order, so reading it is not a step. Decisions that could differ after a restart (they use the recovery
-table or the clock) are steps, whose results are stored. Every event makes one revision, however many events are read at once. A
+table, the installed formats or the clock) are steps, whose results are stored. Every event makes one revision, however many events are read at once. A
 stage's failure is a value in an event, never an exception.
 """
 
@@ -13,7 +13,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from dbos import DBOS
@@ -24,7 +23,8 @@ from slipway.registry import plays
 from slipway.stage import Role
 from slipway_coordinator.model import transitions
 from slipway_coordinator.model.records import AttemptRecord, ExportRecord, TaskRecord
-from slipway_coordinator.model.recovery import NextAttempt, RuleTable, choose_profile, recover, with_guidance
+from slipway_coordinator.model.recovery import NextAttempt, choose_profile, recover, with_guidance
+from slipway_coordinator.model.rules import RuleTable
 from slipway_coordinator.model.states import ExportState
 from slipway_coordinator.storage.inbox import InboxEvent
 
@@ -63,13 +63,8 @@ class Surroundings(Protocol):
         """End an export that a fault in the coordinator itself keeps from continuing."""
 
 
-@dataclass
-class _Current:
-    surroundings: Surroundings | None = None
-
-
 # DBOS is one per process and calls workflows by name after a restart, so they find their process through this global.
-_current = _Current()
+_current: list[Surroundings] = []
 
 
 def install_surroundings(surroundings: Surroundings | None) -> None:
@@ -78,19 +73,19 @@ def install_surroundings(surroundings: Surroundings | None) -> None:
     Raises:
         ServiceError: reason ``COORDINATOR_LOCKED`` when this process runs a coordinator already.
     """
-    if surroundings is not None and _current.surroundings is not None:
+    if surroundings is not None and _current:
         raise ServiceError(
             "this process runs a coordinator already",
             reason="COORDINATOR_LOCKED",
             remedy="end it first, or start another process",
         )
-    _current.surroundings = surroundings
+    _current[:] = [] if surroundings is None else [surroundings]
 
 
 def _surroundings() -> Surroundings:
-    if _current.surroundings is None:
+    if not _current:
         raise ServiceError("the coordinator is not running", reason="COORDINATOR_UNAVAILABLE")
-    return _current.surroundings
+    return _current[0]
 
 
 @DBOS.workflow(name="slipway.export", max_recovery_attempts=None)
@@ -124,13 +119,32 @@ async def _carry_out(record: ExportRecord, now: float) -> str:
         changes = []
         for message in await _surroundings().events(record, after=record.events_read):
             before = record
-            record = transitions.apply(record, message.event)
+            record = await _apply(record, message.event)
             for task in transitions.undecided(record):
                 record = _apply_decision(record, task, await _decide(record.to_json(), task.id))
             record = record.with_(revision=before.revision + 1, events_read=message.number)
             changes.append(Transition(before, record, message.event.time))
             if record.state.ended:
                 break
+
+
+async def _apply(record: ExportRecord, event: transitions.Event) -> ExportRecord:
+    if not transitions.completes_plan(record, event):
+        return transitions.apply(record, event)
+    found = await _plan(record.to_json(), event.model_dump(mode="json"))
+    if "failure" in found:
+        raise Failure.from_json(found["failure"]).error()
+    return ExportRecord.from_json(found["record"])
+
+
+@DBOS.step(name="slipway.plan")
+async def _plan(record_json: dict[str, Any], event_json: dict[str, Any]) -> dict[str, Any]:
+    """Apply an event that adds the tasks after an import: the formats that plan them may be others after a restart."""
+    event = transitions.Event.model_validate(event_json)
+    try:
+        return {"record": transitions.apply(ExportRecord.from_json(record_json), event).to_json()}
+    except ModelExportError as error:
+        return {"failure": error.failure().to_json()}
 
 
 @DBOS.step(name="slipway.decide")

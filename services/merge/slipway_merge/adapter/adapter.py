@@ -12,12 +12,11 @@ from pathlib import Path
 
 from slipway.errors import ModelMergeError
 from slipway.models.checkpoints import read_adapter_config
-from slipway.models.model_files import ADAPTER_PICKLE, ADAPTER_WEIGHTS
+from slipway.models.model_files import ADAPTER_PICKLE, ADAPTER_PREFIX, ADAPTER_WEIGHTS
 from slipway.models.safetensors_file import TensorInfo, read_safetensors
 from slipway_merge.adapter.adapter_config import AdapterConfig, parse_adapter_config
 from slipway_merge.tensors.tensor_io import TensorReader
 
-PREFIX = "base_model.model."
 #: ``<module>.lora_A[.<adapter>].weight`` and ``<module>.lora_embedding_A[.<adapter>]``.
 _LINEAR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(\.(?P<adapter>[^.]+))?\.weight")
 _EMBEDDING = re.compile(r"(?P<module>.+)\.lora_embedding_(?P<side>[AB])(\.(?P<adapter>[^.]+))?")
@@ -89,7 +88,7 @@ class Adapter:
 
     def formed_modules(self) -> set[str]:
         """Return the LoRA modules left to peft."""
-        return {key.removeprefix(PREFIX).partition(".lora_")[0] for key in self.forms}
+        return {key.removeprefix(ADAPTER_PREFIX).partition(".lora_")[0] for key in self.forms}
 
     def by_module(self) -> Iterator[tuple[str, TensorInfo]]:
         """Yield every tensor not left to peft with its module, except those of targeted parameters."""
@@ -136,7 +135,7 @@ def read_adapter(folder: Path) -> Adapter:
     forms: dict[str, TensorInfo] = {}
     whole: dict[str, dict[str, TensorInfo]] = {}
     for key, info in rest.items():
-        name = key.removeprefix(PREFIX)
+        name = key.removeprefix(ADAPTER_PREFIX)
         if match := _ROWS.fullmatch(name):
             if rows.setdefault(match["module"], info) is not info:
                 raise _broken(f"tensors {rows[match['module']].name!r} and {key!r} stand for the same rows", key)
@@ -156,7 +155,7 @@ def read_adapter(folder: Path) -> Adapter:
 
 def _module_of(key: str) -> str:
     """Return the module of a stored tensor, if it is a LoRA factor."""
-    return unwrapped(key).removeprefix(PREFIX).partition(".lora_")[0]
+    return unwrapped(key).removeprefix(ADAPTER_PREFIX).partition(".lora_")[0]
 
 
 def _as_saved(tensors: Mapping[str, TensorInfo], config: AdapterConfig) -> dict[str, TensorInfo]:
@@ -178,7 +177,7 @@ def _as_saved(tensors: Mapping[str, TensorInfo], config: AdapterConfig) -> dict[
 
 def unwrapped(key: str) -> str:
     """Return a tensor's name without the model's wrappers."""
-    return _WRAPPED.sub(PREFIX, key)
+    return _WRAPPED.sub(ADAPTER_PREFIX, key)
 
 
 def _are_same(first: TensorInfo, second: TensorInfo) -> bool:
@@ -235,7 +234,7 @@ def _take_experts(sides: _Sides, config: AdapterConfig) -> dict[tuple[str, int],
 
 
 def _pair_name(key: str) -> re.Match[str] | None:
-    name = key.removeprefix(PREFIX)
+    name = key.removeprefix(ADAPTER_PREFIX)
     return _LINEAR.fullmatch(name) or _EMBEDDING.fullmatch(name)
 
 
@@ -289,7 +288,7 @@ def _role(name: str) -> tuple[str, str]:
 
 def _whole_tensor(name: str, slot: Mapping[str, TensorInfo], config: AdapterConfig) -> WholeTensor:
     found = [slot[role] for role in ("modules_to_save", "plain", "base_layer") if role in slot]
-    untrained = tuple(slot[role] for role in ("original_module",) if role in slot)
+    untrained: tuple[TensorInfo, ...] = (slot["original_module"],) if "original_module" in slot else ()
     if not found:
         raise _broken(f"tensor {untrained[0].name!r} has no trained partner", untrained[0].name)
     module = f".{name.rpartition('.')[0]}."

@@ -14,6 +14,7 @@ from typing import Any
 
 from slipway.errors import ModelMergeError
 from slipway.models.module_patterns import check_patterns
+from slipway.texts import quoted
 from slipway_merge.adapter.pattern_keys import PatternKeys
 from slipway_merge.unsupported import unsupported
 
@@ -38,7 +39,6 @@ _PLAIN_INITS = (True, False, None, "gaussian", "eva", "mica", "orthogonal")
 REPEATED_INITS = ("pissa", "olora")
 #: Names of embeddings that peft keeps tied (``EMBEDDING_LAYER_NAMES``).
 _EMBEDDINGS = ("embed_tokens", "lm_head")
-#: Remedy for an adapter that peft may support and this version does not.
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +145,8 @@ def parse_adapter_config(raw: Mapping[str, Any], modules: Iterable[str] = ()) ->
         return shared
     return replace(
         shared,
-        rank=int(_number(raw, "r", default=8, integer=True)),
-        alpha=_number(raw, "lora_alpha", default=8, integer=False),
+        rank=int(_check_number("r", raw.get("r", 8), integer=True)),
+        alpha=_check_number("lora_alpha", raw.get("lora_alpha", 8), integer=False),
         rslora=_flag(raw, "use_rslora"),
         rank_pattern={key: int(value) for key, value in _patterns(raw, "rank_pattern", integer=True).items()},
         alpha_pattern=_patterns(raw, "alpha_pattern", integer=False),
@@ -155,19 +155,13 @@ def parse_adapter_config(raw: Mapping[str, Any], modules: Iterable[str] = ()) ->
 
 
 def _is_for_peft(raw: Mapping[str, Any]) -> bool:
-    """Return whether peft must merge this adapter: it is not LoRA, or a LoRA option makes it more than a product.
-
-    Raises:
-        ModelMergeError: ``ADAPTER_UNSUPPORTED`` for an initialisation that cannot be repeated.
-    """
+    """Return whether peft must merge this adapter: it is not LoRA, or a LoRA option makes it more than a product."""
     if raw.get("peft_type") != "LORA":
         return True
     init = raw.get("init_lora_weights", True)
     known = init.lower() if isinstance(init, str) else init  # peft takes "OLoRA" and "MiCA" too
     repeated = known in REPEATED_INITS
-    if not repeated and not any(
-        known is plain or (isinstance(plain, str) and known == plain) for plain in _PLAIN_INITS
-    ):
+    if not repeated and not (isinstance(known, bool | str | None) and known in _PLAIN_INITS):
         raise unsupported(
             "init_lora_weights",
             init,
@@ -185,9 +179,8 @@ def _is_for_peft(raw: Mapping[str, Any]) -> bool:
 
 
 def _invalid(key: str, value: object, expected: str) -> ModelMergeError:
-    shown = repr(value)
     return ModelMergeError(
-        f"the adapter's {key} is {shown if len(shown) <= 120 else shown[:117] + '…'}, expected {expected}",
+        f"the adapter's {key} is {quoted(value)}, expected {expected}",
         reason="ADAPTER_CONFIG_INVALID",
         remedy="copy adapter_config.json from the training run again",
         about={"key": key},
@@ -201,10 +194,6 @@ def _check_number(key: str, value: object, *, integer: bool) -> float:
     if not math.isfinite(value) or (integer and value < 1):
         raise _invalid(key, value, expected)
     return value
-
-
-def _number(raw: Mapping[str, Any], key: str, *, default: int, integer: bool) -> float:
-    return _check_number(key, raw.get(key, default), integer=integer)
 
 
 def _flag(raw: Mapping[str, Any], key: str) -> bool:

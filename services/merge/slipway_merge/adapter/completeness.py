@@ -10,6 +10,7 @@ from slipway.models.safetensors_file import TensorInfo
 from slipway_merge.adapter.adapter import Adapter
 from slipway_merge.adapter.adapter_config import AdapterConfig
 from slipway_merge.adapter.names import NameMap
+from slipway_merge.unsupported import incomplete
 
 
 def check_complete(
@@ -37,29 +38,21 @@ def check_complete(
         matrix = parameter == "weight" and len(info.shape) > 1 and (bool(adapter.rows) or not config.through_peft)
         targeted = bias or (saved and parameter == "weight") or (matrix and config.targets(module))
         if targeted and is_in_model(info.name):
-            raise ModelMergeError(
-                f"adapter_config.json names module {module!r}, but the checkpoint holds no tensor for its {parameter}",
-                reason="CHECKPOINT_INCOMPLETE",
-                remedy="copy the checkpoint again: some of its weights are missing",
-                about={"tensor": name},
+            what = (
+                f"adapter_config.json names module {module!r}, but the checkpoint holds no tensor for its {parameter}"
             )
+            raise incomplete(what, tensor=name)
 
 
 def _check_tokens(adapter: Adapter) -> None:
     """Check that the named modules have rows; those of tied modules may be saved once."""
     tokens = adapter.config.tokens
     named = dict(tokens) if isinstance(tokens, Mapping) else {"its input embedding": tokens} if tokens else {}
-    names = list(named)
     if len(adapter.rows) >= len(named) or (adapter.rows and len(set(named.values())) == 1):
         return
-    found = [name for name in names if any(f".{module}".endswith(f".{name}") for module in adapter.rows)]
-    raise ModelMergeError(
-        f"adapter_config.json names token ids for {', '.join(names)}, but the checkpoint has rows for "
-        f"{', '.join(found) or 'none'}",
-        reason="CHECKPOINT_INCOMPLETE",
-        remedy="copy the checkpoint again: some of its weights are missing",
-        about={"key": "trainable_token_indices"},
-    )
+    found = [name for name in named if any(f".{module}".endswith(f".{name}") for module in adapter.rows)]
+    what = f"adapter_config.json names token ids for {', '.join(named)}, but the checkpoint has rows for "
+    raise incomplete(what + (", ".join(found) or "none"), key="trainable_token_indices")
 
 
 def check_rows(config: AdapterConfig, module: str, info: TensorInfo) -> tuple[int, ...]:

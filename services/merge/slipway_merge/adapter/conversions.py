@@ -71,6 +71,44 @@ def conversions(model: PreTrainedModel, stored: Iterable[str]) -> Conversions:
     return Conversions(renamed, stacks, current)
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The place of a stored tensor in a model.
+
+    Attributes:
+        name: Its stored name, with the prefix of the model's own names.
+        parameter: The parameter or buffer it belongs to.
+        whole: Whether it is all of it; otherwise it is one of several that transformers joins.
+    """
+
+    name: str
+    parameter: str
+    whole: bool
+
+
+def places(model: PreTrainedModel, stored: Iterable[str]) -> dict[str, Place]:
+    """Return the places of stored tensors in a model that they may not have been saved from; those without one are left out."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+    mapping = get_model_conversion_mapping(model)
+    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+    prefix, state = f"{model.base_model_prefix}.", model.state_dict()
+    found: dict[str, Place] = {}
+    for name in sorted(stored):
+        target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
+        if target not in state:
+            continue
+        own = name
+        if target.startswith(prefix) and not name.startswith(prefix):
+            own = prefix + name
+        elif name.startswith(prefix) and not target.startswith(prefix):
+            own = name.removeprefix(prefix)
+        found[name] = Place(own, target, whole=pattern is None)
+    return found
+
+
 def _stacks_rows(converter: Any) -> bool:
     """Return whether a converter only stacks experts and, within an expert, concatenates rows."""
     from transformers.core_model_loading import Concatenate, MergeModulelist

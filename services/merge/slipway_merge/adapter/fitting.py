@@ -9,6 +9,7 @@ from slipway.errors import ModelMergeError
 from slipway.models.safetensors_file import TensorInfo
 from slipway_merge.adapter.adapter import Pair, WholeTensor
 from slipway_merge.tensors.values import Factor, Update, Value
+from slipway_merge.unsupported import misfit
 
 
 def checked_replacement(
@@ -41,7 +42,7 @@ def checked_replacement(
             )
     resized = len(shape) > 0 and shape[0] == vocab_size and whole.info.shape[1:] == shape[1:]
     if whole.info.shape != shape and not (resized and len(whole.info.shape) == len(shape)):
-        raise _mismatch(f"replaces {name!r}", whole.info, whole.info.shape, shape)
+        raise _mismatch(f"replaces {name!r}", whole.info, shape)
     return whole.info
 
 
@@ -68,7 +69,7 @@ def fitted_update(
         update = replace(direct, left=Factor(pair.a, True), right=Factor(pair.b, True))
     if update.shape != shape:
         what = f"together with {pair.b.name!r} {pair.b.shape} updates {name!r} by a matrix of shape {update.shape} that"
-        raise _mismatch(what, pair.a, pair.a.shape, shape)
+        raise _mismatch(what, pair.a, shape)
     return update
 
 
@@ -106,10 +107,6 @@ def new_vocab_size(values: Mapping[str, Value], base: Mapping[str, TensorInfo]) 
     return sizes.pop() if sizes else None
 
 
-def _mismatch(what: str, info: TensorInfo, shape: tuple[int, ...], base: tuple[int, ...]) -> ModelMergeError:
-    return ModelMergeError(
-        f"adapter tensor {info.name!r} {shape} {what} does not fit the base's shape {base}",
-        reason="ADAPTER_BASE_MISMATCH",
-        remedy="the adapter was trained on another base model: use the one that its adapter_config.json names",
-        about={"tensor": info.name, "shape": shape, "base_shape": base},
-    )
+def _mismatch(what: str, info: TensorInfo, base: tuple[int, ...]) -> ModelMergeError:
+    message = f"adapter tensor {info.name!r} {info.shape} {what} does not fit the base's shape {base}"
+    return misfit(message, tensor=info.name, shape=info.shape, base_shape=base)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from slipway.errors import ModelMergeError
+from slipway_merge.unsupported import misfit
 
 _MOST_PREFIXES = 64
 """Most prefixes to try; models have a handful."""
@@ -82,12 +83,7 @@ def fit_names(wanted: Iterable[str], stored: Iterable[str]) -> NameMap:
 
 def _ambiguous(name: str, prefixes: Sequence[tuple[str, str]]) -> ModelMergeError:
     shown = ", ".join(repr(add) if add else f"without {strip!r}" for strip, add in prefixes)
-    return ModelMergeError(
-        f"adapter tensor {name!r} fits base tensors under several prefixes ({shown})",
-        reason="ADAPTER_BASE_MISMATCH",
-        remedy="use the base model the adapter was trained on, which its adapter_config.json names",
-        about={"tensor": name},
-    )
+    return misfit(f"adapter tensor {name!r} fits base tensors under several prefixes ({shown})", tensor=name)
 
 
 def _candidates(unresolved: list[str], names: frozenset[str]) -> set[tuple[str, str]]:

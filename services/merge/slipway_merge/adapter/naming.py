@@ -8,8 +8,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from slipway.errors import ModelMergeError
+from slipway.models.model_files import ADAPTER_PREFIX
 from slipway.models.safetensors_file import TensorInfo
-from slipway_merge.adapter.adapter import PREFIX, Adapter
+from slipway_merge.adapter.adapter import Adapter
 from slipway_merge.adapter.names import NameMap, fit_names
 from slipway_merge.unsupported import unsupported
 
@@ -85,9 +86,9 @@ def under_current_names(adapter: Adapter, model: PreTrainedModel, current: Calla
     layers = {name for name, module in model.named_modules() if not list(module.children())}
     found: dict[str, TensorInfo] = {}
     for key, info in adapter.forms.items():
-        name = key.removeprefix(PREFIX)
+        name = key.removeprefix(ADAPTER_PREFIX)
         known = name == key or any(name[:end] in layers for end, letter in enumerate(name) if letter == ".")
-        if found.setdefault(key if known else PREFIX + current(name), info) is not info:
+        if found.setdefault(key if known else ADAPTER_PREFIX + current(name), info) is not info:
             raise ModelMergeError(
                 f"the adapter has {key!r} twice, under today's name and one of an earlier transformers",
                 reason="ADAPTER_TENSOR_UNUSED",

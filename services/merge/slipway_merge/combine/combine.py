@@ -12,7 +12,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,14 +24,15 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from slipway.errors import ModelMergeError
-from slipway.models.checkpoints import read_adapter_config
-from slipway.models.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, travelling_files
+from slipway.models.model_files import ADAPTER_CONFIG, ADAPTER_PREFIX, ADAPTER_WEIGHTS, travelling_files
 from slipway.models.safetensors_file import TensorInfo
 from slipway.stage import Context
+from slipway.texts import one_line
 from slipway_merge.adapter.adapter import Adapter, Pair, read_adapter
 from slipway_merge.combine.params import CombineParams
 
-_PREFIX = "base_model.model."
+#: Options for more than pairs. A checkpoint that has lost their tensors is refused by them.
+_NOT_PLAIN = ("layer_replication", "modules_to_save", "target_parameters", "trainable_token_indices")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ def combine(inputs: Sequence[tuple[str, Path]], output: Path, *, params: Combine
     _check_values(tensors)
     output.mkdir()
     save_file(tensors, output / ADAPTER_WEIGHTS, metadata={"format": "pt"})
-    config = _config(read_adapter_config(parts[0].folder), ranks)
+    config = _config(parts[0].adapter.config.raw, ranks)
     (output / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     _copy_companions(parts[0].folder, output)
     ctx.record(
@@ -97,11 +98,13 @@ def _read(inputs: Sequence[tuple[str, Path]], params: CombineParams) -> list[_Pa
     parts = []
     for (name, folder), weight in zip(inputs, weights, strict=True):
         adapter = read_adapter(folder)
-        trained = sorted(whole.info.name for whole in adapter.whole.values() if whole.own)
+        # A bias is trained; any other weight that is no module to save is the base's own, saved along.
+        trained = sorted(w.info.name for w in adapter.whole.values() if w.own or w.name.endswith(".bias"))
         trained += sorted([*adapter.forms, *(info.name for info in adapter.rows.values())])
         trained += sorted(pair.a.name for pair in adapter.experts.values())
-        if trained or not adapter.pairs or adapter.config.replication:
-            shown = f"{trained[0]!r}, which is more than a pair" if trained else "no LoRA pair, or repeated layers"
+        options = [key for key in _NOT_PLAIN if adapter.config.raw.get(key)]
+        if trained or options or not adapter.pairs:
+            shown = f"{trained[0]!r}, which is more than a pair" if trained else ", ".join(options) or "no LoRA pair"
             raise ModelMergeError(
                 f"{name} is not plain LoRA: it has {shown}, which no method of combination covers",
                 reason="ADAPTER_UNSUPPORTED",
@@ -113,11 +116,7 @@ def _read(inputs: Sequence[tuple[str, Path]], params: CombineParams) -> list[_Pa
 
 
 def _saved_along(parts: Sequence[_Part]) -> dict[str, torch.Tensor]:
-    """Return the base weights that peft saves beside pairs (of a targeted embedding), which must be equal in all adapters.
-
-    Raises:
-        ModelMergeError: ``ADAPTER_BASE_MISMATCH`` if they differ.
-    """
+    """Return the base weights that peft saves beside pairs (of a targeted embedding), which must be equal in all adapters."""
     tensors: dict[str, torch.Tensor] = {}
     owners: dict[str, str] = {}
     for part in parts:
@@ -137,18 +136,15 @@ def _saved_along(parts: Sequence[_Part]) -> dict[str, torch.Tensor]:
 
 
 def _check_bases(parts: Sequence[_Part], ctx: Context) -> None:
-    bases = {part.name: read_adapter_config(part.folder).get("base_model_name_or_path") or "" for part in parts}
+    named = {part.name: part.adapter.config.raw.get("base_model_name_or_path") for part in parts}
+    bases = {name: base if isinstance(base, str) else "" for name, base in named.items()}
     if len(set(bases.values())) > 1:
-        listed = ", ".join(f"{name}: {base or 'not named'}" for name, base in bases.items())
+        listed = ", ".join(f"{name}: {one_line(base) or 'not named'}" for name, base in bases.items())
         ctx.warn(f"the combined adapters name different base models ({listed})")
 
 
 def _check_module(module: str, found: Sequence[tuple[_Part, Pair]], params: CombineParams) -> None:
-    """Check that all adapters of a module have the same weight shape and, if factors are mixed, the same rank.
-
-    Raises:
-        ModelMergeError: ``ADAPTER_BASE_MISMATCH`` or ``ADAPTER_UNSUPPORTED``.
-    """
+    """Check that all adapters of a module have the same weight shape and, if factors are mixed, the same rank."""
     (first, pair), *others = found
     for part, other in others:
         same = other.embedding == pair.embedding and other.a.shape[1:] == pair.a.shape[1:]
@@ -178,11 +174,9 @@ def _combined(found: Sequence[tuple[_Part, Pair]], params: CombineParams) -> tup
     if params.combination_type == "cat":
         return torch.cat([a * scale for a, scale in zip(first, scales, strict=True)], 0), torch.cat(second, 1)
     roots = torch.tensor([math.sqrt(abs(scale)) for scale in scales])
-    signs = torch.tensor(
-        [math.copysign(1.0, scale) for scale in scales]
-    )  # on one factor only, otherwise they would cancel
+    signs = torch.tensor([math.copysign(1.0, scale) for scale in scales])
     mix = _mixing(params)
-    return mix(first, roots * signs), mix(second, roots)
+    return mix(first, roots * signs), mix(second, roots)  # signs on one factor only, otherwise they would cancel
 
 
 def _mixing(params: CombineParams) -> Callable[[list[torch.Tensor], torch.Tensor], torch.Tensor]:
@@ -205,7 +199,7 @@ def _load(info: TensorInfo) -> torch.Tensor:
 
 def _names(module: str, *, embedding: bool) -> tuple[str, str]:
     kind, suffix = ("lora_embedding_", "") if embedding else ("lora_", ".weight")
-    return f"{_PREFIX}{module}.{kind}A{suffix}", f"{_PREFIX}{module}.{kind}B{suffix}"
+    return f"{ADAPTER_PREFIX}{module}.{kind}A{suffix}", f"{ADAPTER_PREFIX}{module}.{kind}B{suffix}"
 
 
 def _check_values(tensors: Mapping[str, torch.Tensor]) -> None:
@@ -222,7 +216,7 @@ def _check_values(tensors: Mapping[str, torch.Tensor]) -> None:
 def _config(first: Mapping[str, Any], ranks: Mapping[str, int]) -> dict[str, Any]:
     """Return a configuration with which peft and this service give every module its rank and a scaling of 1."""
     common = max(ranks.values())
-    others = {re.escape(module): rank for module, rank in _sorted(ranks) if rank != common}
+    others = {re.escape(module): rank for module, rank in sorted(ranks.items()) if rank != common}
     kept = ("base_model_name_or_path", "revision", "task_type", "peft_version", "auto_mapping")
     return {
         **{key: first[key] for key in kept if key in first},
@@ -231,7 +225,7 @@ def _config(first: Mapping[str, Any], ranks: Mapping[str, int]) -> dict[str, Any
         "lora_alpha": common,
         "rank_pattern": others,
         "alpha_pattern": others,
-        "target_modules": [module for module, _ in _sorted(ranks)],
+        "target_modules": sorted(ranks),
         "fan_in_fan_out": bool(first.get("fan_in_fan_out")),
         "bias": "none",
         "inference_mode": True,
@@ -240,10 +234,6 @@ def _config(first: Mapping[str, Any], ranks: Mapping[str, int]) -> dict[str, Any
         "modules_to_save": None,
         "use_rslora": False,
     }
-
-
-def _sorted(ranks: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    yield from sorted(ranks.items())
 
 
 def _copy_companions(folder: Path, output: Path) -> None:

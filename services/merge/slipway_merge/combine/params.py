@@ -22,4 +22,4 @@ class CombineParams(StageParams):
     majority_sign_method: Literal["total", "frequency"] = Field(
         default="total", description="How the types with ties elect a sign"
     )
-    seed: int = Field(default=0, ge=0, description="Seed for the types with dare, which prune at random")
+    seed: int = Field(default=0, ge=0, lt=1 << 63, description="Seed for the types with dare, which prune at random")

@@ -11,7 +11,8 @@ import peft
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_PREFIX_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING
 from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 
-from slipway_merge.peft.modules import PREFIX, through_peft
+from slipway.models.model_files import ADAPTER_PREFIX
+from slipway_merge.peft.modules import through_peft
 from slipway_merge.unsupported import UNMERGED_REMEDY, unsupported
 
 
@@ -51,5 +52,5 @@ def is_peft_tensor(key: str, raw: Mapping[str, Any]) -> bool:
     """Return whether an adapter tensor belongs to the form itself, not to a module or bias saved along."""
     kinds = {kind.value: prefix for kind, prefix in PEFT_TYPE_TO_PREFIX_MAPPING.items()}
     prefix = kinds.get(str(raw.get("peft_type"))) or "?"
-    parts = key.removeprefix(PREFIX).split(".")
-    return not key.startswith(PREFIX) or any(part.startswith(prefix) for part in parts)
+    parts = key.removeprefix(ADAPTER_PREFIX).split(".")
+    return not key.startswith(ADAPTER_PREFIX) or any(part.startswith(prefix) for part in parts)

@@ -28,7 +28,8 @@ from slipway_merge.tensors.samples import COMPUTING_UNITS, DEVIATIONS, UNIT_ROUN
 
 #: Weights; positions of entries, and masks.
 _STORED_TYPES = torch_dtypes(*FLOATS, "I64", "I32", "U8", "BOOL")
-PREFIX = "base_model.model."
+#: Types of computations by numpy's.
+TORCH_TYPES = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
 #: One module is computed at a time, whatever the number of threads, to limit memory and because peft expects one thread.
 _ONE_AT_A_TIME = threading.RLock()
 #: Options that choose modules or save additional weights; they are resolved before a holder is built.
@@ -96,6 +97,11 @@ def read_finite(info: TensorInfo, where: str, part: tuple[slice, ...] = ()) -> t
             about={"tensor": info.name},
         )
     return tensor
+
+
+def widened(info: TensorInfo, dtype: np.dtype[np.floating]) -> torch.Tensor:
+    """Return a copy of a base weight in the type of a computation (float32 or float64); raise as :func:`read_finite`."""
+    return read_finite(info, "the base model").to(TORCH_TYPES[np.dtype(dtype)], copy=True)
 
 
 def filled(layer: nn.Module, fill: Callable[[str, torch.Tensor], torch.Tensor]) -> nn.Module:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from slipway.errors import ModelMergeError
 from slipway.models.module_patterns import check_patterns
 from slipway.models.safetensors_file import TensorInfo
 from slipway_merge.adapter.adapter import ExpertPair
@@ -22,7 +21,7 @@ from slipway_merge.adapter.conversions import Stack
 from slipway_merge.tensors.samples import read_rows, sampled_rows, share_of_rounding
 from slipway_merge.tensors.tensor_io import Array, TensorReader
 from slipway_merge.tensors.values import Computed, Value
-from slipway_merge.unsupported import unsupported
+from slipway_merge.unsupported import incomplete, misfit, unsupported
 
 if TYPE_CHECKING:
     import torch
@@ -74,22 +73,14 @@ def stacked_pairs(
         for place, name in enumerate(targeted):
             pair = left.pop((module, len(targeted) - 1 - place), None)
             if pair is None:
-                raise ModelMergeError(
-                    f"adapter_config.json names parameter {name!r}, but the checkpoint holds no tensor for it",
-                    reason="CHECKPOINT_INCOMPLETE",
-                    remedy="copy the checkpoint again: some of its weights are missing",
-                    about={"tensor": name},
-                )
+                what = f"adapter_config.json names parameter {name!r}, but the checkpoint holds no tensor for it"
+                raise incomplete(what, tensor=name)
             shape = tuple(model.get_parameter(name).shape)
             found[name] = _stacked(name, pair, shape, config, transposed=bool(getattr(layer, "is_transposed", False)))
     if left:
         info = next(iter(left.values())).a
-        raise ModelMergeError(
-            f"the adapter has {2 * len(left)} tensors that no base weight takes, first {info.name!r} {info.shape}",
-            reason="ADAPTER_TENSOR_UNUSED",
-            remedy="it was trained on another base model: use the one that its adapter_config.json names",
-            about={"tensor": info.name},
-        )
+        what = f"the adapter has {2 * len(left)} tensors that no base weight takes, first {info.name!r} {info.shape}"
+        raise misfit(what, reason="ADAPTER_TENSOR_UNUSED", tensor=info.name)
     return found
 
 
@@ -106,13 +97,8 @@ def _stacked(
     rank = config.rank_of(name)
     for info, expected in ((pair.a, (experts * rank, columns)), (pair.b, (rows, experts * rank))):
         if info.shape != expected:
-            raise ModelMergeError(
-                f"adapter tensor {info.name!r} {info.shape} does not fit parameter {name!r} {shape} at rank {rank}, "
-                f"which wants {expected}",
-                reason="ADAPTER_BASE_MISMATCH",
-                remedy="the adapter was trained on another base model or with other settings: use the one that its adapter_config.json names",
-                about={"tensor": info.name, "shape": info.shape, "expected": expected},
-            )
+            what = f"adapter tensor {info.name!r} {info.shape} does not fit parameter {name!r} {shape} at rank {rank}"
+            raise misfit(f"{what}, which wants {expected}", tensor=info.name, shape=info.shape, expected=expected)
     return StackedPair(name, pair.a, pair.b, (experts, first, second), rank, config.scaling_of(name), transposed)
 
 
@@ -162,20 +148,13 @@ def _value(
 ) -> Value:
     """Return a computed value: ``add`` updates the whole tensor, ``place`` returns expert and row for a row of the tensor."""
     if source.shape != shape:
-        raise ModelMergeError(
-            f"base tensor {source.name!r} is {source.shape}, but {pair.module!r} wants {shape}",
-            reason="ADAPTER_BASE_MISMATCH",
-            remedy="the adapter was trained on another base model: use the one that its adapter_config.json names",
-            about={"tensor": source.name, "shape": source.shape, "expected": shape},
-        )
+        what = f"base tensor {source.name!r} is {source.shape}, but {pair.module!r} wants {shape}"
+        raise misfit(what, tensor=source.name, shape=source.shape, expected=shape)
 
     def compute(dtype: np.dtype[np.floating]) -> np.ndarray:
-        import torch
+        from slipway_merge.peft.modules import widened
 
-        from slipway_merge.peft.modules import read_finite
-
-        wide = torch.float64 if np.dtype(dtype).itemsize == 8 else torch.float32
-        weight = read_finite(source, "the base model").to(wide, copy=True)
+        weight = widened(source, dtype)
         add(weight)
         values: np.ndarray = weight.numpy()
         return values

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from slipway.models.dtypes import FLOATS
@@ -68,10 +68,14 @@ class Layout:
 
     shards: tuple[Shard, ...]
 
+    def tensors(self) -> Iterator[OutputTensor]:
+        """Yield the tensors of all files."""
+        return (tensor for shard in self.shards for tensor in shard.tensors)
+
     @property
     def data_bytes(self) -> int:
         """Bytes of tensor data in all files."""
-        return sum(tensor.nbytes for shard in self.shards for tensor in shard.tensors)
+        return sum(tensor.nbytes for tensor in self.tensors())
 
     def index(self) -> tuple[str, str] | None:
         """Return name and text of the index; None for a single shard."""

@@ -18,19 +18,29 @@ from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING
 
 from slipway.counts import counted
 from slipway.errors import ModelMergeError
+from slipway.models.model_files import ADAPTER_PREFIX
 from slipway.models.module_patterns import check_patterns, names_in
 from slipway.models.safetensors_file import TensorInfo
 from slipway_merge.peft.config import peft_config
-from slipway_merge.peft.modules import PREFIX, Holder, filled, mapped, read_finite, takes_known_inputs, through_peft
+from slipway_merge.peft.modules import (
+    TORCH_TYPES,
+    Holder,
+    filled,
+    mapped,
+    read_finite,
+    takes_known_inputs,
+    through_peft,
+)
 from slipway_merge.tensors.values import Computed
-from slipway_merge.unsupported import UNMERGED_REMEDY, unsupported
+from slipway_merge.unsupported import UNMERGED_REMEDY, incomplete, misfit, unsupported
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 #: Largest difference between the outputs of a merged and an unmerged layer in float32 that rounding explains.
 _TOLERANCE = 1e-3
-_TORCH = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
+_LARGE_RANK = 4096
+"""Up to this rank, the factors of one layer take little memory."""
 
 
 class PeftForms:
@@ -52,7 +62,8 @@ class PeftForms:
         only: Iterable[str] | None = None,
     ) -> None:
         self.raw = raw
-        self.config = peft_config(raw)
+        _check_rank(raw, tensors)
+        self.config = peft_config(_without_unknown_names(raw, model))
         self.form = "dora" if raw.get("use_dora") else str(raw["peft_type"]).lower()
         self.tensors = tensors
         check_patterns(raw, names_in(model))
@@ -69,7 +80,7 @@ class PeftForms:
 
     def own_tensors(self, module: str) -> dict[str, TensorInfo]:
         """Return the adapter tensors of one module."""
-        start = f"{PREFIX}{module}."
+        start = f"{ADAPTER_PREFIX}{module}."
         return {key: info for key, info in self.tensors.items() if key.startswith(start)}
 
     def check(self) -> None:
@@ -80,30 +91,21 @@ class PeftForms:
         """
         expected: dict[str, tuple[int, ...]] = {}
         together = bool(self.layers) and self.shares_state
-        groups = [list(self.layers)] if together else [[name] for name in self.layers]
-        for group in groups:
+        for group in [list(self.layers)] if together else [[name] for name in self.layers]:
             with through_peft(f"module {group[0]!r}"):
                 expected |= self._expected(group)
         for key, shape in expected.items():
             info = self.tensors.get(key)
             if info is None:
-                raise _incomplete(key, shape)
+                what = f"by adapter_config.json there should be a tensor {key!r} {shape}, but the checkpoint holds none"
+                raise incomplete(what, tensor=key)
             if info.shape != shape:
-                raise ModelMergeError(
-                    f"adapter tensor {key!r} {info.shape} does not fit the base model and adapter_config.json, which want {shape}",
-                    reason="ADAPTER_BASE_MISMATCH",
-                    remedy="the adapter was trained on another base model or with other settings: use the one that its adapter_config.json names",
-                    about={"tensor": key, "shape": info.shape, "expected": shape},
-                )
+                what = f"adapter tensor {key!r} {info.shape} does not fit the base model and adapter_config.json"
+                raise misfit(f"{what}, which want {shape}", tensor=key, shape=info.shape, expected=shape)
         unused = sorted(set(self.tensors) - set(expected))
         if unused:
-            raise ModelMergeError(
-                f"the adapter has {counted(len(unused), 'tensor')} that no base weight takes, first {unused[0]!r} "
-                f"{self.tensors[unused[0]].shape}",
-                reason="ADAPTER_TENSOR_UNUSED",
-                remedy="it was trained on another base model or with other settings: use the one that its adapter_config.json names",
-                about={"tensor": unused[0]},
-            )
+            what = f"the adapter has {counted(len(unused), 'tensor')} that no base weight takes, first {unused[0]!r} "
+            raise misfit(f"{what}{self.tensors[unused[0]].shape}", reason="ADAPTER_TENSOR_UNUSED", tensor=unused[0])
 
     def alters(self, module: str, parameter: str) -> bool:
         """Return whether the form changes a base weight when it is initialised, before any training."""
@@ -121,14 +123,10 @@ class PeftForms:
             ModelMergeError: ``ADAPTER_UNSUPPORTED`` if peft cannot merge this form or layer.
         """
         layer = self.layers[module]
-        own = self.own_tensors(
-            module
-        ).items()  # their shapes tell whether IA³ scales the input, or the output with its bias
-        kind = (
-            type(layer),
-            tuple(self.parameters(module)),
-            tuple(sorted((key.removeprefix(PREFIX + module), info.shape) for key, info in own)),
-        )
+        own = self.own_tensors(module).items()
+        # The shapes tell whether IA³ scales the input, or the output with its bias.
+        shapes = tuple(sorted((key.removeprefix(ADAPTER_PREFIX + module), info.shape) for key, info in own))
+        kind = (type(layer), tuple(self.parameters(module)), shapes)
         if kind not in self._changed:
             with through_peft(f"module {module!r}"):
                 holder = self._holder(module)
@@ -146,9 +144,8 @@ class PeftForms:
             )
             extra = sorted(set(after) - set(before))
             if extra:
-                raise unsupported(
-                    "peft_type", self.raw["peft_type"], f"merging {module!r} adds {extra[0]!r} to the model"
-                )
+                why = f"merging {module!r} adds {extra[0]!r} to the model"
+                raise unsupported("peft_type", self.raw["peft_type"], why)
         return self._changed[kind]
 
     def computed(self, module: str, parameter: str) -> Computed:
@@ -156,7 +153,7 @@ class PeftForms:
 
         def compute(dtype: np.dtype[np.floating]) -> np.ndarray:
             with through_peft(f"module {module!r}"):
-                after = self._holder(module).merged(module, _TORCH[np.dtype(dtype)], keep=self.shares_state)
+                after = self._holder(module).merged(module, TORCH_TYPES[np.dtype(dtype)], keep=self.shares_state)
             values: np.ndarray = after[parameter].contiguous().numpy()
             return values
 
@@ -169,7 +166,7 @@ class PeftForms:
 
     @cached_property
     def shares_state(self) -> bool:
-        """Whether the modules can only be built together."""
+        """Whether the modules must be built together."""
         first = next(iter(self.layers))
         if PEFT_TYPE_TO_TUNER_MAPPING[self.config.peft_type].uses_shared_state:
             return True
@@ -183,17 +180,14 @@ class PeftForms:
             holder.expected()
         except (NotImplementedError, RuntimeError):  # the form needs values when it is built
             return self._zero_holder(names)
-        else:
-            return holder
+        return holder
 
     def _expected(self, names: list[str]) -> dict[str, tuple[int, ...]]:
         if self.shares_state:
             return self._together.expected()
         expected = self._blank_holder(names).expected()
         complete = all(self.own_tensors(name).keys() <= expected.keys() for name in names)
-        return (
-            expected if complete else self._zero_holder(names).expected()
-        )  # on meta a form may defer some of its parts
+        return expected if complete else self._zero_holder(names).expected()  # on meta a form may defer some parts
 
     def _zero_holder(self, names: list[str]) -> Holder:
         return Holder(self.config, {name: filled(self.layers[name], _zeros) for name in names})
@@ -230,13 +224,44 @@ def _zeros(_: str, parameter: torch.Tensor) -> torch.Tensor:
     return torch.zeros(parameter.shape, dtype=torch.float32)
 
 
-def _incomplete(key: str, shape: tuple[int, ...]) -> ModelMergeError:
-    return ModelMergeError(
-        f"by adapter_config.json there should be a tensor {key!r} {shape}, but the checkpoint holds none",
-        reason="CHECKPOINT_INCOMPLETE",
-        remedy="copy the checkpoint again: some of its weights are missing",
-        about={"tensor": key},
-    )
+def _without_unknown_names(raw: Mapping[str, Any], model: PreTrainedModel) -> dict[str, Any]:
+    """Drop listed names that no module of the model has: peft compares each name with every other one.
+
+    If no target is left, the first stays, so that peft refuses the list.
+    """
+    known = {
+        ".".join(parts[start:])
+        for name, _ in model.named_modules()
+        for parts in (name.split("."),)
+        for start in range(len(parts))
+    }
+    kept = dict(raw)
+    for key in ("target_modules", "exclude_modules", "feedforward_modules"):
+        if isinstance(raw.get(key), list):
+            kept[key] = [name for name in raw[key] if not isinstance(name, str) or name in known]
+    if isinstance(raw.get("target_modules"), list):
+        kept["target_modules"] = kept["target_modules"] or raw["target_modules"][:1]
+    return kept
+
+
+def _check_rank(raw: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> None:
+    """Refuse a large rank that no tensor of the adapter has, before factors of it are built.
+
+    LoKr writes any large rank for "no factors"; AdaLoRA's tensors are smaller than its first rank, which its lists of ranks show.
+    """
+    rank = max((raw[key] for key in ("r", "init_r") if isinstance(raw.get(key), int)), default=0)
+    if rank <= _LARGE_RANK or raw.get("peft_type") == "LOKR":
+        return
+    pattern = raw.get("rank_pattern")
+    ranks = pattern.values() if isinstance(pattern, dict) else ()
+    sizes = [size for info in tensors.values() for size in info.shape]
+    if rank > max([*sizes, *(len(kept) for kept in ranks if isinstance(kept, list))], default=0):
+        raise ModelMergeError(
+            f"adapter_config.json has rank {rank}, but no tensor of the adapter is that large",
+            reason="ADAPTER_CONFIG_INVALID",
+            remedy="use the adapter_config.json that was saved with these weights",
+            about={"key": "r"},
+        )
 
 
 def _targets(config: peft.PeftConfig, model: PreTrainedModel) -> list[str]:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from slipway.counts import counted
 from slipway.errors import ModelMergeError
+from slipway.models.model_files import ADAPTER_PREFIX
 from slipway.models.safetensors_file import TensorInfo
-from slipway_merge.adapter.adapter import PREFIX, Adapter, Pair, WholeTensor, unwrapped
+from slipway_merge.adapter.adapter import Adapter, Pair, WholeTensor, unwrapped
 from slipway_merge.adapter.completeness import check_complete, check_rows
 from slipway_merge.adapter.fitting import checked_replacement, fitted_update, has_transposed, new_vocab_size
 from slipway_merge.adapter.naming import Naming, under_current_names
@@ -23,8 +24,10 @@ from slipway_merge.plan.initial_weights import initial_precision_warning, restor
 from slipway_merge.plan.replication import replicated, source_layers
 from slipway_merge.plan.rows import check_no_bias, replaced_rows
 from slipway_merge.plan.ties import Ties, write_untied
+from slipway_merge.plan.vocabulary import vocabulary_size
 from slipway_merge.tensors.tensor_io import TensorReader
 from slipway_merge.tensors.values import Alteration, MergePlan, Value
+from slipway_merge.unsupported import PEFT_REMEDY, misfit
 
 if TYPE_CHECKING:
     from slipway.models.model_facts import ModelFacts
@@ -119,7 +122,7 @@ class Planner:
         }
         for module, info in self.adapter.by_module():
             name = self.naming.in_model(module)
-            found[info.name] = PREFIX + info.name[info.name.index(module) :].replace(module, name, 1)
+            found[info.name] = ADAPTER_PREFIX + info.name[info.name.index(module) :].replace(module, name, 1)
         return found
 
     @cached_property
@@ -137,9 +140,7 @@ class Planner:
     @property
     def vocab_size(self) -> int | None:
         """Rows of the embedding by the base's configuration."""
-        text = self.config.get("text_config")
-        value = self.config.get("vocab_size", text.get("vocab_size") if isinstance(text, dict) else None)
-        return value if isinstance(value, int) else None
+        return vocabulary_size(self.config)
 
     @cached_property
     def groups(self) -> list[list[str]]:
@@ -167,22 +168,17 @@ class Planner:
         if name not in self.base:
             unused = [w for w in self.adapter.whole.values() if self.naming.output(w.name) not in self.base]
             pairs = [pair for pair in self.adapter.pairs.values() if self._weight(pair) not in self.base]
-            raise ModelMergeError(
+            raise misfit(
                 f"the adapter has {counted(len(unused) + 2 * len(pairs), 'tensor')} that no base weight takes, "
                 f"first {info.name!r} {info.shape} (looked for {name!r})",
                 reason="ADAPTER_TENSOR_UNUSED",
-                remedy="it was trained on another base model: use the one that its adapter_config.json names",
-                about={"tensor": info.name},
+                tensor=info.name,
             )
 
     # Changes
 
     def _check_once(self) -> None:
-        """Check that no base tensor is replaced by two adapter tensors (their names can differ by a prefix).
-
-        Raises:
-            ModelMergeError: ``ADAPTER_TENSOR_UNUSED``.
-        """
+        """Check that no base tensor is replaced by two adapter tensors (their names can differ by a prefix)."""
         taken: dict[str, WholeTensor] = {}
         for whole in self.adapter.whole.values():
             first = taken.setdefault(self.naming.output(whole.name), whole)
@@ -195,11 +191,7 @@ class Planner:
                 )
 
     def _changes(self) -> dict[str, Alteration]:
-        """Return the adapter's changes of weights it does not replace, by output name; refuse two changes of one weight.
-
-        Raises:
-            ModelMergeError: ``ADAPTER_TENSOR_UNUSED`` or ``ADAPTER_UNSUPPORTED``.
-        """
+        """Return the adapter's changes of weights it does not replace, by output name; refuse two changes of one weight."""
         found: list[tuple[str, Alteration]] = []
         for pair in self.adapter.pairs.values():
             name = self._weight(pair)
@@ -220,7 +212,7 @@ class Planner:
             raise ModelMergeError(
                 f"the adapter changes {twice!r} in two ways at once",
                 reason="ADAPTER_UNSUPPORTED",
-                remedy="merge it with peft (merge_and_unload) and export the result as a base model",
+                remedy=PEFT_REMEDY,
                 about={"tensor": twice},
             )
         return changes

@@ -10,9 +10,8 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from slipway.errors import ModelMergeError
 from slipway.models.safetensors_file import TensorInfo
-from slipway_merge.unsupported import unsupported
+from slipway_merge.unsupported import misfit, unsupported
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -39,18 +38,15 @@ def replicated(base: Mapping[str, TensorInfo], layers: Sequence[int]) -> dict[st
     matches = {name: _LAYER.fullmatch(name) for name in base}
     stacks = sorted({match["stack"] for match in matches.values() if match})
     if len(stacks) != 1:
-        raise unsupported(
-            "layer_replication", list(layers), f"the base has {len(stacks)} stacks of layers ({', '.join(stacks)})"
-        )
+        why = f"the base has {len(stacks)} stacks of layers ({', '.join(stacks)})"
+        raise unsupported("layer_replication", list(layers), why)
     present = {int(match["number"]) for match in matches.values() if match}
     missing = sorted(set(layers) - present)
     if missing:
-        raise ModelMergeError(
-            f"the adapter's layer_replication repeats layer {missing[0]}, but the base has layers 0 to {max(present)}",
-            reason="ADAPTER_BASE_MISMATCH",
-            remedy="the adapter was trained on another base model: use the one that its adapter_config.json names",
-            about={"key": "layer_replication", "layer": missing[0]},
+        what = (
+            f"the adapter's layer_replication repeats layer {missing[0]}, but the base has layers 0 to {max(present)}"
         )
+        raise misfit(what, key="layer_replication", layer=missing[0])
     deeper: dict[str, TensorInfo] = {}
     for name, info in base.items():
         if (match := matches[name]) is None:
@@ -79,11 +75,8 @@ def check_deeper(model: PreTrainedModel, written: Collection[str], layers: Seque
     known = {name for name, _ in model.named_parameters() if _LAYER.fullmatch(name)}
     without = sorted(known - loaded.renamed.keys() - loaded.stacks.keys())
     if without:
-        raise unsupported(
-            "layer_replication",
-            list(layers),
-            f"this model's layers differ by place, and the copied layers lack {without[0]!r}",
-        )
+        why = f"this model's layers differ by place, and the copied layers lack {without[0]!r}"
+        raise unsupported("layer_replication", list(layers), why)
 
 
 def deeper_config(config: Mapping[str, Any], layers: Sequence[int]) -> dict[str, Any]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from slipway.errors import ModelMergeError
 from slipway.models.safetensors_file import TensorInfo
 from slipway_merge.adapter.adapter_config import AdapterConfig
 from slipway_merge.tensors.samples import SAMPLE_ROWS, read_rows, sampled_rows, share_of_rounding
 from slipway_merge.tensors.tensor_io import TensorReader
 from slipway_merge.tensors.values import Computed, Value
-from slipway_merge.unsupported import UNMERGED_REMEDY, unsupported
+from slipway_merge.unsupported import UNMERGED_REMEDY, misfit, unsupported
 
 
 def check_no_bias(config: AdapterConfig, name: str, bias: TensorInfo | None, reader: TensorReader) -> None:
@@ -35,22 +34,19 @@ def replaced_rows(module: str, info: TensorInfo, rows: tuple[int, ...], source: 
         ModelMergeError: ``ADAPTER_BASE_MISMATCH`` if a row does not exist or has another width.
     """
     if len(source.shape) != 2 or info.shape[1:] != source.shape[1:] or max(rows, default=0) >= source.shape[0]:
-        raise ModelMergeError(
+        raise misfit(
             f"adapter tensor {info.name!r} {info.shape} replaces rows up to {max(rows, default=0)} of {source.name!r} "
             f"{source.shape}, which do not fit",
-            reason="ADAPTER_BASE_MISMATCH",
-            remedy="the adapter was trained on another base model: use the one that its adapter_config.json names",
-            about={"tensor": info.name, "shape": info.shape, "base_shape": source.shape},
+            tensor=info.name,
+            shape=info.shape,
+            base_shape=source.shape,
         )
 
     def compute(dtype: np.dtype[np.floating]) -> np.ndarray:
-        import torch
+        from slipway_merge.peft.modules import read_finite, widened
 
-        from slipway_merge.peft.modules import read_finite
-
-        wide = torch.float64 if np.dtype(dtype).itemsize == 8 else torch.float32
-        weight = read_finite(source, "the base model").to(wide, copy=True)
-        weight[list(rows)] = read_finite(info, "the adapter").to(wide)
+        weight = widened(source, dtype)
+        weight[list(rows)] = read_finite(info, "the adapter").to(weight.dtype)
         values: np.ndarray = weight.numpy()
         return values
 

@@ -6,28 +6,30 @@ was resized, and for the forms that peft merges. Plain LoRA on linear layers doe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from slipway.errors import ModelMergeError
-from slipway.models.model_facts import CannotBuildError, ModelFacts, model_facts
+from slipway.models.model_facts import CannotBuildError, ModelFacts, model_facts, model_facts_of
 
 
-def facts_for(folder: Path, *, why: str) -> ModelFacts:
-    """Return facts about the model in a folder.
+def facts_for(model: Path | Mapping[str, Any], *, why: str) -> ModelFacts:
+    """Return facts about a model.
 
     Args:
-        folder: Folder of the model.
+        model: Its folder, or the content of its ``config.json``.
         why: The purpose; part of the error.
 
     Raises:
         ModelMergeError: ``ADAPTER_UNSUPPORTED`` if transformers cannot build this model.
     """
     try:
-        return model_facts(folder)
+        return model_facts(model) if isinstance(model, Path) else model_facts_of(model)
     except CannotBuildError as error:
         raise ModelMergeError(
             f"cannot tell {why}, because transformers cannot build the base model: {error}",
             reason="ADAPTER_UNSUPPORTED",
             remedy="use a base model that transformers knows without custom code, or merge with peft first",
-            about={"file": folder / "config.json"},
+            about={"file": model / "config.json"} if isinstance(model, Path) else {},
         ) from error

@@ -25,11 +25,12 @@ from slipway.errors import ModelMergeError
 from slipway.models.base_format import read_config
 from slipway.models.checkpoints import read_adapter_config
 from slipway.models.families import DECODER, ENCODER_DECODER, Family, described, family_of
-from slipway.models.model_facts import check_loadable
-from slipway.models.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from slipway.models.model_facts import check_loadable, configuration_of
+from slipway.models.model_files import ADAPTER_CONFIG, ADAPTER_PREFIX, ADAPTER_WEIGHTS
 from slipway.models.module_patterns import check_patterns, names_in
 from slipway.models.safetensors_file import read_safetensors, read_weights
 from slipway.models.sample_inputs import compared_outputs, sample_inputs
+from slipway.models.trained.trained_model import TrainedModel
 from slipway.stage import Context
 from slipway_merge.tensors.samples import UNIT_ROUNDOFF
 
@@ -47,6 +48,7 @@ def reload_check(
     names: Callable[[], Mapping[str, str]],
     dtype: str,
     rounded: Collection[str] | None,
+    trained: TrainedModel | None = None,
     ctx: Context,
 ) -> dict[str, Any]:
     """Load the merged model and compare its logits with those of base and adapter; return figures for the report.
@@ -58,6 +60,7 @@ def reload_check(
         names: Returns for each of its tensors the name that peft expects for this model.
         dtype: Safetensors name of the written type.
         rounded: Modules or parameters whose weights were rounded to it; None for all.
+        trained: The class the adapter was trained on, if the base is stored as another one.
         ctx: Gets a warning if peft cannot compute logits to compare with.
 
     Raises:
@@ -95,7 +98,8 @@ def reload_check(
         return compared_outputs(model, family, inputs)
 
     with _readable_to_peft(adapter, names(), ctx) as renamed:
-        return {"loaded": True, **_compare(_load(cls, base), renamed, ours, run=run, noise=noise, size=size, ctx=ctx)}
+        model = _load(cls, base, config=trained.config if trained else None)
+        return {"loaded": True, **_compare(model, renamed, ours, run=run, noise=noise, size=size, ctx=ctx)}
 
 
 @contextmanager
@@ -160,10 +164,11 @@ def _compare(
 def _load_tied_factors_separately(config: Any, adapter: Path) -> None:
     """Let tied layers load the factors saved for each; in float32, peft would load one layer's factors for all."""
     tensors = read_safetensors(adapter / ADAPTER_WEIGHTS).tensors
-    modules = {key.removeprefix("base_model.model.").partition(".lora_")[0] for key in tensors if ".lora_" in key}
     if getattr(config, "ensure_weight_tying", False) and any(".lora_embedding_" in key for key in tensors):
         config.ensure_weight_tying = False
-        config.target_modules = modules
+        config.target_modules = {
+            key.removeprefix(ADAPTER_PREFIX).partition(".lora_")[0] for key in tensors if ".lora_" in key
+        }
 
 
 def _model_class(folder: Path) -> Any:
@@ -181,7 +186,7 @@ def _norm(values: torch.Tensor) -> float:
 
 
 def _by_tokens(model: Any) -> Family | None:
-    """How a model of no known family is run, if it takes tokens: the two that are compared are of the same class, so any way will do."""
+    """Return a family to run an unknown model as, if it takes tokens: both compared models have one class, so either will do."""
     if model.main_input_name != "input_ids":
         return None
     try:
@@ -195,15 +200,19 @@ def _line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
-def _load(cls: Any, folder: Path, **options: Any) -> Any:
+def _load(cls: Any, folder: Path, *, config: Mapping[str, Any] | None = None, **options: Any) -> Any:
     """Load a model; with ``output_loading_info`` return the loading information too.
+
+    With ``config`` it has that configuration instead of its folder's, and new weights where the folder has none that fit.
 
     Raises:
         ModelMergeError: ``MERGE_NOT_VERIFIED`` if transformers refuses it.
     """
     try:
         with _quiet():
-            check_loadable(folder, cls)
+            check_loadable(folder, cls, config=config)
+            if config is not None:
+                options |= {"config": configuration_of(config), "ignore_mismatched_sizes": True}
             return cls.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False, **options)
     except Exception as error:  # the model's own code may raise anything
         raise _not_verified(f"transformers cannot load it: {error}", "") from error

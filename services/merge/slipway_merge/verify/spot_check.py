@@ -9,7 +9,7 @@ peft's own layer before its merge. One tensor is in memory at a time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,17 @@ from slipway_merge.tensors.samples import (
 from slipway_merge.tensors.tensor_io import FLOAT_TYPES, Array, TensorReader
 from slipway_merge.tensors.values import Factor, Update
 
+_SMALL_BYTES = 1 << 24
+"""Size up to which all values of a replaced tensor are compared."""
+
 
 def spot_check(
-    folder: Path, layout: Layout, reader: TensorReader, *, on_tensor: Callable[[int, int], None]
+    folder: Path,
+    layout: Layout,
+    reader: TensorReader,
+    *,
+    replaced: Collection[str] = (),
+    on_tensor: Callable[[int, int], None],
 ) -> dict[str, Any]:
     """Compare the written weights with the plan; return figures for the report.
 
@@ -42,6 +50,7 @@ def spot_check(
         folder: The written model.
         layout: The planned files.
         reader: Reads base and adapter.
+        replaced: Names of the tensors that the adapter brings as a whole, such as a head.
         on_tensor: Gets the number of checked tensors and of all; an exception from it ends the check.
 
     Raises:
@@ -66,6 +75,8 @@ def spot_check(
             elif tensor.value.computed is not None:
                 worst = max(worst, _check_computed(tensor, info, written))
                 checked += 1
+            elif name in replaced:
+                _check_replaced(tensor, info, reader, written)
     return {"tensors": len(planned), "modules_computed": checked, "largest_error_of_tolerance": round(worst, 4)}
 
 
@@ -106,6 +117,21 @@ def _check_computed(tensor: OutputTensor, info: TensorInfo, written: TensorReade
     if not share <= 1.0:
         raise _differs(tensor.name, f"on a random input it is off by {share:.1f} times what rounding explains")
     return share
+
+
+def _check_replaced(tensor: OutputTensor, info: TensorInfo, reader: TensorReader, written: TensorReader) -> None:
+    """Check that a tensor has the adapter's values: all of a small one such as a head, otherwise some rows."""
+    if not math.prod(tensor.shape) or not {tensor.dtype, tensor.value.source.dtype} <= UNIT_ROUNDOFF.keys():
+        return
+    rows = tensor.shape[0] if tensor.shape else 1
+    count = rows if info.nbytes <= _SMALL_BYTES else min(SAMPLE_ROWS, rows)
+    first = int(generator(tensor.name).integers(0, rows - count + 1))
+    found = _rows(written, info, first, count)
+    share = share_of_rounding(found, _rows(reader, tensor.value.source, first, count), tensor.dtype)
+    if not share <= 1.0:
+        raise _differs(
+            tensor.name, f"its values are not those that the adapter brings ({share:.1f} times the rounding)"
+        )
 
 
 def _tolerance(dtype: str, merged: Array, vector: Array) -> Array:

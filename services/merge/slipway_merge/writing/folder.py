@@ -46,14 +46,12 @@ def read_config(base: Path) -> dict[str, Any]:
     return config
 
 
-def merged_config(
-    config: Mapping[str, Any], *, dtype: str | None, untied: bool, vocab_size: int | None
-) -> dict[str, Any]:
+def merged_config(config: Mapping[str, Any], *, dtype: str, untied: bool, vocab_size: int | None) -> dict[str, Any]:
     """Return the base's configuration, changed only where the merge changed the model.
 
     Args:
         config: Configuration of the base.
-        dtype: New data type as ``config.json`` names it; None keeps the present one.
+        dtype: Data type as ``config.json`` names it.
         untied: Whether formerly tied weights are now written separately.
         vocab_size: New vocabulary size; None if it was not resized.
     """
@@ -63,7 +61,7 @@ def merged_config(
         merged["text_config"] = dict(merged["text_config"])
         parts.append(merged["text_config"])
     for part in parts:
-        if dtype is not None and (part is merged or "dtype" in part or "torch_dtype" in part):
+        if part is merged or "dtype" in part or "torch_dtype" in part:
             part["torch_dtype" if "torch_dtype" in part and "dtype" not in part else "dtype"] = dtype
         if untied and (part is merged or "tie_word_embeddings" in part):
             part["tie_word_embeddings"] = False
@@ -91,15 +89,9 @@ def copy_small_files(base: Path, adapter: Path, output: Path, *, tokenizer: bool
     if generation:
         chosen[GENERATION_CONFIG] = generation
     if tokenizer:
-        owner = adapter if _has_tokenizer(adapter) else base
-        chosen.update({name: path for name, path in _relative(owner).items() if name not in PROCESSOR_FILES})
-        chosen.update(_processor(adapter) or _processor(base))
-        if owner is adapter and not _has_template(adapter):
-            templates = _relative(base).items()
-            chosen.update({name: path for name, path in templates if _is_template(name)})
-        if owner is base and _has_template(adapter):
-            chosen = {name: path for name, path in chosen.items() if not _is_template(name)}
-            chosen.update({name: path for name, path in _relative(adapter).items() if _is_template(name)})
+        own, others = _by_kind(adapter), _by_kind(base)
+        chosen |= (own["tokenizer"] or others["tokenizer"]) | (own["processor"] or others["processor"])
+        chosen |= own["template"] if _has_template(adapter, own["template"]) else others["template"]
     for name, path in sorted(chosen.items()):
         target = output / name
         target.parent.mkdir(exist_ok=True)
@@ -107,27 +99,20 @@ def copy_small_files(base: Path, adapter: Path, output: Path, *, tokenizer: bool
     return sorted(chosen)
 
 
-def _relative(folder: Path) -> dict[str, Path]:
-    return {path.relative_to(folder).as_posix(): path for path in tokenizer_files(folder)}
+def _by_kind(folder: Path) -> dict[str, dict[str, Path]]:
+    """Return the files of a folder's tokenizer, chat template and processor by their names in it."""
+    found: dict[str, dict[str, Path]] = {"tokenizer": {}, "template": {}, "processor": {}}
+    for path in tokenizer_files(folder):
+        name = path.relative_to(folder).as_posix()
+        template = name in CHAT_TEMPLATES or name.startswith(f"{CHAT_TEMPLATE_FOLDER}/")
+        found["template" if template else "processor" if name in PROCESSOR_FILES else "tokenizer"][name] = path
+    return found
 
 
-def _is_template(name: str) -> bool:
-    return name in CHAT_TEMPLATES or name.startswith(f"{CHAT_TEMPLATE_FOLDER}/")
-
-
-def _processor(folder: Path) -> dict[str, Path]:
-    return {name: path for name, path in _relative(folder).items() if name in PROCESSOR_FILES}
-
-
-def _has_tokenizer(folder: Path) -> bool:
-    return any(not _is_template(name) and name not in PROCESSOR_FILES for name in _relative(folder))
-
-
-def _has_template(folder: Path) -> bool:
-    if any(_is_template(name) for name in _relative(folder)):
-        return True
+def _has_template(folder: Path, files: Mapping[str, Path]) -> bool:
+    """Return whether a tokenizer has a chat template, in a file or among its settings."""
     try:
         settings = read_json(folder / "tokenizer_config.json", lenient=True)
     except (OSError, ValueError):
-        return False
-    return isinstance(settings, dict) and bool(settings.get("chat_template"))
+        settings = None
+    return bool(files) or (isinstance(settings, dict) and bool(settings.get("chat_template")))

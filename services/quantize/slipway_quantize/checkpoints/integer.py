@@ -7,7 +7,7 @@ whole model in memory, twice.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from slipway.errors import QuantizationError
+from slipway.models.safetensors_file import TensorInfo
+from slipway.models.safetensors_layout import TensorSpec
 from slipway.stage import Context
-from slipway_quantize.checkpoints.checkpoint import Checkpoint, TensorInfo, require_finite
+from slipway_quantize.checkpoints.checkpoint import DTYPE_NAMES, DTYPES, read_tensors, require_finite, row_pieces
 from slipway_quantize.checkpoints.structure import LinearWeight, find_linear_layers, model_config, require_family
 from slipway_quantize.checkpoints.weights_file import WeightsFile
 from slipway_quantize.companions import read_json, write_json
@@ -30,7 +32,7 @@ _SCALE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What is written for each tensor of the checkpoint: the linear weights made from it, and whether it is copied itself."""
+    """The plan for each tensor of the checkpoint: the linear weights made from it, and whether it is copied itself."""
 
     linear: dict[str, list[LinearWeight]]
     dense: frozenset[str]
@@ -49,41 +51,42 @@ def write_int(source: Path, target: Path, level: IntLevel, *, max_shard_bytes: i
 
     Raises:
         QuantizationError: ``QUANTIZATION_UNSUPPORTED`` if nothing can be quantized, ``NON_FINITE_WEIGHTS``, and the
-            reasons of :class:`Checkpoint`.
+            reasons of :func:`read_tensors`.
     """
-    with Checkpoint(source) as checkpoint:
-        plan = _plan(source, checkpoint, level)
-        outcome = Outcome(
-            method="compressed-tensors pack-quantized" if level.packed else "dense weights on the grid",
-            details={"scale_dtype": str(plan.scale_dtype).removeprefix("torch."), "lm_head_untied": plan.untied},
-        )
-        groups = [_planned_tensors(info, plan, level) for info in checkpoint.tensors.values()]
-        total = sum(info.nbytes for info in checkpoint.tensors.values())
-        _require_smaller(total, sum(info.nbytes for group in groups for part in group for info in part), level)
-        done = 0
-        with WeightsFile(target, [g for group in groups for g in group], max_shard_bytes=max_shard_bytes) as weights:
-            for info in checkpoint.tensors.values():
-                _write_shape(info, plan, level, weights)
-                for row, values in checkpoint.rows(info.name):
-                    ctx.progress("quantize", done=done, total=total)
-                    require_finite(values, info.name)
-                    _write_rows(info.name, values, row, plan=plan, level=level, weights=weights, outcome=outcome)
-                    done += values.numel() * values.element_size()
-                _record(info.name, plan, outcome)
-        ctx.progress("quantize", done=done, total=total)
+    tensors = read_tensors(source)
+    plan = _plan(source, tensors, level)
+    outcome = Outcome(
+        method="compressed-tensors pack-quantized" if level.packed else "dense weights on the grid",
+        details={"scale_dtype": str(plan.scale_dtype).removeprefix("torch."), "lm_head_untied": plan.untied},
+    )
+    groups = [group for tensor in tensors.values() for group in _planned_tensors(tensor, plan, level)]
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    _require_smaller(total, sum(spec.nbytes for group in groups for spec in group), level)
+    done = 0
+    with WeightsFile(target, groups, max_shard_bytes=max_shard_bytes) as weights:
+        for tensor in tensors.values():
+            for weight in plan.linear.get(tensor.name, []) if level.packed else []:
+                weights.write(f"{weight.module}.weight_shape", torch.tensor(tensor.shape, dtype=torch.int64))
+            for row, values in row_pieces(tensor):
+                ctx.progress("quantize", done=done, total=total)
+                require_finite(values, tensor.name)
+                _write_rows(tensor.name, values, row, plan=plan, level=level, weights=weights, outcome=outcome)
+                done += values.nbytes
+            _record(tensor.name, plan, outcome)
+    ctx.progress("quantize", done=done, total=total)
     warn_unaligned([weight.module for weight in plan.unaligned], level.group_size, ctx)
-    _warn_kept(checkpoint, plan, ctx)
+    _warn_kept(tensors, plan, ctx)
     _write_config(target / "config.json", plan, level)
     return outcome
 
 
-def _plan(source: Path, checkpoint: Checkpoint, level: IntLevel) -> _Plan:
+def _plan(source: Path, tensors: dict[str, TensorInfo], level: IntLevel) -> _Plan:
     config = model_config(source)
-    structure = find_linear_layers(config, require_family(source), checkpoint.tensors)
+    structure = find_linear_layers(config, require_family(source), tensors)
     fits: list[LinearWeight] = []
     unaligned: list[LinearWeight] = []
     for weight in structure.linear:
-        columns = checkpoint.tensors[weight.source].shape[1]
+        columns = tensors[weight.source].shape[1]
         (unaligned if columns % level.group_size else fits).append(weight)
     if not fits:
         raise QuantizationError(
@@ -97,11 +100,11 @@ def _plan(source: Path, checkpoint: Checkpoint, level: IntLevel) -> _Plan:
     for weight in fits:
         linear[weight.source].append(weight)
     replaced = {weight.source for weight in fits if weight.source == f"{weight.module}.weight"}
-    first = checkpoint.tensors[fits[0].source].dtype
+    first = DTYPES[tensors[fits[0].source].dtype]
     dtype = structure.dtype if structure.dtype in _SCALE_DTYPES else first
     return _Plan(
         linear=dict(linear),
-        dense=frozenset(checkpoint.tensors) - replaced,
+        dense=frozenset(tensors) - replaced,
         unaligned=tuple(unaligned),
         kept=structure.kept,
         unpacked=structure.unpacked,
@@ -122,27 +125,23 @@ def _require_smaller(before: int, after: int, level: IntLevel) -> None:
         )
 
 
-def _planned_tensors(info: TensorInfo, plan: _Plan, level: IntLevel) -> list[list[TensorInfo]]:
+def _planned_tensors(tensor: TensorInfo, plan: _Plan, level: IntLevel) -> list[list[TensorSpec]]:
     """Return the tensors written for one tensor of the checkpoint, in groups that must be in one shard."""
-    groups = [[info]] if info.name in plan.dense else []
-    for weight in plan.linear.get(info.name, []):
-        rows, columns = info.shape
+    groups = [[TensorSpec(tensor.name, tensor.dtype, tensor.shape)]] if tensor.name in plan.dense else []
+    for weight in plan.linear.get(tensor.name, []):
+        rows, columns = tensor.shape
         if not level.packed:
-            groups.append([replace(info, name=f"{weight.module}.weight")])
+            groups.append([TensorSpec(f"{weight.module}.weight", tensor.dtype, tensor.shape)])
             continue
+        scale_dtype = DTYPE_NAMES[plan.scale_dtype]
         groups.append(
             [
-                TensorInfo(f"{weight.module}.weight_packed", torch.int32, (rows, columns * level.bits // 32)),
-                TensorInfo(f"{weight.module}.weight_scale", plan.scale_dtype, (rows, columns // level.group_size)),
-                TensorInfo(f"{weight.module}.weight_shape", torch.int64, (2,)),
+                TensorSpec(f"{weight.module}.weight_packed", "I32", (rows, columns * level.bits // 32)),
+                TensorSpec(f"{weight.module}.weight_scale", scale_dtype, (rows, columns // level.group_size)),
+                TensorSpec(f"{weight.module}.weight_shape", "I64", (2,)),
             ]
         )
     return groups
-
-
-def _write_shape(info: TensorInfo, plan: _Plan, level: IntLevel, weights: WeightsFile) -> None:
-    for weight in plan.linear.get(info.name, []) if level.packed else []:
-        weights.write(f"{weight.module}.weight_shape", torch.tensor(info.shape, dtype=torch.int64))
 
 
 def _write_rows(
@@ -176,11 +175,10 @@ def _record(name: str, plan: _Plan, outcome: Outcome) -> None:
         outcome.kept[name] = "input width is not a multiple of the group size" if unaligned else why
 
 
-def _warn_kept(checkpoint: Checkpoint, plan: _Plan, ctx: Context) -> None:
+def _warn_kept(tensors: dict[str, TensorInfo], plan: _Plan, ctx: Context) -> None:
     """Warn if much of the model could not be quantized (for example expert weights that are not linear layers)."""
-    tied = {source for source in plan.linear if source in plan.dense}
-    kept = sum(info.nbytes for name, info in checkpoint.tensors.items() if name in plan.dense and name not in tied)
-    total = sum(info.nbytes for info in checkpoint.tensors.values())
+    kept = sum(tensors[name].nbytes for name in plan.dense - plan.linear.keys())
+    total = sum(tensor.nbytes for tensor in tensors.values())
     if kept > total // 2:
         ctx.warn(
             f"{kept / total:.0%} of the weights are not in linear layers (embeddings, fused experts, convolutions) and "
@@ -198,13 +196,13 @@ def _write_config(path: Path, plan: _Plan, level: IntLevel) -> None:
                 part["tie_word_embeddings"] = False
     if level.packed:
         ignore = sorted({*plan.kept, *(weight.module for weight in plan.unaligned)})
-        config["quantization_config"] = quantization_config(level, ignore=ignore)
+        config["quantization_config"] = _quantization_config(level, ignore=ignore)
         if plan.unpacked:
             config["quantization_config"]["dequantize"] = True
     write_json(path, config)
 
 
-def quantization_config(level: IntLevel, *, ignore: list[str]) -> dict[str, Any]:
+def _quantization_config(level: IntLevel, *, ignore: list[str]) -> dict[str, Any]:
     """Return ``quantization_config`` of config.json as compressed-tensors 0.20 writes it."""
     weights = {
         "num_bits": level.bits,

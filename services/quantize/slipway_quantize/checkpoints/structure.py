@@ -26,7 +26,7 @@ from slipway.models.families import (
     described,
     model_family,
 )
-from slipway_quantize.checkpoints.checkpoint import TensorInfo
+from slipway.models.safetensors_file import TensorInfo
 
 _WITH_HEADS = (SEQUENCE_CLASSIFIER, TOKEN_CLASSIFIER, QUESTION_ANSWERING)
 """Families whose result comes from a head of a few rows: quantizing it saves almost nothing and costs accuracy."""
@@ -73,9 +73,9 @@ def model_config(folder: Path) -> Any:
     read_config(folder)  # transformers would read it without a limit
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # the model's own code may raise anything
         raise QuantizationError(
-            f"config.json does not describe a model that transformers knows ({str(error).splitlines()[0]})",
+            f"config.json does not describe a model that transformers knows ({_first_line(error)})",
             reason="BASE_MODEL_INVALID",
             remedy="give a folder written by save_pretrained",
             about={"file": "config.json"},
@@ -100,23 +100,22 @@ def require_family(folder: Path) -> Family:
     return family
 
 
-def meta_model(config: Any, family: Family) -> Any:
-    """Build the model of ``config`` without storage: names, types and shapes only.
-
-    Raises:
-        QuantizationError: ``BASE_MODEL_INVALID`` if transformers cannot build it.
-    """
+def _meta_model(config: Any, family: Family) -> Any:
+    """Build the model of ``config`` without storage: names, types and shapes only."""
     try:
         with torch.device("meta"):
             return auto_model(family).from_config(config, trust_remote_code=False)
-    except (ValueError, RuntimeError, TypeError, AttributeError) as error:
+    except Exception as error:  # as above
         raise QuantizationError(
-            f"transformers cannot build the {family.name} of model type {config.model_type!r} "
-            f"({(str(error).strip() or type(error).__name__).splitlines()[0][:300]})",
+            f"transformers cannot build the {family.name} of model type {config.model_type!r} ({_first_line(error)})",
             reason="BASE_MODEL_INVALID",
             remedy="give a folder written by save_pretrained; level fp16 or bf16 does not need to build the model",
             about={"model_type": config.model_type},
         ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
 def find_linear_layers(config: Any, family: Family, tensors: dict[str, TensorInfo]) -> Structure:
@@ -125,7 +124,7 @@ def find_linear_layers(config: Any, family: Family, tensors: dict[str, TensorInf
     Raises:
         QuantizationError: ``QUANTIZATION_UNSUPPORTED`` if transformers rearranges the checkpoint's weights when it loads them.
     """
-    model = meta_model(config, family)
+    model = _meta_model(config, family)
     ties: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
     _require_same_names(config, model, tensors, ties)
     linear, kept = [], []
@@ -141,12 +140,12 @@ def find_linear_layers(config: Any, family: Family, tensors: dict[str, TensorInf
         else:
             linear.append(LinearWeight(module=module, source=source))
     dtype = getattr(config, "dtype", None)
+    in_float32 = {*(model._keep_in_fp32_modules or ())}
+    mixed = any(in_float32 & {*weight.module.split(".")} for weight in linear)
     return Structure(
         linear=tuple(linear),
         kept=tuple(kept),
-        unpacked=transposed
-        or family.comparison is Comparison.TEACHER_FORCED
-        or any(_in_float32(model, weight.module) for weight in linear),
+        unpacked=transposed or mixed or family.comparison is Comparison.TEACHER_FORCED,
         dtype=dtype if isinstance(dtype, torch.dtype) else None,
     )
 
@@ -160,10 +159,6 @@ def _is_kept(module: str, family: Family, model: Any, *, tied: bool, transposed:
     if family in _WITH_HEADS and not module.startswith(f"{model.base_model_prefix}."):
         return True
     return tied and (family is not DECODER or transposed)
-
-
-def _in_float32(model: Any, module: str) -> bool:
-    return any(part in module.split(".") for part in model._keep_in_fp32_modules or ())
 
 
 def _require_same_names(config: Any, model: Any, tensors: dict[str, TensorInfo], ties: dict[str, str]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -13,13 +12,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from slipway.models.safetensors_file import TensorInfo
 from slipway.models.safetensors_layout import PlannedFile, TensorSpec, index_file, plan_files
-from slipway_quantize.checkpoints.checkpoint import DTYPE_NAMES, TensorInfo
-
-
-def tensor_bytes(values: Tensor) -> memoryview:
-    """Return the tensor's data as little-endian bytes."""
-    return values.contiguous().reshape(-1).view(torch.uint8).numpy().data
+from slipway_quantize.checkpoints.checkpoint import DTYPE_NAMES
 
 
 def write_all(descriptor: int, data: memoryview, offset: int) -> None:
@@ -31,13 +26,6 @@ def write_all(descriptor: int, data: memoryview, offset: int) -> None:
     while data:
         written = os.pwrite(descriptor, data, offset)
         data, offset = data[written:], offset + written
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    descriptor: int
-    offset: int
-    info: TensorInfo
 
 
 class WeightsFile:
@@ -53,12 +41,9 @@ class WeightsFile:
         max_shard_bytes: Largest size of one file's data.
     """
 
-    def __init__(self, folder: Path, groups: Sequence[Sequence[TensorInfo]], *, max_shard_bytes: int) -> None:
-        specs = [[TensorSpec(info.name, DTYPE_NAMES[info.dtype], info.shape) for info in group] for group in groups]
-        files = plan_files(specs, max_shard_bytes=max_shard_bytes)
-        self.total_bytes = sum(tensor.nbytes for file in files for tensor in file.tensors)
-        self._infos = {info.name: info for group in groups for info in group}
-        self._places: dict[str, _Place] = {}
+    def __init__(self, folder: Path, groups: Sequence[Sequence[TensorSpec]], *, max_shard_bytes: int) -> None:
+        files = plan_files(groups, max_shard_bytes=max_shard_bytes)
+        self._places: dict[str, tuple[int, TensorInfo]] = {}
         self._open = ExitStack()
         try:
             for file in files:
@@ -67,7 +52,8 @@ class WeightsFile:
             self._open.close()
             raise
         weight_map = {tensor.name: file.filename for file in files for tensor in file.tensors}
-        if index := index_file(weight_map, total_bytes=self.total_bytes):
+        total = sum(tensor.nbytes for file in files for tensor in file.tensors)
+        if index := index_file(weight_map, total_bytes=total):
             (folder / index[0]).write_text(index[1], encoding="utf-8")
 
     def __enter__(self) -> Self:
@@ -82,16 +68,16 @@ class WeightsFile:
         Raises:
             OSError: For example ENOSPC.
         """
-        place = self._places[name]
-        if values.dtype != place.info.dtype or tuple(values.shape[1:]) != place.info.shape[1:]:
-            raise AssertionError(f"{name}: {values.dtype} {tuple(values.shape)} does not fit {place.info}")
-        row_bytes = place.info.nbytes // max(1, place.info.shape[0]) if place.info.shape else 0
-        write_all(place.descriptor, tensor_bytes(values), place.offset + row * row_bytes)
+        descriptor, place = self._places[name]
+        if DTYPE_NAMES[values.dtype] != place.dtype or tuple(values.shape[1:]) != place.shape[1:]:
+            raise AssertionError(f"{name}: {values.dtype} {tuple(values.shape)} does not fit {place}")
+        row_bytes = place.nbytes // max(1, place.shape[0]) if place.shape else 0
+        data = values.contiguous().reshape(-1).view(torch.uint8).numpy().data
+        write_all(descriptor, data, place.start + row * row_bytes)
 
     def _create(self, folder: Path, file: PlannedFile) -> None:
         descriptor = os.open(folder / file.filename, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         self._open.callback(os.close, descriptor)
         write_all(descriptor, memoryview(file.header), 0)
         os.truncate(descriptor, file.nbytes)
-        for tensor in file.tensors:
-            self._places[tensor.name] = _Place(descriptor, tensor.start, self._infos[tensor.name])
+        self._places |= {tensor.name: (descriptor, tensor) for tensor in file.tensors}

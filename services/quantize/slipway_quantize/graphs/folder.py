@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 from collections.abc import Callable, Iterator
@@ -28,6 +29,8 @@ _SMALL = 64
 T = TypeVar("T")
 Shared = dict[tuple[str, int, str], Any]
 """Tensors that were written, by the file and offset of what they were made from, and by their form."""
+_LARGEST = (1 << 63) - 1
+"""Most bytes that numpy and file systems address."""
 _FLOATS = {ir.DataType[DTYPES[name].onnx]: dtype for name, dtype in numpy_dtypes(*FLOATS).items()}
 
 
@@ -59,6 +62,8 @@ def load_graph(folder: Path, name: str) -> ir.Model:
             raise _invalid(f"initializer {value.name!r} has no value", tensor=value.name)
         if isinstance(value.const_value, ir.ExternalTensor):
             _check_external(folder, value.const_value)
+        else:
+            _check_inline(value.const_value)
     for node in model.graph:
         if not isinstance(node.op_type, str) or not isinstance(node.domain, str):  # bytes that are not UTF-8
             raise _invalid(f"node {node.name!r} has the unreadable operator {node.op_type!r}", node=node.name)
@@ -193,16 +198,38 @@ def _copy(folder: Path, tensor: ir.ExternalTensor, data: DataFile, name: str) ->
 def _check_external(folder: Path, tensor: ir.ExternalTensor) -> None:
     location = Path(str(tensor.location))
     path = folder / location
-    if location.is_absolute() or not path.resolve().is_relative_to(folder.resolve()):
+    try:
+        inside, there = path.resolve().is_relative_to(folder.resolve()), path.is_file()
+        size = path.stat().st_size if inside and there else 0
+    except (OSError, ValueError) as error:  # a name that no file system has
+        raise _invalid(f"tensor {tensor.name!r} is in a file of an impossible name ({error})") from error
+    if location.is_absolute() or not inside:
         raise _invalid(f"tensor {tensor.name!r} is outside the folder, in {location}", tensor=tensor.name)
-    if not path.is_file():
+    if not there:
         raise _invalid(f"the data file {location} is missing", file=location)
-    needed = (tensor.offset or 0) + tensor.nbytes
-    size = path.stat().st_size
+    shape, offset = [int(length) for length in tensor.shape.numpy()], tensor.offset or 0
+    try:
+        extent = math.prod(length for length in shape if length) * tensor.dtype.itemsize
+    except TypeError as error:  # texts, which have no size
+        raise _invalid(f"tensor {tensor.name!r} has a type that no file holds ({error})", tensor=tensor.name) from error
+    if min([*shape, offset]) < 0 or max(extent, offset) > _LARGEST:
+        raise _invalid(f"tensor {tensor.name!r} has the impossible shape {shape} at byte {offset}", tensor=tensor.name)
+    if tensor.length not in {None, tensor.nbytes}:
+        raise _invalid(
+            f"tensor {tensor.name!r} has {tensor.length} bytes, and its shape needs {tensor.nbytes}", tensor=tensor.name
+        )
+    needed = offset + tensor.nbytes
     if needed > size:
         raise _invalid(
             f"{location} is truncated: tensor {tensor.name!r} ends at byte {needed}, the file at {size}", file=location
         )
+
+
+def _check_inline(tensor: Any) -> None:
+    try:
+        tensor.numpy()
+    except (ValueError, TypeError, OverflowError, MemoryError) as error:
+        raise _invalid(f"tensor {tensor.name!r} cannot be read ({error})", tensor=tensor.name) from error
 
 
 def _invalid(message: str, **about: object) -> QuantizationError:

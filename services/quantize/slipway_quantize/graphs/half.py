@@ -183,7 +183,4 @@ def _infer_types(model: ir.Model) -> None:
     for node in model.graph:
         for value in node.outputs:
             if value.type is None and value.name:
-                first = next(
-                    (known.type for known in node.inputs if known is not None and known.type is not None), None
-                )
-                value.type = first
+                value.type = next((known.type for known in node.inputs if known is not None and known.type), None)

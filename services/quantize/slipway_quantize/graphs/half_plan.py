@@ -8,7 +8,7 @@ angles (not exact above 2048), softmax and other exponentials.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -16,47 +16,20 @@ from slipway.errors import QuantizationError
 
 # Always computed in float32.
 _FULL = frozenset(
-    [
-        "Pow",
-        "Sqrt",
-        "Reciprocal",
-        "Exp",
-        "Log",
-        "Cos",
-        "Sin",
-        "Range",
-        "CumSum",
-        "Softmax",
-        "LogSoftmax",
-        "ReduceMean",
-        "ReduceSum",
-        "ReduceSumSquare",
-        "ReduceL2",
-        "ReduceMax",
-        "ReduceMin",
-        "ReduceProd",
-        "Softplus",
-        "LogSumExp",
-        "ReduceLogSumExp",
-    ]
-)
+    {
+        "Pow", "Sqrt", "Reciprocal", "Exp", "Log", "Cos", "Sin", "Range", "CumSum", "Softmax", "LogSoftmax",
+        "ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL2", "ReduceMax", "ReduceMin", "ReduceProd", "Softplus",
+        "LogSumExp", "ReduceLogSumExp",
+    }
+)  # fmt: skip
 # Always computed in float16: their kernels accumulate in float32 where it matters.
 _HALF = frozenset(
-    [
-        "MatMul",
-        "Gemm",
-        "Conv",
-        "Attention",
-        "RotaryEmbedding",
-        "RMSNormalization",
-        "LayerNormalization",
-        "GroupQueryAttention",
-        "MultiHeadAttention",
-        "SkipSimplifiedLayerNormalization",
-        "SimplifiedLayerNormalization",
-        "SkipLayerNormalization",
-    ]
-)
+    {
+        "MatMul", "Gemm", "Conv", "Attention", "RotaryEmbedding", "RMSNormalization", "LayerNormalization",
+        "GroupQueryAttention", "MultiHeadAttention", "SkipSimplifiedLayerNormalization",
+        "SimplifiedLayerNormalization", "SkipLayerNormalization",
+    }
+)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -68,12 +41,16 @@ class HalfPlan:
         constants: Initializers and outputs of Constant nodes (by identity); each node reads them in its own precision.
     """
 
-    half: set[int] = field(default_factory=set)
-    constants: set[int] = field(default_factory=set)
+    half: set[int]
+    constants: set[int]
 
     def wants_half(self, node: ir.Node) -> bool:
         """Return whether ``node`` computes in float16."""
-        return _wants_half(node, self)
+        if node.op_type in _HALF:
+            return True
+        if node.op_type in _FULL or node.op_type == "Cast":  # an explicit cast to float32 stays one
+            return False
+        return all(id(value) in self.half for _, value in float_inputs(node) if id(value) not in self.constants)
 
 
 def plan_half(graph: ir.Graph) -> HalfPlan:
@@ -82,14 +59,13 @@ def plan_half(graph: ir.Graph) -> HalfPlan:
     Raises:
         QuantizationError: ``QUANTIZATION_UNSUPPORTED`` for graphs with branches or loops.
     """
-    plan = HalfPlan()
-    plan.constants = {id(value) for value in graph.initializers.values()}
-    plan.half = {id(value) for value in graph.inputs if is_float(value)}
+    plan = HalfPlan(
+        half={id(value) for value in graph.inputs if is_float(value)},
+        constants={id(value) for value in graph.initializers.values()},
+    )
     for node in graph:
-        if any(
-            attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-            for attribute in node.attributes.values()
-        ):
+        types = {attribute.type for attribute in node.attributes.values()}
+        if types & {ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS}:
             raise QuantizationError(
                 f"node {node.name!r} ({node.op_type}) contains a subgraph; fp16 does not support branches and loops",
                 reason="QUANTIZATION_UNSUPPORTED",
@@ -98,7 +74,7 @@ def plan_half(graph: ir.Graph) -> HalfPlan:
             )
         if node.op_type == "Constant" and node.domain == "":
             plan.constants.add(id(node.outputs[0]))
-        elif _wants_half(node, plan):
+        elif plan.wants_half(node):
             plan.half.update(id(value) for value in _main_outputs(node))
     return plan
 
@@ -123,14 +99,3 @@ def _main_outputs(node: ir.Node) -> list[ir.Value]:
     if node.op_type.endswith(("LayerNormalization", "RMSNormalization")):
         return [value for index, value in enumerate(node.outputs) if index not in (1, 2)]
     return list(node.outputs)
-
-
-def _wants_half(node: ir.Node, plan: HalfPlan) -> bool:
-    if node.op_type in _HALF:
-        return True
-    if node.op_type in _FULL:
-        return False
-    if node.op_type == "Cast":
-        return False  # an explicit cast to float32 stays one
-    computed = [value for _, value in float_inputs(node) if id(value) not in plan.constants]
-    return all(id(value) in plan.half for value in computed)

@@ -64,7 +64,7 @@ def _product_weight(node: ir.Node) -> tuple[ir.Value, bool] | None:
     """Return the weight operand of a MatMul or plain Gemm, and whether it is stored (K, N)."""
     if node.domain != "" or node.op_type not in ("MatMul", "Gemm"):
         return None
-    operand = node.inputs[1]
+    operand = node.inputs[1] if len(node.inputs) > 1 else None
     if operand is None:
         return None
     transposed = True
@@ -82,7 +82,7 @@ def _product_weight(node: ir.Node) -> tuple[ir.Value, bool] | None:
 
 def _lookup_table(node: ir.Node) -> tuple[ir.Value, bool] | None:
     """Return the table in which a Gather looks up tokens: stored (N, K), one row per token."""
-    if node.domain != "" or node.op_type != "Gather" or _attribute(node, "axis", 0) != 0:
+    if node.domain != "" or node.op_type != "Gather" or len(node.inputs) < 2 or _attribute(node, "axis", 0) != 0:
         return None
     table, indices = node.inputs[0], node.inputs[1]
     return (table, False) if _is_matrix(table) and _comes_from_tokens(indices) else None

@@ -48,8 +48,8 @@ def compare_case(case: Case, where: CaseResults, *, skipped: str = "") -> ShapeC
     if skipped:
         return ShapeCase(name=case.name, batch=len(case.rows), skipped=skipped)
     found: Logits = np.load(where.folder / case_file(case.name))
-    to_reference = compare_rows(_plain(case, where.reference_folder, found), found, where.measure)
-    to_itself = compare_rows(_plain(case, where.folder, found), found, where.measure)
+    to_reference = compare_windows(_plain(case, where.reference_folder, found)[None], found[None], where.measure)
+    to_itself = compare_windows(_plain(case, where.folder, found)[None], found[None], where.measure)
     return ShapeCase(
         name=case.name,
         batch=len(case.rows),
@@ -61,13 +61,6 @@ def compare_case(case: Case, where: CaseResults, *, skipped: str = "") -> ShapeC
         self_mean_kl=to_itself.mean_kl,
         self_relative_error=to_itself.relative_error,
     )
-
-
-def compare_rows(other: Logits, own: Logits, measure: Measure) -> LogitComparison:
-    """Compare positions of one model with another's. other, own: (positions, V)."""
-    comparer = measure.comparer()
-    comparer.add(other, own)
-    return comparer.result()
 
 
 def _plain(case: Case, folder: Path, found: Logits) -> Logits:

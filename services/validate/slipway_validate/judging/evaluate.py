@@ -76,8 +76,9 @@ class Evaluator:
             message = f"its results have {result.vocabulary} values, the reference's {reference.result.vocabulary}"
             return result_not_run(output, RunResult(status="failed", reason="VALIDATION_IMPOSSIBLE", message=message))
         measured = self._measured(output, reference, spec=spec, result=result, run_folder=run_folder)
-        judge = self._judge(measured, reference)
-        measured = measured.model_copy(update={"limits": judge.limits, "notes": judge.notes()})
+        rule = self._rule(measured, reference)
+        judge = Judge(rule, adapter=reference.with_adapter)
+        measured = measured.model_copy(update={"limits": rule.limits, "notes": judge.notes()})
         verdict = self._verdict(measured, result, judge)
         if name == MERGED:
             self.merged = MergedRun(run_folder, verdict)
@@ -85,9 +86,9 @@ class Evaluator:
             shutil.rmtree(run_folder)
         return verdict
 
-    def _judge(self, output: OutputValidation, reference: ReferenceRun) -> Judge:
+    def _rule(self, output: OutputValidation, reference: ReferenceRun) -> Rule:
         own = own_level(output.engine)
-        rule = Rule(
+        return Rule(
             self._limits[coarser(own, reference.merged_level)],
             self._limits[own],
             reference.measure,
@@ -95,7 +96,6 @@ class Evaluator:
             noise=reference.noise,
             effect=distance_of(reference.adapter_effect),
         )
-        return Judge(rule, adapter=reference.with_adapter)
 
     def _measured(
         self, output: OutputValidation, reference: ReferenceRun, *, spec: RunSpec, result: RunResult, run_folder: Path

@@ -44,18 +44,10 @@ class Rule:
 
 
 class Judge:
-    """Makes the checks of one output.
-
-    Attributes:
-        limits: Limits against the reference.
-    """
+    """Makes the checks of one output."""
 
     def __init__(self, rule: Rule, *, adapter: bool = True) -> None:
-        self.limits = self._limits = rule.limits
-        self._merged_limits = rule.merged_limits
-        self._measure = rule.measure
-        self._scale = rule.logit_scale
-        self._noise = rule.noise
+        self._rule = rule
         self._adapter = adapter
         # If rounding may move the model further than the adapter does, the adapter's strength cannot be measured.
         drowning = rule.measure.limit(rule.limits)
@@ -80,12 +72,12 @@ class Judge:
         found = [_at_most("non_finite_logits", float(non_finite), 0.0, unit="count", against="itself")]
         is_merged = output.name == "pytorch"
         if output.to_reference:
-            found += self._distance(output.to_reference, self._limits, against="reference", is_merged=is_merged)
+            found += self._distance(output.to_reference, self._rule.limits, against="reference", is_merged=is_merged)
         if output.to_merged:
-            found += self._distance(output.to_merged, self._merged_limits, against="merged", is_merged=False)
+            found += self._distance(output.to_merged, self._rule.merged_limits, against="merged", is_merged=False)
         if output.reference_perplexity is not None:
             ratio = None if output.perplexity is None else output.perplexity / output.reference_perplexity
-            found.append(_at_most("perplexity_ratio", ratio, self._limits.perplexity_ratio, unit="ratio"))
+            found.append(_at_most("perplexity_ratio", ratio, self._rule.limits.perplexity_ratio, unit="ratio"))
         if output.to_base and self._sees_adapter:
             strength = output.adapter_strength
             error = None if strength is None else abs(strength - 1)
@@ -97,15 +89,17 @@ class Judge:
         return tuple(found)
 
     def _distance(self, figures: LogitComparison, limits: Limits, *, against: Against, is_merged: bool) -> list[Check]:
-        found = self._logits(figures, limits, against) if self._measure.logits else _values(figures, limits, against)
+        found = (
+            self._logits(figures, limits, against) if self._rule.measure.logits else _values(figures, limits, against)
+        )
         largest = self._absolute(limits, is_merged=is_merged)
         if largest is not None:
-            unit = "logits" if self._measure.logits else ""
+            unit = "logits" if self._rule.measure.logits else ""
             found.insert(0, _at_most("max_abs_diff", figures.max_abs_diff, largest, unit=unit, against=against))
         return found
 
     def _logits(self, figures: LogitComparison, limits: Limits, against: Against) -> list[Check]:
-        agreement = "top1_agreement" if self._measure.many else "choice_agreement"
+        agreement = "top1_agreement" if self._rule.measure.many else "choice_agreement"
         value = getattr(figures, agreement)
         return [
             _at_most("mean_kl", figures.mean_kl, limits.mean_kl, unit="nats/token", against=against),
@@ -114,40 +108,31 @@ class Judge:
 
     def _case(self, case: ShapeCase, *, native_dtype: str) -> list[Check]:
         """Check a case against the reference, and against the output itself, where no rounding of weights hides an error."""
-        if not self._measure.logits:
-            return self._case_of_values(case, native_dtype=native_dtype)
-        name = f"{case.name}.mean_kl"
-        kl = self._limits.case_mean_kl
+        limits, own_limits, logits = self._rule.limits, self._rule.merged_limits, self._rule.measure.logits
+        if logits:
+            figure, unit, native = "mean_kl", "nats/token", NATIVE_MEAN_KL
+            limit, own_limit = limits.case_mean_kl, own_limits.mean_kl
+        else:
+            figure, unit, native = "relative_error", "share", NATIVE_RELATIVE_ERROR
+            limit, own_limit = CASE_FACTOR * (limits.relative_error or 0.0), own_limits.relative_error or 0.0
+        name, value = f"{case.name}.{figure}", getattr(case, figure)
         if case.name == "native_dtype":
-            kl += NATIVE_MEAN_KL.get(native_dtype, max(NATIVE_MEAN_KL.values()))
-            return [_at_most(name, case.mean_kl, kl, unit="nats/token")]
+            return [_at_most(name, value, limit + native.get(native_dtype, max(native.values())), unit=unit)]
         found = [
-            _at_most(name, case.mean_kl, kl, unit="nats/token"),
-            _at_most(name, case.self_mean_kl, self._merged_limits.mean_kl, unit="nats/token", against="itself"),
+            _at_most(name, value, limit, unit=unit),
+            _at_most(name, getattr(case, f"self_{figure}"), own_limit, unit=unit, against="itself"),
         ]
-        largest = self._absolute(self._merged_limits, is_merged=False)
+        largest = self._absolute(own_limits, is_merged=False) if logits else None
         if largest is not None:
             value = case.self_max_abs_diff
             found.append(_at_most(f"{case.name}.max_abs_diff", value, largest, unit="logits", against="itself"))
         return found
 
-    def _case_of_values(self, case: ShapeCase, *, native_dtype: str) -> list[Check]:
-        name = f"{case.name}.relative_error"
-        limit = CASE_FACTOR * (self._limits.relative_error or 0.0)
-        if case.name == "native_dtype":
-            limit += NATIVE_RELATIVE_ERROR.get(native_dtype, max(NATIVE_RELATIVE_ERROR.values()))
-            return [_at_most(name, case.relative_error, limit, unit="share")]
-        own = self._merged_limits.relative_error or 0.0
-        return [
-            _at_most(name, case.relative_error, limit, unit="share"),
-            _at_most(name, case.self_relative_error, own, unit="share", against="itself"),
-        ]
-
     def _absolute(self, limits: Limits, *, is_merged: bool) -> float | None:
         if is_merged and limits.max_abs_diff is not None:
             tighter = min(limits.max_abs_diff, MERGED_FLOAT32_MAX_ABS_DIFF)
             limits = limits.model_copy(update={"max_abs_diff": tighter})
-        return absolute_limit(limits, logit_scale=self._scale, noise=self._noise)
+        return absolute_limit(limits, logit_scale=self._rule.logit_scale, noise=self._rule.noise)
 
 
 def _values(figures: LogitComparison, limits: Limits, against: Against) -> list[Check]:

@@ -107,7 +107,6 @@ class RunSpec(_Message):
         samples: Folder of :class:`slipway_validate.samples.Samples`.
         padding_token: Token that pads a batch.
         threads: Threads that the runtime may use.
-        batch_values: Largest number of logits per call (bounds memory); a call computes at least one window.
         write_logits: Whether logits are compared later; otherwise they are only checked for NaN.
         cases: Shape cases to compute.
         prompts: Prompts of the greedy continuations: token ids.
@@ -123,7 +122,6 @@ class RunSpec(_Message):
     samples: Path
     padding_token: int = 0
     threads: int = 1
-    batch_values: int = 1 << 24
     write_logits: bool = True
     cases: tuple[Case, ...] = ()
     prompts: tuple[tuple[int, ...], ...] = ()

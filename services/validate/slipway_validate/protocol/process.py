@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import psutil
 
@@ -180,16 +180,14 @@ class Runner:
 
 def _lines_of(process: ChildProcess) -> queue.SimpleQueue[bytes]:
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_read_lines, args=(process.output, lines), daemon=True).start()
+
+    def read() -> None:
+        with contextlib.suppress(ValueError):  # closed by us while reading: the process was ended
+            for line in process.output:
+                lines.put(line)
+
+    threading.Thread(target=read, daemon=True).start()
     return lines
-
-
-def _read_lines(pipe: IO[bytes], lines: queue.SimpleQueue[bytes]) -> None:
-    try:
-        for line in pipe:
-            lines.put(line)
-    except ValueError:  # closed by us while reading: the process was ended
-        return
 
 
 def _next_event(lines: queue.SimpleQueue[bytes]) -> dict[str, Any]:

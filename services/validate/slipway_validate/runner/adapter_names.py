@@ -35,9 +35,8 @@ def load_ignored_tensors(module: Any, adapter: Path) -> None:
     if not set_peft_model_state_dict(module, dict(saved)).unexpected_keys:
         return
     wanted = get_peft_model_state_dict(module, save_embedding_layers=False)
-    whole = get_peft_model_state_dict(
-        module, save_embedding_layers=True
-    )  # an adapter may or may not have those of embeddings
+    # An adapter may or may not have those of embeddings.
+    whole = get_peft_model_state_dict(module, save_embedding_layers=True)
     places = {name: tuple(tensor.shape) for name, tensor in sorted({**whole, **wanted}.items()) if name not in saved}
     left_out = {name: tuple(saved[name].shape) for name in sorted(set(saved) - set(wanted) - set(whole))}
     empty = sorted(set(wanted) - set(saved))

@@ -19,17 +19,23 @@ LOWEST, HIGHEST = 100.0, 3500.0
 """Range of the tones in Hz, which covers most of speech."""
 SECONDS = 10
 """Seconds of sound for a feature extractor without its own length."""
+MOST_RATE, MOST_SECONDS = 192_000, 60
+"""The most samples per second, and the longest sound, that a feature extractor may ask for."""
 
 
 def make_features(model: Path, *, count: int, seed: int) -> npt.NDArray[np.float32]:
     """Make features of ``count`` sounds, (count, F, frames).
 
     Raises:
-        Unusable: The folder has no feature extractor that transformers can load.
+        Unusable: The folder has no feature extractor that transformers can load, or it asks for impossible sound.
     """
     extractor = _extractor(model)
-    rate = int(extractor.sampling_rate)
-    length = int(getattr(extractor, "n_samples", 0) or SECONDS * rate)
+    rate = extractor.sampling_rate
+    if not isinstance(rate, int) or not 0 < rate <= MOST_RATE:
+        raise Unusable(f"preprocessor_config.json in {model.name!r} has the sampling_rate {rate!r}")
+    length = getattr(extractor, "n_samples", None) or SECONDS * rate
+    if not isinstance(length, int) or not 0 < length <= MOST_SECONDS * rate:
+        raise Unusable(f"the feature extractor of {model.name!r} takes {length!r} samples of sound at {rate} Hz")
     draw = np.random.default_rng(seed)
     sounds = [_sound(draw, length=length, rate=rate) for _ in range(count)]
     try:

@@ -17,6 +17,8 @@ from slipway_validate.runner.model import LanguageModel, Source, padded, plain_s
 from slipway_validate.runner.row_selectors import choose_row_selector, join_rows, per_token
 from slipway_validate.samples import Samples
 
+BATCH_VALUES = 1 << 24
+"""Largest number of results per call, which bounds memory; a call computes at least one window."""
 Report = Callable[[str, int, int], None]
 """Function that is called with phase, done and total."""
 
@@ -61,7 +63,7 @@ class Collector:
         self.skipped: dict[str, str] = {}
         self.vocabulary = 0
 
-    def windows(self, *, file: str, batch_values: int) -> None:
+    def windows(self, file: str) -> None:
         """Write the results of every window, each from one plain pass."""
         tokens, positions = self._samples.tokens, self._samples.positions
         count, length = tokens.shape
@@ -69,7 +71,7 @@ class Collector:
         start = 0
         while start < count:
             # The first window shows the width of results, which determines the largest batch.
-            fitting = batch_values // (length * self.vocabulary) if self.vocabulary else 1
+            fitting = BATCH_VALUES // (length * self.vocabulary) if self.vocabulary else 1
             rows = list(range(start, min(count, start + max(1, min(fitting, self._model.bounds.batch)))))
             batch = self._whole(rows)
             segments = segments_within(length, self._model.bounds)

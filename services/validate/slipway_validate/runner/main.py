@@ -81,13 +81,13 @@ def run_model(spec: RunSpec, folder: Path) -> tuple[RunResult, LanguageModel]:
     )
 
     model.prepare_comparison()
-    collector.windows(file=LOGITS_FILE, batch_values=spec.batch_values)
+    collector.windows(LOGITS_FILE)
     for case in spec.cases:
         collector.case(case)
         collector.plain_rows(case)
     prompts = enumerate(spec.prompts)
     continuations = tuple(collector.continuation(index, prompt, spec.new_tokens) for index, prompt in prompts)
-    adapter = _base_logits(spec, model, collector) if spec.adapter else ""
+    adapter = _base_logits(model, collector) if spec.adapter else ""
     result = RunResult(
         engine=model.engine,
         vocabulary=collector.vocabulary,
@@ -115,13 +115,13 @@ def take_rounds(spec: RunSpec, model: LanguageModel, commands: SimpleQueue[str])
             _write({ROUND: time_round(model, samples, spec.benchmark).model_dump()})
 
 
-def _base_logits(spec: RunSpec, model: LanguageModel, collector: Collector) -> str:
+def _base_logits(model: LanguageModel, collector: Collector) -> str:
     """Compute the windows again without the adapter; return a description of the adapter."""
     from slipway_validate.runner.runtime_reference import ReferenceModel
 
     assert isinstance(model, ReferenceModel)
     with model.without_adapter():
-        collector.windows(file=BASE_LOGITS_FILE, batch_values=spec.batch_values)
+        collector.windows(BASE_LOGITS_FILE)
     return model.adapter
 
 

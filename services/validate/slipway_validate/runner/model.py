@@ -67,12 +67,12 @@ class Bounds:
 
 
 class LanguageModel(Protocol):
-    """A model that gives results for a batch of token sequences.
+    """A model that gives results for a batch of token sequences; the defaults are those of fixed arithmetic on the CPU.
 
     Attributes:
         engine: The engine that runs it.
         native_dtype: Data type in which it computes when served.
-        device: ``cpu`` or the GPU's name.
+        device: ``cpu``, or the GPU's name.
         has_cache: Whether it accepts and returns a KV cache.
         bounds: Largest shapes that it accepts.
         architecture: Class of the model, empty when unknown.
@@ -80,10 +80,10 @@ class LanguageModel(Protocol):
 
     engine: Engine
     native_dtype: str
-    device: str
+    device: str = "cpu"
     has_cache: bool
     bounds: Bounds
-    architecture: str
+    architecture: str = ""
 
     def forward(self, step: Step) -> tuple[Logits, Past]:
         """Return results in float32, and the cache extended by this call's tokens.
@@ -94,16 +94,16 @@ class LanguageModel(Protocol):
         ...
 
     def prepare_comparison(self) -> None:
-        """Switch to the arithmetic in which logits are compared (float32 if the runtime allows a choice)."""
-        ...
+        """Switch to the arithmetic in which logits are compared: float32 if the runtime allows a choice."""
+        return
 
     def leave_comparison(self) -> None:
         """Switch back to the arithmetic in which it is served."""
-        ...
+        return
 
     def peak_device_bytes(self) -> int | None:
         """Return the largest GPU memory used so far, None on the CPU."""
-        ...
+        return None
 
 
 def plain_step(tokens: list[int], *, past: Past, past_length: int, source: Source | None = None) -> Step:
@@ -116,11 +116,6 @@ def plain_step(tokens: list[int], *, past: Past, past_length: int, source: Sourc
         past=past,
         source=source,
     )
-
-
-def left_padded(rows: list[Ints]) -> tuple[Ints, Ints]:
-    """Pad token rows of different lengths on the left with token 0 into one batch: ids (B, L) and mask (B, L)."""
-    return padded(rows, side="left", token=0)
 
 
 def padded(rows: list[Ints], *, side: str, token: int) -> tuple[Ints, Ints]:

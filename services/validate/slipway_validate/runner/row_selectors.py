@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 
@@ -31,14 +31,11 @@ def _of_spans(results: Logits, mask: Ints) -> list[Logits]:
     return [row[:, real.astype(bool)] for row, real in zip(results, mask, strict=True)]
 
 
-_BY_COMPARISON: Mapping[Comparison, RowSelector] = {Comparison.SPANS: _of_spans}
-
-
 def choose_row_selector(family: Family) -> RowSelector:
     """Choose the selector of results for a family."""
     if family == SEQUENCE_CLASSIFIER:
         return _of_rows
-    return _BY_COMPARISON.get(family.comparison, _of_tokens)
+    return _of_spans if family.comparison is Comparison.SPANS else _of_tokens
 
 
 def per_token(family: Family) -> bool:

@@ -10,14 +10,15 @@ from typing import Any
 
 import peft
 import torch
-from peft.utils import load_peft_weights
+from peft.utils import ModulesToSaveWrapper, load_peft_weights
 
-from slipway.errors import CheckpointValidationError
+from slipway.errors import CheckpointValidationError, ModelExportError
 from slipway.models.checkpoints import read_adapter_config
 from slipway.models.families import Family
 from slipway.models.model_files import ADAPTER_WEIGHTS
 from slipway.models.module_patterns import check_patterns, names_in
 from slipway.models.safetensors_file import read_safetensors
+from slipway.models.trained.trained_model import TrainedModel, trained_model
 from slipway_validate.folders import stored_dtype
 from slipway_validate.runner.adapter_names import load_ignored_tensors
 from slipway_validate.runner.model import Unusable
@@ -51,12 +52,32 @@ def load(base: Path, adapter: Path | None = None, *, threads: int) -> Transforme
         Unusable: Base or adapter cannot be loaded, or they do not fit together.
     """
     torch.set_num_threads(threads)
-    module, family = from_pretrained(base, dtype=torch.float32)
+    trained = _trained(base, adapter) if adapter else None
+    module, family = from_pretrained(base, dtype=torch.float32, trained=trained)
     if adapter is None:
         return TransformersModel(module.float(), family, stored=stored_dtype(base))
     module = _adapted(module, adapter)
+    if trained:
+        _use_trained_head_alone(module)
     _name_replicated_layers(module)
     return ReferenceModel(module.float(), family, stored=stored_dtype(base))
+
+
+def _trained(base: Path, adapter: Path) -> TrainedModel | None:
+    try:
+        return trained_model(base, adapter)
+    except ModelExportError as error:
+        raise Unusable(str(error)) from error
+
+
+def _use_trained_head_alone(module: Any) -> None:
+    """Give the model without its adapter the trained head, because the new one of the training's begin is random and lost.
+
+    So what the adapter changes in the body is measured, by results of the same head.
+    """
+    for part in module.modules():
+        if isinstance(part, ModulesToSaveWrapper):
+            part.original_module.load_state_dict(part.modules_to_save["default"].state_dict())
 
 
 def _adapted(module: Any, adapter: Path) -> Any:
@@ -69,7 +90,7 @@ def _adapted(module: Any, adapter: Path) -> Any:
         _let_tied_layers_load_their_own(config, module, saved)
         module = peft.PeftModel.from_pretrained(module, str(adapter), config=config, is_trainable=False)
         load_ignored_tensors(module, adapter)
-    except (CheckpointValidationError, OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
+    except (CheckpointValidationError, OSError, ValueError, RuntimeError, LookupError, TypeError) as error:
         raise Unusable(f"peft cannot load the adapter {adapter.name!r} on the base model: {error}") from error
     return module
 

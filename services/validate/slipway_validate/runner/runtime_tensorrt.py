@@ -14,7 +14,16 @@ from slipway.models.dtypes import DTYPES, torch_dtypes
 from slipway.validation.speed import Engine
 from slipway_validate.folders import read_json, stored_dtype
 from slipway_validate.numerics import Logits
-from slipway_validate.runner.model import PAST_PREFIX, PRESENT_PREFIX, Bounds, NotRunnable, Past, Step, Unusable
+from slipway_validate.runner.model import (
+    PAST_PREFIX,
+    PRESENT_PREFIX,
+    Bounds,
+    LanguageModel,
+    NotRunnable,
+    Past,
+    Step,
+    Unusable,
+)
 
 MODULES = {"tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt_rtx"}
 """Python module of each builder that ``engine.json`` may name."""
@@ -62,10 +71,8 @@ def choose_engine(folder: Path, targets: tuple[str, ...]) -> Path:
     )
 
 
-class TensorRTModel:
-    """An engine of a decoder graph; see :class:`slipway_validate.runner.model.LanguageModel`."""
-
-    architecture = ""
+class TensorRTModel(LanguageModel):
+    """An engine of a decoder graph."""
 
     def __init__(self, library: ModuleType, torch: ModuleType, engine: Any, *, stored: str) -> None:
         self._torch = torch
@@ -114,12 +121,6 @@ class TensorRTModel:
         stream.synchronize()
         logits: Logits = results.pop("logits").float().cpu().numpy()
         return logits, results if self.has_cache else None
-
-    def prepare_comparison(self) -> None:
-        """Do nothing: the engine fixes its arithmetic."""
-
-    def leave_comparison(self) -> None:
-        """Do nothing: the engine fixes its arithmetic."""
 
     def peak_device_bytes(self) -> int | None:
         """Return the memory in use on the device now: tensors and the engine's own memory together."""

@@ -11,7 +11,8 @@ import transformers
 from slipway.errors import CheckpointValidationError
 from slipway.models.base_format import read_config
 from slipway.models.families import DECODER, Comparison, Family, auto_model, described, family_of
-from slipway.models.model_facts import CannotBuildError, check_loadable
+from slipway.models.model_facts import CannotBuildError, check_loadable, configuration_of
+from slipway.models.trained.trained_model import TrainedModel
 from slipway.validation.speed import Engine
 from slipway_validate.folders import stored_dtype
 from slipway_validate.numerics import Logits
@@ -89,20 +90,23 @@ def load(folder: Path, *, threads: int) -> TransformersModel:
     return TransformersModel(module, family, stored=stored_dtype(folder))
 
 
-def from_pretrained(folder: Path, *, dtype: Any) -> tuple[Any, Family]:
+def from_pretrained(folder: Path, *, dtype: Any, trained: TrainedModel | None = None) -> tuple[Any, Family]:
     """Load the model in a folder and return it with its family; none of its code or pickles is run.
+
+    With ``trained`` it is loaded as that class, with a new head, as it was when the training began.
 
     Raises:
         Unusable: It cannot be loaded, or its family is unknown.
     """
     try:
-        config = read_config(folder)  # transformers would read it without a limit
+        config = trained.config if trained else read_config(folder)  # transformers would read it without a limit
         family = family_of(config)
         if family is None:
             raise Unusable(f"{folder.name!r} is {described(config)}, whose family is unknown")
-        check_loadable(folder, auto_model(family))
+        check_loadable(folder, auto_model(family), config=config if trained else None)
+        headed = {"config": configuration_of(config), "ignore_mismatched_sizes": True} if trained else {}
         module = auto_model(family).from_pretrained(
-            str(folder), dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False
+            str(folder), dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False, **headed
         )
     except (
         CannotBuildError, CheckpointValidationError, OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError

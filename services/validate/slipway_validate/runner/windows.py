@@ -9,11 +9,10 @@ import numpy as np
 
 from slipway.counts import counted
 from slipway.models.families import DECODER
+from slipway_validate.cases import MIN_LENGTH
 from slipway_validate.numerics import Ints
 from slipway_validate.protocol.messages import TokenizeSpec
 from slipway_validate.runner.model import Unusable
-
-MIN_LENGTH = 8
 
 
 def load_tokenizer(folder: Path) -> Any:

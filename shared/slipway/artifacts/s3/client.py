@@ -7,6 +7,7 @@ import io
 import itertools
 import logging
 import random
+import re
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -24,8 +25,10 @@ from minio.deleteobjects import DeleteObject
 from slipway.artifacts.s3.credentials import connections, credentials
 from slipway.artifacts.s3.errors import S3_EXCEPTIONS, is_missing, is_passing, store_error
 from slipway.errors import ArtifactError
+from slipway.files.json_documents import LARGEST_LIST
 from slipway.observability import metrics
 from slipway.settings.s3 import S3Options
+from slipway.texts import quoted
 
 log = logging.getLogger("slipway.store")
 
@@ -130,19 +133,27 @@ class S3Bucket:
         """Return the content of a small object.
 
         Raises:
-            ArtifactError: ``ARTIFACT_NOT_FOUND``, and as :meth:`call`.
+            ArtifactError: ``ARTIFACT_NOT_FOUND``; ``ARTIFACT_INVALID`` for one of more than :data:`LARGEST_LIST` bytes, which is
+                none of the store's; and as :meth:`call`.
         """
-        return self.get_range(name, 0, 0)
+        data = self.get_range(name, 0, 0, most=LARGEST_LIST + 1)
+        if len(data) > LARGEST_LIST:
+            raise ArtifactError(
+                f"{name} in {self.where} has more than {LARGEST_LIST} bytes",
+                reason="ARTIFACT_INVALID",
+                remedy="remove it: Slipway did not write it",
+            )
+        return data
 
-    def get_range(self, name: str, offset: int, length: int) -> bytes:
-        """Return ``length`` bytes of an object from ``offset``, fewer at its end; all the rest if ``length`` is 0."""
+    def get_range(self, name: str, offset: int, length: int, *, most: int | None = None) -> bytes:
+        """Return ``length`` bytes of an object from ``offset``, fewer at its end or over ``most``; all the rest if ``length`` is 0."""
 
         def request() -> bytes:
             response = self.sdk.get_object(self.bucket, self.key(name), offset=offset, length=length)
             try:
-                return bytes(response.read())
+                return bytes(response.read(most))
             finally:
-                response.release_conn()
+                response.close() if response.length_remaining else response.release_conn()
 
         data = self.call(f"reading {name}", request)
         metrics.STORE_BYTES.add(len(data), direction="received")
@@ -235,9 +246,14 @@ def _batches(names: list[str], size: int) -> Iterator[list[str]]:
 
 
 def _connect(options: S3Options) -> Minio:
-    parts = urlsplit(options.endpoint)
-    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.path.strip("/") or "@" in parts.netloc:
-        raise _no_address(repr(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()))  # no password
+    shown = quoted(options.endpoint.rpartition("@")[2])  # without a password
+    try:
+        parts = urlsplit(options.endpoint)
+    except ValueError as error:
+        raise _no_address(f"{shown}: {error}") from error
+    odd = parts.path.strip("/") or "@" in parts.netloc or re.search(r"\s", parts.netloc)
+    if parts.scheme not in {"http", "https"} or not parts.hostname or odd:
+        raise _no_address(shown)
     ca_file = options.ca_file or certifi.where()
     http = urllib3.PoolManager(
         timeout=urllib3.Timeout(connect=10, read=60),

@@ -2,7 +2,8 @@
 
 It needs no lock. Blobs are listed before manifests are read, so the manifest of every artifact complete by then is seen; a blob
 whose manifest comes later was written or touched within the grace period, and is kept. ``keep`` is called after that. Anyone who
-begins to use an artifact later touches it, so each object's age is checked once more before its removal.
+begins to use an artifact later touches it, so each object's age is checked once more before its removal. Work of more than a
+grace period has a mark (:mod:`slipway.artifacts.s3.uses`); what was used since it began counts as young.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 
 from minio.commonconfig import ENABLED, Filter
-from minio.error import S3Error
 from minio.lifecycleconfig import AbortIncompleteMultipartUpload, LifecycleConfig, Rule
 
 from slipway.artifacts.collection import Collected, blobs_named, shrink
 from slipway.artifacts.names import ACTIONS, BLOBS, MANIFESTS, digest_of, key_of
+from slipway.artifacts.s3 import uses
 from slipway.artifacts.s3.client import S3Bucket, StoredObject
+from slipway.artifacts.s3.errors import S3_EXCEPTIONS
 from slipway.artifacts.s3.store import S3Store
 from slipway.errors import ArtifactError
 
@@ -36,7 +38,7 @@ def collect_bucket(
     """Remove artifacts and the blobs that only they name; several collections at once are safe.
 
     Args:
-        store: The store; nothing younger than its grace period is removed.
+        store: The store; nothing younger than its grace period is removed, and nothing used since marked work began.
         max_age_seconds: Remove artifacts not used for this long.
         max_bytes: Then remove the least recently used until the blobs take no more than this.
         keep: Returns the artifacts to keep.
@@ -51,7 +53,10 @@ def collect_bucket(
     with ThreadPoolExecutor(max_workers=_LOOKS) as pool:
         contents = dict(zip(map(_digest, manifests), pool.map(lambda m: _contents(store, m), manifests), strict=True))
     kept = set(keep())
-    old = sorted((m.modified, _digest(m)) for m in manifests if now - m.modified > store.grace_seconds)
+    began = uses.oldest(bucket, grace_seconds=store.grace_seconds, now=now)
+    # What was younger than half of the period when the work began to use it was not touched then.
+    young = min(now - store.grace_seconds, now if began is None else began - store.grace_seconds / 2)
+    old = sorted((m.modified, _digest(m)) for m in manifests if m.modified < young)
     candidates = [(used, digest) for used, digest in old if digest not in kept]
     doomed = [digest for used, digest in candidates if max_age_seconds is not None and now - used > max_age_seconds]
     if max_bytes is not None:
@@ -61,7 +66,7 @@ def collect_bucket(
         entries = {_digest(manifest): manifest for manifest in manifests}
         doomed = [_digest(manifest) for manifest in _remove(bucket, [entries[digest] for digest in doomed])]
     named = set().union(*(found for digest, found in contents.items() if digest not in set(doomed)))
-    swept = [blob for blob in blobs if _digest(blob) not in named and now - blob.modified > store.grace_seconds]
+    swept = [blob for blob in blobs if _digest(blob) not in named and blob.modified < young]
     if not dry_run:
         swept = _remove(bucket, swept)
         _forget_actions(store, set(doomed))
@@ -85,7 +90,7 @@ def expire_unfinished_uploads(bucket: S3Bucket) -> bool:
             )
         )
         bucket.sdk.set_bucket_lifecycle(bucket.bucket, LifecycleConfig(rules))
-    except S3Error:  # MinIO has no such rule (it drops them by itself), or the credentials lack the right
+    except S3_EXCEPTIONS:  # MinIO has no such rule (it drops them by itself), or the credentials lack the right
         return False
     return True
 

@@ -14,6 +14,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC
 from http import HTTPStatus
 from typing import Any
@@ -62,13 +63,25 @@ def credentials(options: S3Options, http: urllib3.PoolManager) -> Provider:
     if access and secret:
         return StaticProvider(access, secret, options.session_token.get_secret_value() or None)
     if options.web_identity_token_file is not None:
-        return Renewed(lambda: _web_identity(options, http), _Source.web_identity(options))
+        source = _Source(
+            f"{options.sts_endpoint} for the token in {options.web_identity_token_file}",
+            f"check AWS_WEB_IDENTITY_TOKEN_FILE, and that the role {options.role_arn or '(AWS_ROLE_ARN)'} trusts the service account",
+        )
+        return Renewed(lambda: _web_identity(options, http), source)
     file = user_path(options.credentials_file)
     if file.is_file():
-        return _FromFile(AWSConfigProvider(str(file), options.profile), _Source.file(options))
+        source = _Source(
+            f"{options.credentials_file}, profile {options.profile}",
+            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or correct AWS_SHARED_CREDENTIALS_FILE and AWS_PROFILE",
+        )
+        return _FromFile(AWSConfigProvider(str(file), options.profile), source)
     if options.container_url:
         check_agent(options.container_url)
-        return Renewed(lambda: _container(options, http), _Source.container(options))
+        source = _Source(
+            options.container_url,
+            "check AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE, and that the service account is associated with a role",
+        )
+        return Renewed(lambda: _container(options, http), source)
     raise ArtifactError(
         f"there are no credentials for the store at {options.endpoint}",
         reason="STORE_DENIED",
@@ -82,14 +95,18 @@ def check_agent(url: str) -> None:
     Raises:
         ArtifactError: ``STORE_INVALID``.
     """
-    parts = urlsplit(url)
     try:
-        address = ipaddress.ip_address(parts.hostname or "")
+        parts = urlsplit(url)
+        scheme, host = parts.scheme, parts.hostname or ""
+    except ValueError:  # brackets around something other than an IPv6 address
+        scheme = host = ""
+    try:
+        address = ipaddress.ip_address(host)
     except ValueError:
-        local = parts.hostname == "localhost"
+        local = host == "localhost"
     else:
         local = address.is_loopback or address in _AGENTS
-    if not ((parts.scheme == "https" and parts.hostname) or (parts.scheme == "http" and local)):
+    if not ((scheme == "https" and host) or (scheme == "http" and local)):
         raise ArtifactError(
             f"AWS_CONTAINER_CREDENTIALS_FULL_URI is {url!r}, an address that must not get the token",
             reason="STORE_INVALID",
@@ -161,32 +178,12 @@ class _FromFile(Provider):
         return self._source.told(self._provider.retrieve)
 
 
+@dataclass(frozen=True, slots=True)
 class _Source:
     """A source of credentials: its name and its remedy, for messages."""
 
-    def __init__(self, name: str, remedy: str) -> None:
-        self.name, self._remedy = name, remedy
-
-    @classmethod
-    def file(cls, options: S3Options) -> _Source:
-        return cls(
-            f"{options.credentials_file}, profile {options.profile}",
-            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or correct AWS_SHARED_CREDENTIALS_FILE and AWS_PROFILE",
-        )
-
-    @classmethod
-    def web_identity(cls, options: S3Options) -> _Source:
-        return cls(
-            f"{options.sts_endpoint} for the token in {options.web_identity_token_file}",
-            f"check AWS_WEB_IDENTITY_TOKEN_FILE, and that the role {options.role_arn or '(AWS_ROLE_ARN)'} trusts the service account",
-        )
-
-    @classmethod
-    def container(cls, options: S3Options) -> _Source:
-        return cls(
-            options.container_url,
-            "check AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE, and that the service account is associated with a role",
-        )
+    name: str
+    remedy: str
 
     def told(self, fetch: Callable[[], Credentials]) -> Credentials:
         """Fetch credentials; translate a failure into an error that names the source and never the token."""
@@ -198,7 +195,7 @@ class _Source:
             raise ArtifactError(
                 f"there are no credentials from {self.name}: {_shown(error)}",
                 reason="STORE_DENIED",
-                remedy=self._remedy,
+                remedy=self.remedy,
             ) from None  # the cause holds the address with the token
 
 

@@ -31,6 +31,7 @@ from slipway.artifacts.names import (
     key_of,
     manifest_name,
 )
+from slipway.artifacts.s3 import uses
 from slipway.artifacts.s3.client import S3Bucket, StoredObject
 from slipway.artifacts.s3.transfer import download, upload, workers
 from slipway.artifacts.store import NOTHING_KNOWN, Known, OnBytes
@@ -202,7 +203,7 @@ class S3Store:
         try:
             return ActionResult.from_bytes(self.bucket.get(action_name(key)))
         except ArtifactError as error:
-            if error.reason == "ARTIFACT_NOT_FOUND":
+            if error.reason in ABSENT:
                 return None
             raise
 
@@ -216,6 +217,10 @@ class S3Store:
             result = self.recorded(key_of(entry.key))
             if result is not None:
                 yield result
+
+    def using(self) -> contextlib.AbstractContextManager[None]:
+        """Mark that work is running, once it is close to outlasting the grace period."""
+        return uses.marked(self.bucket, grace_seconds=self.grace_seconds)
 
     @property
     def where(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,8 +66,6 @@ def verify_artifact(digest: str, store: Artifacts, *, scratch: Path) -> dict[str
     Raises:
         ArtifactError: ``ARTIFACT_CORRUPT``, ``ARTIFACT_NOT_FOUND``.
     """
-    import tempfile
-
     digest = whole_digest(digest, store.digests)
     scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="verify-", dir=scratch) as folder:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from slipway.cli.connection import ConnectedCommand, artifacts_at, connection_of
-from slipway.cli.options import Debug, Json, examples
+from slipway.cli.options import Debug, Json, examples, flag
 from slipway.cli.output_options import Commands
 from slipway.counts import counted
 
@@ -31,52 +31,49 @@ cache = typer.Typer(
 
 def push(
     ctx: typer.Context,
-    folder: Annotated[Path, typer.Argument(help="Folder to store.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to store.")],
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
     """Put a folder into the artifact store, or send it to a coordinator, and print its digest."""
     from slipway.cli.artifacts.cache_work import push_folder
-    from slipway.cli.terminal.console import answers, print_json
+    from slipway.cli.terminal.console import print_answer
 
     connection = connection_of(ctx)
     with artifacts_at(connection.coordinator, connection.settings()) as store:
         done = push_folder(folder, store)
-    if as_json:
-        print_json(done)
-    else:
-        answers.print(done["digest"], highlight=False)
+    print_answer(done, done["digest"], as_json=as_json)
 
 
 def pull(
     ctx: typer.Context,
-    digest: Annotated[str, typer.Argument(help="Digest, sha256:…")],
-    folder: Annotated[Path, typer.Argument(help="New folder for its files.")],
+    digest: Annotated[str, typer.Argument(metavar="DIGEST", help="Digest, sha256:…")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="New folder for its files.")],
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
     """Write an artifact's verified files into a new folder."""
     from slipway.cli.artifacts.cache_work import pull_artifact
-    from slipway.cli.terminal.console import answers, print_json
+    from slipway.cli.terminal.console import print_answer
 
     connection = connection_of(ctx)
     with artifacts_at(connection.coordinator, connection.settings()) as store:
         done = pull_artifact(digest, folder, store)
-    if as_json:
-        print_json(done)
-    else:
-        answers.print(f"{counted(done['files'], 'file')} in {folder}", highlight=False)
+    print_answer(done, f"{counted(done['files'], 'file')} in {folder}", as_json=as_json)
 
 
 def verify(
     ctx: typer.Context,
-    path: Annotated[str, typer.Argument(help="Folder of an export or of a pulled artifact, or an artifact's digest.")],
+    path: Annotated[
+        str,
+        typer.Argument(metavar="PATH", help="Folder of an export or of a pulled artifact, or an artifact's digest."),
+    ],
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
     """Compare every file of an output directory, a pulled artifact, or an artifact in the store with its checksum."""
     from slipway.cli.artifacts.cache_work import verify_artifact, verify_folder
-    from slipway.cli.terminal.console import answers, print_json
+    from slipway.cli.terminal.console import print_answer
 
     if path.startswith("sha256:"):
         connection = connection_of(ctx)
@@ -85,10 +82,7 @@ def verify(
             done = verify_artifact(path, store, scratch=settings.scratch)
     else:
         done = verify_folder(path)
-    if as_json:
-        print_json(done)
-    else:
-        answers.print(f"{counted(done['files'], 'file')} compared: every checksum is right", highlight=False)
+    print_answer(done, f"{counted(done['files'], 'file')} compared: every checksum is right", as_json=as_json)
 
 
 @cache.command("ls", epilog=examples("slipway cache ls", "slipway cache ls --json"))
@@ -119,7 +113,7 @@ def cache_gc(  # noqa: PLR0917 - typer calls it by name
         str | None,
         typer.Option("--max-size", metavar="SIZE", help="Then remove the least recently used, down to this: 50GB."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+    dry_run: Annotated[bool, flag("--dry-run", "Only say what would be removed.")] = False,
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
@@ -131,10 +125,7 @@ def cache_gc(  # noqa: PLR0917 - typer calls it by name
     """
     from slipway.cli.artifacts.cache_view import gc_line
     from slipway.cli.artifacts.cache_work import collect_cache
-    from slipway.cli.terminal.console import answers, print_json
+    from slipway.cli.terminal.console import print_answer
 
     done = collect_cache(connection_of(ctx), older_than=older_than, max_size=max_size, dry_run=dry_run)
-    if as_json:
-        print_json(done)
-    else:
-        answers.print(gc_line(done), highlight=False)
+    print_answer(done, gc_line(done), as_json=as_json)

@@ -20,6 +20,7 @@ from slipway.cli.options import (
     Progress,
     RequestId,
     examples,
+    flag,
 )
 from slipway.cli.progress.forms import ProgressForm
 
@@ -64,7 +65,7 @@ def export(  # noqa: PLR0917 - typer calls it by name
     assignments: Assignments = None,
     bring_sources: BringSources = False,
     request_id: RequestId = "",
-    plan: Annotated[bool, typer.Option("--plan", help="Show settings, tasks and preflight; run nothing.")] = False,
+    plan: Annotated[bool, flag("--plan", "Show settings, tasks and preflight; run nothing.")] = False,
     progress: Progress = ProgressForm.AUTO,
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
@@ -78,14 +79,13 @@ def export(  # noqa: PLR0917 - typer calls it by name
     if plan:
         from slipway.cli.export.planned import show_plan
 
-        code = show_plan(loaded, settings, coordinator=settings.coordinator, as_json=as_json)
+        code = show_plan(loaded, settings, as_json=as_json)
     else:
         from slipway.cli.export.running import run_export
 
         code = run_export(
             loaded,
             settings,
-            coordinator=settings.coordinator,
             as_json=as_json,
             progress=progress,
             bring_sources=bring_sources,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC
 from pathlib import Path
 
@@ -15,27 +15,28 @@ import pydantic
 
 from slipway.artifacts import Artifacts
 from slipway.cli.connection import artifacts_at
-from slipway.cli.export.preparing import Prepared, name_sources, store_found
+from slipway.cli.export.preparing import Prepared, prepare_sources
 from slipway.cli.progress.display import Display
 from slipway.client import Client
 from slipway.configuration import ExportConfiguration, LoadedConfiguration, render_name
 from slipway.errors import ArtifactError, ModelExportError
-from slipway.export_sources.found import Sources, find_sources, reading
+from slipway.export_sources.found import Sources
 from slipway.export_sources.naming import sources_to_import
 from slipway.observability.telemetry import span
 from slipway.planning.plan import plan
 from slipway.planning.preflight import Verdict, preflight
+from slipway.planning.references import VALIDATION
 from slipway.results.delivery import check_target, deliver, lineage
-from slipway.results.outcome import VALIDATION, delivered_formats, export_id, export_result
+from slipway.results.outcome import delivered_formats, export_id, export_result
 from slipway.results.report import main_file, write_report
 from slipway.results.result import ExportResult
+from slipway.rpc.state_names import ENDED
 from slipway.settings import Settings
 from slipway.sources import SourceFolders
 from slipway.validation.findings import ValidationReport
 from slipway_protos.v1 import export_pb2 as pb
 
 _log = logging.getLogger("slipway.export")
-_ENDED = (pb.EXPORT_STATE_SUCCEEDED, pb.EXPORT_STATE_FAILED, pb.EXPORT_STATE_CANCELLED)
 _LOST = ("ARTIFACT_NOT_FOUND", "ARTIFACT_CORRUPT")
 
 
@@ -45,8 +46,7 @@ class ExportJob:
 
     Attributes:
         loaded: The configuration with its warnings.
-        settings: Settings of this machine.
-        coordinator: ``HOST:PORT``; empty runs everything inside this process.
+        settings: Settings of this machine; without a coordinator, everything runs inside this process.
         display: Display of the progress, already entered.
         bring_sources: Send sources from buckets and the hub too, instead of letting a worker import them.
         request_id: Name of the request to the coordinator.
@@ -54,10 +54,9 @@ class ExportJob:
 
     loaded: LoadedConfiguration
     settings: Settings
-    coordinator: str
     display: Display
-    bring_sources: bool = False
-    request_id: str = ""
+    bring_sources: bool
+    request_id: str
 
     def run(self) -> ExportResult:
         """Run the export and return its result, even if the export failed.
@@ -69,7 +68,7 @@ class ExportJob:
         attributes = {"slipway.checkpoint": configuration.checkpoint.path}
         with ExitStack() as stack:
             stack.enter_context(span("export", attributes=attributes))
-            store = stack.enter_context(artifacts_at(self.coordinator, self.settings))
+            store = stack.enter_context(artifacts_at(self.settings.coordinator, self.settings))
             folders = stack.enter_context(SourceFolders(self.settings, store))
             prepared = self._prepare(folders, store)
             warnings = tuple(dict.fromkeys((*self.loaded.warnings, *prepared.warnings)))
@@ -86,24 +85,16 @@ class ExportJob:
             return self._deliver(self._carry_out(client, prepared), store, warnings)
 
     def _prepare(self, folders: SourceFolders, store: Artifacts) -> Prepared:
-        """Put the sources into the store, except those that a worker can import."""
-        configuration, request_id = self.configuration, self.request_id
-        imports = sources_to_import(configuration) if self.coordinator and not self.bring_sources else {}
-        if imports:
-            named = name_sources(configuration, imports, folders, store, request_id=request_id, on_bytes=self._reading)
-            self.display.title(named.title)
-            self._warn(named.warnings)
-            return named
-        sources = find_sources(configuration, folders, origins=self.loaded.origins)
-        self.display.title(sources.title)
-        warnings = (*sources.warnings, *self._preflight(sources))
-        self._warn(warnings)
-        stored = store_found(configuration, sources, store, request_id=request_id, on_bytes=self._reading)
-        return replace(stored, warnings=warnings)
-
-    def _warn(self, warnings: Sequence[str]) -> None:
-        for warning in dict.fromkeys((*self.loaded.warnings, *warnings)):
-            _log.warning(warning)
+        imports = sources_to_import(self.configuration) if self.settings.coordinator and not self.bring_sources else {}
+        return prepare_sources(
+            self.loaded,
+            folders,
+            store,
+            self.display,
+            imports=imports,
+            request_id=self.request_id,
+            check=self._preflight,
+        )
 
     def _preflight(self, sources: Sources) -> list[str]:
         """Check the plan against this machine before it starts; return the warnings.
@@ -114,9 +105,10 @@ class ExportJob:
         checked = preflight(
             plan(self.configuration, sources.files(), source_formats=sources.formats),
             base=sources.base,
+            config=sources.trained.config if sources.trained else None,
             home=self.settings.home,
             output=Path(self.configuration.output.directory),
-            here=not self.coordinator,
+            here=not self.settings.coordinator,
         )
         error = checked.error()
         if error is not None:
@@ -132,8 +124,10 @@ class ExportJob:
     @contextlib.contextmanager
     def _client(self, identity: str) -> Iterator[Client]:
         """Yield a client of the coordinator, or of one inside this process."""
-        if self.coordinator:
-            with Client(self.coordinator, security=self.settings.security, project=self.settings.project) as client:
+        if self.settings.coordinator:
+            with Client(
+                self.settings.coordinator, security=self.settings.security, project=self.settings.project
+            ) as client:
                 yield client
             return
         from slipway.embedded.coordinator import Embedded
@@ -159,13 +153,13 @@ class ExportJob:
         try:
             return self._watch(client, export)
         except KeyboardInterrupt:
-            if self.coordinator:
+            if self.settings.coordinator:
                 with contextlib.suppress(ModelExportError):
                     client.cancel_export(export.name)
             raise
 
     def _watch(self, client: Client, export: pb.Export) -> pb.Export:
-        if export.state in _ENDED:
+        if export.state in ENDED:
             return export
         for event in client.watch_export(export.name):
             self.display.event(event)
@@ -173,9 +167,9 @@ class ExportJob:
                 named, export = bool(export.labels.get("model_name")), event.export
                 if not named:
                     self._check_target(export)
-                if export.state in _ENDED:
+                if export.state in ENDED:
                     break
-        return export if export.state in _ENDED else client.get_export(export.name)
+        return export if export.state in ENDED else client.get_export(export.name)
 
     def _deliver(self, export: pb.Export, store: Artifacts, warnings: tuple[str, ...]) -> ExportResult:
         validation = _validation(export, store)
@@ -214,9 +208,6 @@ class ExportJob:
             "timestamp": f"{export.create_time.ToDatetime(UTC):%Y%m%d_%H%M%S}",
         }
         return Path(output.directory) / render_name(output.naming_pattern, values)
-
-    def _reading(self, name: str, done: int, total: int) -> None:
-        self.display.note(reading(name, done, total))
 
 
 def _validation(export: pb.Export, store: Artifacts) -> ValidationReport | None:

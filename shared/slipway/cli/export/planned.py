@@ -32,9 +32,9 @@ from slipway.sources import SourceFolders
 _VERDICTS = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.ERROR: "red"}
 
 
-def show_plan(loaded: LoadedConfiguration, settings: Settings, *, coordinator: str, as_json: bool) -> int:
+def show_plan(loaded: LoadedConfiguration, settings: Settings, *, as_json: bool) -> int:
     """Print what an export would do; return the exit code of the first check that makes it impossible, or 0."""
-    sources, checked, tasks = examine(loaded, settings, here=not coordinator)
+    sources, checked, tasks = examine(loaded, settings)
     if as_json:
         print_json(_document(loaded, sources, checked, tasks))
     else:
@@ -44,10 +44,10 @@ def show_plan(loaded: LoadedConfiguration, settings: Settings, *, coordinator: s
 
 
 def examine(
-    loaded: LoadedConfiguration, settings: Settings, *, here: bool
+    loaded: LoadedConfiguration, settings: Settings
 ) -> tuple[Sources | None, Preflight, tuple[PlannedTask, ...]]:
     """Return the sources (None if not usable), the preflight and the tasks of a configuration."""
-    configuration = loaded.configuration
+    configuration, here = loaded.configuration, not settings.coordinator
     adapters = {"adapter", *more_adapters(configuration)} if configuration.checkpoint.path else set()
     names = {"base", *adapters}
     if configuration.validation.heldout:
@@ -60,9 +60,14 @@ def examine(
             sources = find_sources(configuration, folders, origins=loaded.origins)
             tasks = plan(configuration, names, source_formats=sources.formats)
             checked = preflight(
-                tasks, base=sources.base, home=settings.home, output=Path(configuration.output.directory), here=here
+                tasks,
+                base=sources.base,
+                config=sources.trained.config if sources.trained else None,
+                home=settings.home,
+                output=Path(configuration.output.directory),
+                here=here,
             )
-            checked = replace(checked, findings=(*_base(sources, configuration), *checked.findings))
+            checked = replace(checked, findings=(*_base(sources, configuration), *_trained(sources), *checked.findings))
     except ModelExportError as error:
         finding = Finding("sources", Verdict.ERROR, error.message, error.remedy, error.reason)
         return None, Preflight((finding,)), tasks
@@ -85,6 +90,11 @@ def _base(sources: Sources, configuration: ExportConfiguration) -> list[Finding]
     return [Finding("base model", Verdict.WARNING, found.reason, remedy)]
 
 
+def _trained(sources: Sources) -> list[Finding]:
+    """Return the finding about the merged model's class, if it is not that of the base."""
+    return [Finding("model class", Verdict.OK, str(sources.trained))] if sources.trained else []
+
+
 def _document(
     loaded: LoadedConfiguration, sources: Sources | None, checked: Preflight, tasks: Sequence[PlannedTask]
 ) -> dict[str, Any]:
@@ -100,6 +110,9 @@ def _document(
             "heldout": sources.folders.show(str(sources.heldout)) if sources.heldout else None,
         },
         "base_match": sources.base_match.model_dump(mode="json") if sources and sources.base_match else None,
+        "trained_as": {"class": sources.trained.name, "labels": sources.trained.labels}
+        if sources and sources.trained
+        else None,
         "tasks": [asdict(task) for task in tasks],
         "preflight": checked.to_json(),
     }

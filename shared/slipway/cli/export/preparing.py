@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from slipway.artifacts import Artifacts
-from slipway.configuration import ExportConfiguration
+from slipway.cli.progress.display import Display
+from slipway.configuration import LoadedConfiguration
 from slipway.embedded.identity import export_identity
 from slipway.export_sources.brought import find_brought
-from slipway.export_sources.found import Sources, store_files, store_sources
+from slipway.export_sources.found import Sources, find_sources, reading, store_files
 from slipway.export_sources.titles import title
 from slipway.sources import SourceFolders
 
-OnBytes = Callable[[str, int, int], None]
+_log = logging.getLogger("slipway.export")
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,6 @@ class Prepared:
         digests: Digests of the sources in the store, by name.
         labels: Readable names of the sources, as far as they are known here.
         formats: Storage formats of the sources that must be prepared first.
-        title: Title of the export, for people; empty while unknown.
         warnings: Warnings about the sources.
     """
 
@@ -37,29 +38,49 @@ class Prepared:
     digests: Mapping[str, str]
     labels: Mapping[str, str]
     formats: Mapping[str, str]
-    title: str
     warnings: tuple[str, ...]
 
 
-def store_found(
-    configuration: ExportConfiguration, sources: Sources, store: Artifacts, *, request_id: str, on_bytes: OnBytes
-) -> Prepared:
-    """Put all sources into the store."""
-    digests = store_sources(sources, store, on_bytes=on_bytes)
-    identity = export_identity(configuration, digests, base_match=sources.base_match)
-    return Prepared(identity, request_id, digests, sources.labels(), sources.formats, sources.title, sources.warnings)
-
-
-def name_sources(
-    configuration: ExportConfiguration,
-    imports: Mapping[str, str],
+def prepare_sources(
+    loaded: LoadedConfiguration,
     folders: SourceFolders,
     store: Artifacts,
+    display: Display,
     *,
+    imports: Mapping[str, str],
     request_id: str,
-    on_bytes: OnBytes,
+    check: Callable[[Sources], Sequence[str]] = lambda _: (),
 ) -> Prepared:
-    """Put the sources that workers cannot import into the store, and leave the others to workers."""
-    found = find_brought(configuration, folders, imports)
-    digests = store_files(found.files, folders, store, on_bytes=on_bytes)
-    return Prepared("", request_id or uuid.uuid4().hex, digests, found.labels, {}, title(found.labels), found.warnings)
+    """Put the sources into the store, except those that a worker will import; show their title and log the warnings.
+
+    Args:
+        loaded: The configuration with its warnings.
+        folders: Places of the sources.
+        store: Store that receives them.
+        display: Display of the progress.
+        imports: Addresses of the sources that a worker imports, by name.
+        request_id: Name of the request; chosen here if it is needed and empty.
+        check: Function that returns further warnings about sources that are all here.
+    """
+
+    def on_bytes(name: str, done: int, total: int) -> None:
+        display.note(reading(name, done, total))
+
+    def announce(heading: str, warnings: Sequence[str]) -> None:
+        if heading:
+            display.title(heading)
+        for warning in dict.fromkeys((*loaded.warnings, *warnings)):
+            _log.warning(warning)
+
+    configuration = loaded.configuration
+    if imports:
+        found = find_brought(configuration, folders, imports)
+        announce(title(found.labels), found.warnings)
+        digests = store_files(found.files, folders, store, on_bytes=on_bytes)
+        return Prepared("", request_id or uuid.uuid4().hex, digests, found.labels, {}, found.warnings)
+    sources = find_sources(configuration, folders, origins=loaded.origins)
+    warnings = (*sources.warnings, *check(sources))
+    announce(sources.title, warnings)
+    digests = store_files(sources.files(), sources.folders, store, on_bytes=on_bytes)
+    identity = export_identity(configuration, digests, base_match=sources.base_match)
+    return Prepared(identity, request_id, digests, sources.labels(), sources.formats, warnings)

@@ -11,7 +11,6 @@ from slipway.configuration import LoadedConfiguration
 from slipway.extras import require
 from slipway.observability.telemetry import tracing
 from slipway.reasons import REASONS
-from slipway.results.result import ExportResult
 from slipway.settings import Settings
 
 
@@ -19,14 +18,13 @@ def run_export(
     loaded: LoadedConfiguration,
     settings: Settings,
     *,
-    coordinator: str,
     as_json: bool,
     progress: ProgressForm,
-    bring_sources: bool = False,
-    request_id: str = "",
+    bring_sources: bool,
+    request_id: str,
 ) -> int:
     """Run the export, print its result, and return the exit code."""
-    if not coordinator:
+    if not settings.coordinator:
         require(
             *("coordinator", "worker", "report"),
             what="slipway export without a coordinator",
@@ -35,23 +33,11 @@ def run_export(
         )
     level = loaded.configuration.log.level
     with tracing(settings), showing(progress, level=level, resuming=True) as display:
-        result = ExportJob(
-            loaded,
-            settings,
-            coordinator=coordinator,
-            display=display,
-            bring_sources=bring_sources,
-            request_id=request_id,
-        ).run()
+        result = ExportJob(loaded, settings, display, bring_sources=bring_sources, request_id=request_id).run()
     if as_json:
         print_json(result.model_dump(mode="json"))
     else:
         show(summary(result))
-    return exit_code(result)
-
-
-def exit_code(result: ExportResult) -> int:
-    """Return 0 for a successful export, otherwise the exit code of its reason."""
     if result.success:
         return 0
     return REASONS[result.reason].category.exit_code if result.reason in REASONS else 1

@@ -33,7 +33,9 @@ def doctor(as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001
 
 def checkpoints(
     ctx: typer.Context,
-    directory: Annotated[str, typer.Argument(help="Folder of a training run, s3://bucket/prefix, or digest.")],
+    directory: Annotated[
+        str, typer.Argument(metavar="DIRECTORY", help="Folder of a training run, s3://bucket/prefix, or digest.")
+    ],
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:

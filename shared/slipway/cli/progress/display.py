@@ -7,14 +7,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Protocol, Self
+from typing import Self
 
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
 from slipway.cli.progress.forms import ProgressForm
-from slipway.cli.progress.lines import JsonLines, Lines, PlainLines
+from slipway.cli.progress.lines import JsonLines, PlainLines
 from slipway.cli.progress.overall import Overall
 from slipway.cli.progress.rows import Rows
 from slipway.cli.progress.table import progress_table
@@ -25,32 +25,26 @@ from slipway_protos.v1 import export_pb2 as pb
 _log = logging.getLogger("slipway.task")
 
 
-class Display(Protocol):
-    """A context manager that shows an export's events while it is entered."""
+class Display:
+    """A context manager that shows an export's events while it is entered; this one shows nothing."""
 
     def __enter__(self) -> Self:
-        """Start the display."""
-        ...
+        return self
 
     def __exit__(self, *exc: object) -> None:
-        """Stop the display."""
-        ...
+        pass
 
     def title(self, text: str) -> None:
         """Show the title of the work."""
-        ...
 
     def expect(self, task_bytes: Mapping[str, int]) -> None:
         """Set the estimated output size of each task, for the estimate of the remaining time."""
-        ...
 
     def event(self, event: pb.ExportEvent) -> None:
         """Show one event."""
-        ...
 
     def note(self, message: str) -> None:
         """Show work outside of any task, such as reading the sources."""
-        ...
 
 
 @contextmanager
@@ -71,7 +65,7 @@ def showing(form: ProgressForm, *, level: str, resuming: bool = False, transient
         case ProgressForm.JSON:
             display, handler = LineDisplay(JsonLines(sys.stderr), resuming=resuming), json_handler(sys.stderr)
         case ProgressForm.NONE:
-            display, handler, level = NoDisplay(), plain_handler(sys.stderr), "error"
+            display, handler, level = Display(), plain_handler(sys.stderr), "error"
         case _:
             display, handler = LineDisplay(PlainLines(sys.stderr), resuming=resuming), plain_handler(sys.stderr)
     with command_logs(level, handler), display:
@@ -97,7 +91,7 @@ class _TaskLog:
         _log.log(level, "%s: %s", line.task, line.message, extra={"task": line.task})
 
 
-class LiveDisplay:
+class LiveDisplay(Display):
     """Shows one row per task and a bar for the whole, redrawn in place; log lines appear above."""
 
     def __init__(self, console: Console, *, resuming: bool = False, transient: bool = False) -> None:
@@ -140,7 +134,7 @@ class LiveDisplay:
         return progress_table(self._rows, now=time.time(), note=self._note, overall=self._overall)
 
 
-class LineDisplay:
+class LineDisplay(Display):
     """Writes a line for each change of a task, and now and then a line of progress.
 
     Args:
@@ -149,19 +143,15 @@ class LineDisplay:
         clock: Function that returns seconds since any fixed time.
     """
 
-    def __init__(self, lines: Lines, *, resuming: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, lines: PlainLines | JsonLines, *, resuming: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._lines = lines
         self._rows = Rows(resuming=resuming)
         self._overall = Overall(clock=clock)
         self._task_log = _TaskLog()
         self._pace = Pace(clock)
         self._state = ""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        pass
 
     def title(self, text: str) -> None:
         """Write the title as the first line."""
@@ -226,25 +216,3 @@ class Pace:
     def _wait(self, other_phase: bool, part: float | None, so_far: float | None) -> float:
         further = part is not None and part - (so_far or 0.0) >= self.STEP
         return self.SECONDS if other_phase or further else self.SLOW_SECONDS
-
-
-class NoDisplay:
-    """Shows nothing."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        pass
-
-    def title(self, text: str) -> None:
-        """Do nothing."""
-
-    def expect(self, task_bytes: Mapping[str, int]) -> None:
-        """Do nothing."""
-
-    def event(self, event: pb.ExportEvent) -> None:
-        """Do nothing."""
-
-    def note(self, message: str) -> None:
-        """Do nothing."""

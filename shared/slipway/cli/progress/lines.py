@@ -4,37 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from slipway.cli.progress.overall import Overall
 from slipway.cli.progress.rows import Row
 from slipway.cli.progress.table import amount, speed
 from slipway.cli.terminal.console import duration
 from slipway.observability.logs import JsonFormatter, PlainFormatter
-
-
-class Lines(Protocol):
-    """Writes lines of one form."""
-
-    def title(self, text: str) -> None:
-        """Write the title of the work."""
-        ...
-
-    def export(self, state: str) -> None:
-        """Write the new state of the export."""
-        ...
-
-    def task(self, row: Row) -> bool:
-        """Write the new state of a task; return whether its next line of progress can wait."""
-        ...
-
-    def progress(self, row: Row, overall: Overall) -> None:
-        """Write the progress of a task."""
-        ...
-
-    def note(self, message: str) -> None:
-        """Write about work outside of any task."""
-        ...
 
 
 class PlainLines:
@@ -52,7 +28,7 @@ class PlainLines:
         """Write nothing: the lines of tasks and the result say enough."""
 
     def task(self, row: Row) -> bool:
-        """Write that a task started or ended, but not that it waits. A short task has no other lines."""
+        """Write that a task started or ended, but not that it waits; return True, because its next line of progress can wait."""
         text = _state_text(row)
         if text:
             self._write(f"{row.task}: {text}")
@@ -92,7 +68,7 @@ class JsonLines:
         self._write("export", f"the export is {state}", state=state)
 
     def task(self, row: Row) -> bool:
-        """Write the state, and the facts of an ended attempt; the first line of progress may follow at once."""
+        """Write the state, and the facts of an ended attempt; return False, because progress may follow at once."""
         self._write("task", f"{row.task}: {_state_text(row) or row.state}", **_task_facts(row))
         return False
 

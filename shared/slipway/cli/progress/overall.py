@@ -15,7 +15,7 @@ from slipway.stage import Effort, Role
 _OTHER_PHASE = (0.05, 0.9)
 """Range of a phase without a known one: a running task is never shown as complete, because uncounted phases may follow."""
 
-_STEP = re.compile(r"\b(\d+) of (\d+)\b")
+_STEP = re.compile(r"\b(\d{1,9}) of (\d{1,9})\b")
 """The number of a step in a phase's name: ``output 3 of 5: onnx``."""
 
 _MEANINGFUL_SECONDS, _MEANINGFUL_PART = 5.0, 0.05
@@ -94,7 +94,7 @@ def _part(row: Row) -> float:
         return 1.0
     if row.state != "running" or not row.phase:
         return 0.0
-    first, last = _effort(row).phases.get(row.phase.split()[0], _OTHER_PHASE)
+    first, last = _effort(row).phases.get(row.phase.partition(" ")[0], _OTHER_PHASE)
     within = min(row.done / row.total, 1.0) if row.total else 0.0
     step = _STEP.search(row.phase)
     if step is not None and 0 < int(step[1]) <= int(step[2]):

@@ -29,8 +29,12 @@ class StageReporter:
         return self
 
     def __exit__(self, kind: object, error: object, *rest: object) -> None:
-        failure = error.failure() if isinstance(error, ModelExportError) else None
-        self._export(pb.TASK_STATE_FAILED if kind else pb.TASK_STATE_SUCCEEDED, failure)
+        if error is None:
+            self._export(pb.TASK_STATE_SUCCEEDED)
+        elif isinstance(error, Exception):
+            self._export(pb.TASK_STATE_FAILED, error.failure() if isinstance(error, ModelExportError) else None)
+        else:  # Ctrl-C
+            self._export(pb.TASK_STATE_CANCELLED)
 
     def progress(self, progress: Progress, memory_bytes: int) -> None:
         """Show a stage's progress."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from slipway.rpc.state_names import EXPORT_STATES, TASK_STATES
+from slipway.rpc.state_names import export_state, task_state
 from slipway.rpc.statuses import failure_of_status
 from slipway_protos.v1 import export_pb2 as pb
 
@@ -25,7 +25,7 @@ class Row:
         task: Id of the task.
         stage: Name of its stage; empty while unknown.
         format: Output that it delivers; empty for none.
-        state: State, as in :data:`TASK_STATES`.
+        state: State, as in :func:`task_state`.
         attempt: Number of the newest attempt; 0 before the first.
         phase: Current phase.
         done: Completed part of ``total`` (0 while unknown), counted in ``unit``.
@@ -61,9 +61,10 @@ class Row:
         """Return whether the task will not change again in this run."""
         return self.state in ENDED or self.state == "skipped"
 
-    def advance(self, phase: str, *, done: int, total: int, unit: str, memory_bytes: int, now: float) -> None:
+    def advance(self, report: pb.TaskProgress, now: float) -> None:
         """Take a progress report."""
-        if phase != self.phase or done < self.done:
+        done = report.done
+        if report.phase != self.phase or done < self.done:
             self.rate, self._measured = None, None
         if self._measured is None:
             self._measured = (now, done)
@@ -71,8 +72,8 @@ class Row:
             speed = (done - self._measured[1]) / (now - self._measured[0])
             self.rate = speed if self.rate is None else self.rate + _SMOOTHING * (speed - self.rate)
             self._measured = (now, done)
-        self.phase, self.done, self.total, self.unit = phase, done, total, unit
-        self.memory_bytes = memory_bytes or self.memory_bytes
+        self.phase, self.done, self.total, self.unit = report.phase, done, report.total, report.unit
+        self.memory_bytes = report.memory_bytes or self.memory_bytes
 
     def remaining_seconds(self) -> float | None:
         """Return the time to the end of the phase at its present speed; None while unknown."""
@@ -92,7 +93,7 @@ class Rows:
     Attributes:
         clock: Function that returns seconds since the epoch.
         resuming: Whether the command may continue an earlier run; tasks that the first event shows as ended then count as kept.
-        state: State of the export, as in :data:`EXPORT_STATES`.
+        state: State of the export, as in :func:`export_state`.
         tasks: Rows by task id.
     """
 
@@ -105,29 +106,21 @@ class Rows:
         """Update the rows from an event; return those whose state changed."""
         match event.WhichOneof("event"):
             case "export":
-                first, self.state = not self.state, EXPORT_STATES[event.export.state]
+                first, self.state = not self.state, export_state(event.export.state)
                 changed = [row for task in event.export.tasks if (row := self._task(task)) is not None]
                 for row in changed:
                     row.kept = row.kept or (self.resuming and first and row.state in ENDED)
                 return changed
             case "progress":
                 report = event.progress
-                row = self.tasks.setdefault(report.task, Row(report.task, state="running"))
-                row.advance(
-                    report.phase,
-                    done=report.done,
-                    total=report.total,
-                    unit=report.unit,
-                    memory_bytes=report.memory_bytes,
-                    now=self.clock(),
-                )
+                self.tasks.setdefault(report.task, Row(report.task, state="running")).advance(report, self.clock())
         return []
 
     def _task(self, task: pb.Task) -> Row | None:
         row = self.tasks.setdefault(task.id, Row(task.id))
         row.stage, row.format = task.stage, task.format
         before = (row.state, row.attempt)
-        row.state = TASK_STATES[task.state]
+        row.state = task_state(task.state)
         row.kept = row.kept and row.state in ENDED
         if task.attempts:
             attempt = task.attempts[-1]

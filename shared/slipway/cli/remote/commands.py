@@ -55,12 +55,9 @@ def submit(  # noqa: PLR0917 - typer calls it by name
     """Create an export at a coordinator and return at once."""
     from slipway.cli.export.command import load_configuration
     from slipway.cli.export.next_commands import submitted_commands
-    from slipway.cli.export.preparing import name_sources, store_found
+    from slipway.cli.export.preparing import prepare_sources
     from slipway.cli.progress.display import showing
     from slipway.cli.remote.view import print_export
-    from slipway.cli.terminal.columns import Prose
-    from slipway.cli.terminal.console import errors
-    from slipway.export_sources.found import find_sources, reading
     from slipway.export_sources.naming import sources_to_import
     from slipway.sources import SourceFolders
 
@@ -73,18 +70,7 @@ def submit(  # noqa: PLR0917 - typer calls it by name
         folders = stack.enter_context(SourceFolders(settings, store))
         imports = {} if bring_sources else sources_to_import(loaded.configuration)
         with showing(progress, level=loaded.configuration.log.level) as display:
-
-            def read(name: str, done: int, total: int) -> None:
-                display.note(reading(name, done, total))
-
-            if imports:
-                prepared = name_sources(
-                    loaded.configuration, imports, folders, store, request_id=request_id, on_bytes=read
-                )
-            else:
-                sources = find_sources(loaded.configuration, folders, origins=loaded.origins)
-                display.title(sources.title)
-                prepared = store_found(loaded.configuration, sources, store, request_id=request_id, on_bytes=read)
+            prepared = prepare_sources(loaded, folders, store, display, imports=imports, request_id=request_id)
         export = client.create_export(
             loaded.configuration,
             sources=prepared.digests,
@@ -94,8 +80,6 @@ def submit(  # noqa: PLR0917 - typer calls it by name
             source_formats=prepared.formats,
             request_id=prepared.request_id,
         )
-    for warning in dict.fromkeys((*loaded.warnings, *prepared.warnings)):
-        errors.print(Prose("warning ", "yellow", warning))
     given = {"--base-model": base_model, "--checkpoint": checkpoint, "--request-id": prepared.request_id or None}
     commands = submitted_commands(export, connection.options(), config=config, given=given, settings=assignments or [])
     print_export(export, as_json=as_json, commands=commands)
@@ -178,16 +162,13 @@ def retry(ctx: typer.Context, export: Name, as_json: Json = False, debug: Debug 
 
 def delete(ctx: typer.Context, export: Name, as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001
     """Delete an ended export."""
-    from slipway.cli.terminal.console import answers, print_json
+    from slipway.cli.terminal.console import print_answer
     from slipway.client import export_name
 
     with connection_of(ctx).client() as client:
         name = export_name(export, project=client.project)
         client.delete_export(name)
-    if as_json:
-        print_json({"deleted": name})
-    else:
-        answers.print(f"deleted {name}", highlight=False)
+    print_answer({"deleted": name}, f"deleted {name}", as_json=as_json)
 
 
 def _require_local() -> None:

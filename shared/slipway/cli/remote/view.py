@@ -18,13 +18,11 @@ from slipway.cli.terminal.console import errors, print_json, show, unbroken
 from slipway.client import Client
 from slipway.export_sources.titles import title
 from slipway.results.outcome import recorded_failure
-from slipway.rpc.state_names import EXPORT_STATES
+from slipway.rpc.state_names import ENDED, export_state
 from slipway_protos.v1 import export_pb2 as pb
 
 if TYPE_CHECKING:
     from slipway.embedded.local_exports import LocalExport  # needs the coordinator's libraries
-
-_ENDED = (pb.EXPORT_STATE_SUCCEEDED, pb.EXPORT_STATE_FAILED, pb.EXPORT_STATE_CANCELLED)
 
 
 def print_export(
@@ -47,7 +45,7 @@ def print_export(
     by = f", by {export.creator}" if export.creator else ""
     show(
         *([Text(what, style="bold")] if what else []),
-        unbroken(export.name, f"  {state or EXPORT_STATES[export.state]}{by}"),
+        unbroken(export.name, f"  {state or export_state(export.state)}{by}"),
         progress_table(rows, now=export.end_time.ToNanoseconds() / 1e9 if export.HasField("end_time") else time.time()),
     )
     failure = recorded_failure(export)
@@ -68,7 +66,7 @@ def print_exports(exports: Sequence[pb.Export], *, as_json: bool) -> None:
     if as_json:
         print_json({"exports": [_document(export) for export in exports]})
         return
-    _table([(export.name.rpartition("/")[2], EXPORT_STATES[export.state], export) for export in exports])
+    _table([(export.name.rpartition("/")[2], export_state(export.state), export) for export in exports])
 
 
 def print_local_exports(exports: Sequence[LocalExport], *, as_json: bool) -> None:
@@ -87,7 +85,7 @@ def _table(exports: Sequence[tuple[str, str, pb.Export | None]]) -> None:
         Column("export"),
         Column("state"),
         Column("of", rank=1, wrap=True),
-        Column("created", rank=2),
+        Column("created (UTC)", rank=2),
         Column("formats", rank=3, wrap=True),
         *([Column("by", rank=4)] if creators else []),
     )
@@ -110,7 +108,7 @@ def follow(client: Client, name: str, *, progress: ProgressForm, level: str) -> 
         display.title(title(client.get_export(name).labels) or name)
         for event in client.watch_export(name):
             display.event(event)
-            if event.WhichOneof("event") == "export" and event.export.state in _ENDED:
+            if event.WhichOneof("event") == "export" and event.export.state in ENDED:
                 break
     return client.get_export(name)
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from slipway.cli.completion import assignments
 from slipway.cli.options import Debug, Json, Progress, examples
 from slipway.cli.progress.forms import ProgressForm
+
+if TYPE_CHECKING:
+    from slipway.stage import Stage
 
 STAGE_EXAMPLES = examples(
     "slipway stage merge --help",
@@ -16,6 +22,8 @@ STAGE_EXAMPLES = examples(
     "slipway stage quantize --help",
 )
 SAMPLE_EXAMPLES = examples("slipway sample demo", "slipway export -c demo/export.yaml")
+
+_YEAR_SECONDS = 31_536_000
 
 
 def _stages(incomplete: str) -> list[str]:
@@ -25,40 +33,55 @@ def _stages(incomplete: str) -> list[str]:
     return [name for name in stage_names() if name.startswith(incomplete)]
 
 
-def _parameters(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Complete the parameters of the named stage, and the values of parameters with a fixed set of them."""
-    import os
-
-    from slipway.cli import completion
-    from slipway.cli.stages.help import values
+def _named_stage(ctx: typer.Context) -> Stage[Any] | None:
     from slipway.errors import ConfigurationError
     from slipway.registry import load_stage
 
     try:
-        model = load_stage(ctx.params.get("name") or next(iter(ctx.args), "")).params
+        return load_stage(ctx.params.get("name") or next(iter(ctx.args), ""))
     except ConfigurationError:
+        return None
+
+
+def _parameters(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Complete the parameters of the named stage, and the values of parameters with a fixed set of them."""
+    from slipway.cli.stages.help import values
+
+    stage = _named_stage(ctx)
+    if stage is None:
         return []
-    return completion.assignments(incomplete, tuple(model.model_fields), lambda key: values(model, key), os.environ)
+    return assignments(incomplete, tuple(stage.params.model_fields), lambda key: values(stage.params, key), os.environ)
+
+
+def _inputs(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Complete the inputs of the named stage; the shell itself completes their folders."""
+    stage = _named_stage(ctx)
+    return [] if stage is None else assignments(incomplete, stage.inputs, lambda _: (), os.environ)
 
 
 def _log_level() -> str:
-    import os
-
     from slipway.settings import Settings
 
     return Settings.from_environment(os.environ).log_level
 
 
 def stage(  # noqa: PLR0917 - typer calls it by name
-    name: Annotated[str, typer.Argument(help="Stage, as slipway doctor lists them.", autocompletion=_stages)],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Stage, as slipway doctor lists them.", autocompletion=_stages)
+    ],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="New folder that receives the outputs by name.")],
-    inputs: Annotated[list[str] | None, typer.Option("--input", metavar="NAME=DIR", help="Input folder.")] = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option("--input", metavar="NAME=DIR", help="Input folder, by its name.", autocompletion=_inputs),
+    ] = None,
     params: Annotated[
         list[str] | None,
         typer.Option("--param", metavar="KEY=VALUE", help="Parameter; VALUE may be JSON.", autocompletion=_parameters),
     ] = None,
     threads: Annotated[int, typer.Option("--threads", min=0, help="Threads; 0 takes all cores.")] = 0,
-    timeout: Annotated[float | None, typer.Option("--timeout", min=0.1, help="Longest run, in seconds.")] = None,
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", min=0.1, max=_YEAR_SECONDS, help="Longest run, in seconds.")
+    ] = None,
     progress: Progress = ProgressForm.AUTO,
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
@@ -97,7 +120,9 @@ def stage(  # noqa: PLR0917 - typer calls it by name
 
 
 def sample(
-    directory: Annotated[Path, typer.Argument(help="Folder to put the sample in; made if missing.")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIRECTORY", help="Folder to put the sample in; made if missing.")
+    ],
     seed: Annotated[int, typer.Option("--seed", help="Same seed, same weights.")] = 0,
     progress: Progress = ProgressForm.AUTO,
     as_json: Json = False,
@@ -107,11 +132,15 @@ def sample(
     from slipway.extras import require
 
     require("sample", what="slipway sample")
-    from slipway.cli.stages.sample_run import run_sample
-    from slipway.cli.terminal.console import answers, print_json
+    from slipway.cli.progress.display import showing
+    from slipway.cli.progress.reporter import StageReporter
+    from slipway.cli.terminal.console import print_answer
+    from slipway.files.local_folders import check_local
+    from slipway.sample import make_sample
 
-    summary = run_sample(directory, seed=seed, progress=progress, level=_log_level())
-    if as_json:
-        print_json({"directory": str(directory.resolve()), **summary})
-    else:
-        answers.print(f"sample in {directory}; now: slipway export -c {directory / 'export.yaml'}", highlight=False)
+    check_local(directory, named_by="DIRECTORY")
+    with showing(progress, level=_log_level()) as display, StageReporter("sample", display) as reporter:
+        summary = make_sample(directory, seed=seed, on_progress=lambda step: reporter.progress(step, 0))
+    document = {"directory": str(directory.resolve()), **summary.model_dump(mode="json")}
+    next_command = shlex.join(["slipway", "export", "-c", str(directory / "export.yaml")])
+    print_answer(document, f"sample in {directory}; now: {next_command}", as_json=as_json)

@@ -25,9 +25,7 @@ class StageCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Remember the named stage, because help is shown before the arguments are parsed."""
         if not ctx.resilient_parsing:
-            ctx.meta["slipway.stage"] = (
-                given_leniently(self, self.name, list(args), parent=ctx.parent).get("name") or ""
-            )
+            ctx.meta["slipway.stage"] = given_leniently(self, list(args), parent=ctx.parent).get("name") or ""
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

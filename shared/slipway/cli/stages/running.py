@@ -33,7 +33,7 @@ def parse_pairs(pairs: Sequence[str], *, flag: str) -> dict[str, str]:
     Raises:
         ConfigurationError: ``PARAMS_INVALID``.
     """
-    found = {}
+    found: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
@@ -42,6 +42,8 @@ def parse_pairs(pairs: Sequence[str], *, flag: str) -> dict[str, str]:
                 reason="PARAMS_INVALID",
                 remedy=f"write {flag} {name or 'NAME'}=VALUE",
             )
+        if name in found:
+            raise ConfigurationError(f"{flag} {name} is given twice", reason="PARAMS_INVALID", remedy="give it once")
         found[name] = value
     return found
 

@@ -16,6 +16,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from slipway.redaction import redact
 from slipway.texts import printable
 
 NEEDED = 0
@@ -195,7 +196,7 @@ class Prose:
 
     def __init__(self, label: str, style: str, text: str | Text) -> None:
         self._text = Text.assemble(
-            (printable(label), style), _clean(text) if isinstance(text, Text) else printable(text)
+            (printable(label), style), _clean(text) if isinstance(text, Text) else printable(redact(text))
         )
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -211,14 +212,17 @@ def wrapped(text: Text, width: int) -> Text:
 def _shown(cell: RenderableType) -> RenderableType:
     """Return a cell with unsafe characters already replaced, so that its width is measured correctly."""
     if isinstance(cell, str):
-        return Text(printable(cell))
+        return Text(printable(redact(cell)))
     return _clean(cell) if isinstance(cell, Text) else cell
 
 
 def _clean(text: Text) -> Text:
-    """Return a styled text without terminal commands; characters are replaced one for one, so that styles keep their places."""
+    """Return a styled text without secrets and terminal commands; it keeps the styles of its parts if it has no secret."""
+    shown = redact(text.plain)
+    if shown != text.plain:
+        return Text(printable(shown), style=text.style)
     cleaned = text.copy()
-    cleaned.plain = printable(text.plain)
+    cleaned.plain = printable(shown)  # one for one, so that styles keep their places
     return cleaned
 
 

@@ -16,6 +16,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from slipway.cli.terminal.encoding import is_utf8
+from slipway.redaction import redact
 from slipway.texts import escaped_json, printable
 
 _UNLIMITED = 100_000
@@ -30,9 +31,9 @@ class CleanConsole(Console):
     """A console that writes only its own control sequences."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render anything; replace terminal commands and invisible characters in its texts."""
+        """Render anything; remove secrets from its texts, and replace terminal commands and invisible characters."""
         for segment in super().render(renderable, options):
-            yield segment if segment.control else Segment(printable(segment.text), segment.style)
+            yield segment if segment.control else Segment(printable(redact(segment.text)), segment.style)
 
 
 # Markup in texts is off too: a folder may be called "[/red]" or ":key:".
@@ -52,11 +53,17 @@ def unbroken(label: str, text: str, *, style: str = "bold") -> Text:
 
 def print_json(document: Any) -> None:
     """Print one JSON document, the only thing on standard output."""
-    from slipway.redaction import redact
-
     text = json.dumps(document, indent=2, ensure_ascii=not is_utf8(sys.stdout), allow_nan=False)
     sys.stdout.write(escaped_json(redact(text)) + "\n")
     sys.stdout.flush()
+
+
+def print_answer(document: Any, text: str, *, as_json: bool) -> None:
+    """Print the answer of a command as JSON, or else as a text that is never cut."""
+    if as_json:
+        print_json(document)
+    else:
+        answers.print(text, highlight=False, soft_wrap=True)
 
 
 def duration(seconds: float) -> str:

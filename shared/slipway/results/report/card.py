@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,16 +10,17 @@ from typing import Any
 
 import yaml
 
-from slipway.errors import CheckpointValidationError
+from slipway.errors import CheckpointValidationError, ModelExportError
 from slipway.formats.contract import Usage
 from slipway.formats.registry import formats, split_output, translate_format_errors
 from slipway.models.families import DECODER, Family, model_family
 from slipway.models.model_files import has_chat_template
-from slipway.results.report.compared import compared
 from slipway.results.report.document import Report
 from slipway.results.report.environment import markdown_environment
-from slipway.results.report.page import NOT_MADE, VERDICTS
+from slipway.results.report.page import common
+from slipway.texts import one_line
 
+_LOG = logging.getLogger(__name__)
 _FOLDER = re.compile(r"[a-z0-9][\w.-]*")
 
 
@@ -51,26 +53,22 @@ def model_card(report: Report, folder: Path) -> str:
     template = markdown_environment().get_template("card.md.j2")
     return template.render(
         front_matter=yaml.safe_dump(_front_matter(report, folder), sort_keys=False, allow_unicode=True),
-        report=report,
-        result=report.result,
-        validation=report.validation,
-        compared=compared(report.validation),
-        verdicts=VERDICTS,
-        not_made=NOT_MADE,
+        **common(report),
         examples=_examples(report, folder),
     )
 
 
 def _front_matter(report: Report, folder: Path) -> dict[str, Any]:
-    pipeline = next((_family(folder / name) for name in report.result.formats), DECODER).task
-    kinds = [split_output(name)[0] for name in report.result.formats]
+    family = next((_family(folder / name) for name in report.result.formats), DECODER)
+    pipeline = {"pipeline_tag": family.task} if family else {}
+    kinds, levels = zip(*map(split_output, report.result.formats), strict=True) if report.result.formats else ((), ())
     libraries = [each.usage.library for each in formats().values() if each.usage is not None and each.name in kinds]
     tags = [
         "slipway",
         *(() if report.result.plain else ("lora",)),
-        pipeline,
+        *pipeline.values(),
         *sorted(set(kinds)),
-        *_levels(report),
+        *sorted(filter(None, set(levels))),
     ]
     base = report.label("base_model")
     proven = report.result.base_match is not None and report.result.base_match.verdict == "green"
@@ -78,32 +76,32 @@ def _front_matter(report: Report, folder: Path) -> dict[str, Any]:
         **({"base_model": base} if base else {}),
         **({"base_model_relation": "finetune"} if base and proven else {}),
         "library_name": next(iter(libraries), "transformers"),
-        "pipeline_tag": pipeline,
+        **pipeline,
         "tags": list(dict.fromkeys(tags)),
     }
 
 
-def _levels(report: Report) -> list[str]:
-    return sorted({level for _, level in map(split_output, report.result.formats) if level})
-
-
 def _examples(report: Report, directory: Path) -> list[_Example]:
-    """Return one example per format. A folder's name becomes code, so folders with unusual names are left out."""
+    """Return one example per format that runs this family. A folder's name becomes code, so folders with unusual names are left out."""
     folders = [name for name in report.result.formats if _FOLDER.fullmatch(name)]
     found = []
     for kind, each in formats().items():
         mine = [name for name in folders if split_output(name)[0] == kind]
-        if mine and each.usage is not None:
+        family = _family(directory / mine[0]) if mine else None
+        if family is not None and each.usage is not None:
             chat = all(has_chat_template(directory / name) for name in mine)
-            with translate_format_errors(each):
-                found.append(_example(kind, mine, each.usage, chat=chat, family=_family(directory / mine[0])))
+            try:
+                with translate_format_errors(each):
+                    found.append(_example(kind, mine, each.usage, chat=chat, family=family))
+            except ModelExportError as error:  # the models are worth more than the example
+                _LOG.warning("the model card has no usage example: %s", one_line(str(error)))
     return sorted(found, key=lambda example: folders.index(example.folders[0]))
 
 
-def _family(folder: Path) -> Family:
-    """Return the family of the model that the example loads; a decoder if the folder does not tell."""
+def _family(folder: Path) -> Family | None:
+    """Return the family of the model that the example loads, None if it is unknown; a decoder without a ``config.json``."""
     try:
-        return model_family(folder) or DECODER
+        return model_family(folder)
     except CheckpointValidationError:
         return DECODER
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -24,31 +25,14 @@ _FIGURES = (
 
 def html_environment() -> Environment:
     """Return the environment for pages; it escapes every value except :class:`markupsafe.Markup`."""
-    return _with_filters(
-        Environment(
-            loader=_loader(),
-            undefined=StrictUndefined,
-            autoescape=True,
-            trim_blocks=True,
-            lstrip_blocks=True,
-            finalize=_shown,
-        )
-    )
+    return _environment(autoescape=True)
 
 
 def markdown_environment() -> Environment:
     """Return the environment for Markdown; templates must pass values from outside through the filter ``text`` or ``code``."""
-    environment = Environment(  # noqa: S701 - Markdown, not HTML; names are escaped by the filters below
-        loader=_loader(),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        finalize=_shown,
-    )
-    environment.filters["text"] = markdown_text
-    environment.filters["code"] = markdown_code
-    return _with_filters(environment)
+    environment = _environment(keep_trailing_newline=True)
+    environment.filters.update(text=markdown_text, code=markdown_code)
+    return environment
 
 
 def markdown_text(value: object) -> str:
@@ -72,10 +56,14 @@ def _shown(value: object) -> object:
     return type(value)(printable(value)) if isinstance(value, str) else value
 
 
-def _loader() -> PackageLoader:
-    return PackageLoader("slipway.results.report", package_path="")
-
-
-def _with_filters(environment: Environment) -> Environment:
+def _environment(**options: Any) -> Environment:
+    environment = Environment(  # noqa: S701 - in Markdown, which is not HTML, filters escape the values
+        loader=PackageLoader("slipway.results.report", package_path=""),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_shown,
+        **options,
+    )
     environment.filters.update({name: getattr(figures, name) for name in _FIGURES}, counted=counted)
     return environment

@@ -42,12 +42,7 @@ def page(report: Report) -> str:
     """Render the whole page."""
     template = html_environment().get_template("report.html.j2")
     return template.render(
-        report=report,
-        result=report.result,
-        validation=report.validation,
-        compared=compared(report.validation),
-        verdicts=VERDICTS,
-        not_made=NOT_MADE,
+        **common(report),
         verdict=_verdict(report),
         charts=_charts(report),
         durations=_durations(report.result.attempts),
@@ -55,6 +50,18 @@ def page(report: Report) -> str:
         tools=sorted(report.lineage.get("tools", {}).items()),
         sources=sorted(report.lineage.get("sources", {}).items()),
     )
+
+
+def common(report: Report) -> dict[str, Any]:
+    """Return the variables that the templates of page and card have in common."""
+    return {
+        "report": report,
+        "result": report.result,
+        "validation": report.validation,
+        "compared": compared(report.validation),
+        "verdicts": VERDICTS,
+        "not_made": NOT_MADE,
+    }
 
 
 def _verdict(report: Report) -> tuple[str, str]:
@@ -107,7 +114,8 @@ def _charts(report: Report) -> list[Chart]:
             _logits_chart(f"Largest difference of a {value}", outputs, "max_abs_diff"),
         ),
     ]
-    return [*behaviour, *charts, *_speed_charts(outputs)]
+    compared_any = any(output.to_reference is not None for output in outputs)
+    return [*(behaviour if compared_any else ()), *charts, *_speed_charts(outputs)]
 
 
 def _logits_chart(title: str, outputs: Iterable[OutputValidation], measure: str) -> Markup:

@@ -26,13 +26,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from slipway.errors import ConfigurationError, ServiceError
 from slipway.files.yaml_files import LISTS, YamlError, YamlLimitError, load_document
-from slipway.security.access.principals import Principal, Role
+from slipway.security.access.principals import OWNER, Principal, Role
 from slipway.security.access.tokens import is_hash, matching
 from slipway.security.named_files import described
 from slipway.security.reloading import Reloaded
 from slipway.texts import hidden_character
 
-_PROJECT = r"^(\*|[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?)$"
+_PROJECT = re.compile(r"\*|[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
 
 
 class Entry(BaseModel):
@@ -60,8 +60,10 @@ class Entry(BaseModel):
             raise ValueError(f"{self.name}: a worker works for all projects; leave out projects")
         if self.role != "worker" and not self.projects:
             raise ValueError(f'{self.name}: name its projects, or ["*"]')
+        if self.expires is not None and not self.token_sha256:
+            raise ValueError(f"{self.name}: expires is of a token; a certificate has its own last day")
         for project in sorted(self.projects):
-            if not re.match(_PROJECT, project):
+            if not _PROJECT.fullmatch(project):
                 raise ValueError(f"{self.name}: {project!r} is not the name of a project")
         return self
 
@@ -144,12 +146,9 @@ class AccessFile:
 class Everyone:
     """Identifies every caller as the owner, for a server only the owner can reach: a private socket, or loopback on an own machine."""
 
-    def __init__(self, principal: Principal) -> None:
-        self._principal = principal
-
     def identify(self, *, token: str, certificate_names: Sequence[str]) -> Principal:  # noqa: ARG002 - as AccessFile's
         """Return the owner."""
-        return self._principal
+        return OWNER
 
 
 class Nobody:

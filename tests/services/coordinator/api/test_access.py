@@ -18,7 +18,6 @@ from slipway.client import Client
 from slipway.errors import ModelExportError
 from slipway.rpc.serving import add_health_and_reflection
 from slipway.security.access.access_file import AccessFile, Everyone
-from slipway.security.access.principals import OWNER
 from slipway.security.access.rules import RULES
 from slipway.security.access.tokens import new_token, token_hash
 from slipway.security.interceptor import AccessInterceptor
@@ -310,7 +309,7 @@ def test_every_rpc_is_implemented(place: Place, caplog: pytest.LogCaptureFixture
 def test_an_rpc_without_a_rule_is_refused() -> None:
     async def call() -> grpc.StatusCode:
         rules = {method: rule for method, rule in RULES.items() if not method.endswith("/Check")}
-        server = grpc.aio.server(interceptors=[AccessInterceptor(Everyone(OWNER), rules=rules)])
+        server = grpc.aio.server(interceptors=[AccessInterceptor(Everyone(), rules=rules)])
         add_health_and_reflection(server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()

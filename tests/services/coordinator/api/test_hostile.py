@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import grpc
 import pytest
 from google.protobuf import struct_pb2
 from google.protobuf.json_format import MessageToDict
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 from slipway.errors import ModelExportError
 from slipway.planning.plan import plan
 from slipway.rpc.configuration_messages import configuration_message
-from slipway.rpc.statuses import STATUS_KEY, failure_of_status, status_of
+from slipway.rpc.statuses import failure_of_status, status_of
 from slipway.rpc.structs import struct_of
 from slipway.stage import MOST_FACTS_BYTES
 from slipway.texts import hidden_character
@@ -29,8 +28,9 @@ from slipway_coordinator.model.records import TaskRecord
 from slipway_coordinator.model.transitions import Event, EventKind
 from slipway_coordinator.storage.filters import page_start, page_token, parse_filter
 from slipway_protos.v1 import export_pb2 as pb
-from slipway_protos.v1 import worker_pb2, worker_pb2_grpc
+from slipway_protos.v1 import worker_pb2
 from support.coordinators.harness import CONFIGURATION, DIGEST, Harness, state, states, tiny_export, tiny_task
+from support.coordinators.liar import Liar
 from support.coordinators.random_messages import messages
 from support.hostile.texts import DECEPTIVE, TEXTS, within_bounds
 
@@ -169,35 +169,6 @@ def test_any_result_of_a_worker_is_an_event_that_can_be_stored_and_shown(
         event = completion(failed, MERGE)
         assert event.failure is not None
         status_of(event.failure)
-
-
-class Liar:
-    """A worker that brings whatever it is told to."""
-
-    def __init__(self, address: str) -> None:
-        self._channel = grpc.insecure_channel(address)
-        self._stub = worker_pb2_grpc.WorkerServiceStub(self._channel)
-
-    def lease(self) -> worker_pb2.TaskLease:
-        request = worker_pb2.SynchronizeRequest(worker_id="liar", stages=["merge"], free_slots=1)
-        request.max_wait.FromSeconds(20)
-        (lease,) = self._stub.Synchronize(request).leases
-        return lease
-
-    def bring(self, lease: worker_pb2.TaskLease, **outcome: Any) -> str:
-        """Hand in a result; returns the reason of the refusal."""
-        done = worker_pb2.CompleteTaskRequest(
-            worker_id="liar", task=lease.task, lease_epoch=lease.lease_epoch, **outcome
-        )
-        try:
-            self._stub.CompleteTask(done)
-        except grpc.RpcError as error:
-            status = next(value for key, value in error.trailing_metadata() if key == STATUS_KEY)
-            return failure_of_status(status_pb2.Status.FromString(status)).reason
-        return ""
-
-    def close(self) -> None:
-        self._channel.close()
 
 
 @pytest.fixture(scope="module")

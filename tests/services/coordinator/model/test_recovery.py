@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,18 +14,10 @@ import pytest
 
 from slipway.errors import ConfigurationError, Failure
 from slipway.reasons import REASONS
-from slipway.registry import load_stage
+from slipway.registry import known_stage, load_stage
 from slipway_coordinator.model.records import AttemptRecord, Resources
-from slipway_coordinator.model.recovery import (
-    NextAttempt,
-    Profile,
-    Rule,
-    choose_profile,
-    default_rules,
-    load_rules,
-    recover,
-    with_guidance,
-)
+from slipway_coordinator.model.recovery import NextAttempt, choose_profile, recover, with_guidance
+from slipway_coordinator.model.rules import Profile, Rule, default_rules, load_rules
 from slipway_coordinator.model.states import TaskState
 
 STAGES = ("merge", "quantize", "onnx_export", "tensorrt_build", "validate")
@@ -182,7 +176,7 @@ def test_a_store_that_does_not_answer_is_waited_for_longer_and_longer() -> None:
 
 # Reasons of calls and services, with which no stage ends; NO_WORKER is one the coordinator gives up with.
 NOT_OF_TASKS = {
-    "CALL_TIMEOUT", "COORDINATOR_LOCKED", "COORDINATOR_UNAVAILABLE", "NO_WORKER", "QUEUE_FULL", "TRANSFER_SLOW", "UPLOADS_FULL",
+    "CALL_TIMEOUT", "COORDINATOR_LOCKED", "COORDINATOR_UNAVAILABLE", "NO_WORKER", "QUEUE_FULL", "REQUESTS_FULL", "TRANSFER_SLOW", "UPLOADS_FULL",
     "WORKER_BUSY",
 }  # fmt: skip
 
@@ -269,6 +263,89 @@ def test_an_operators_table_replaces_the_built_in_one(tmp_path: Path) -> None:
     assert (found.rule, found.params) == ("mine", {"a": 1})
     assert recover(failure("UNSUPPORTED", tool="y"), "merge", table=table, **arguments) is None
     assert with_guidance(failure("DISK_FULL"), "merge", attempts=1, table=table).about["guidance"] == "call us"
+
+
+def test_a_table_says_where_the_rules_of_stages_stand(tmp_path: Path) -> None:
+    rule = "{{name: {}, reasons: [OUT_OF_MEMORY], say: s, repeat: true}}"
+    between = f"[{rule.format('first')}, rules of the stage, {rule.format('last')}]"
+    without = f"[{rule.format('first')}, {rule.format('last')}]"
+    found = {}
+    for rules in (between, without):
+        (tmp_path / "rules.yaml").write_text(f"rules: {rules}\nguidance: {{default: [call us]}}")
+        found[rules] = load_rules(tmp_path / "rules.yaml")
+    assert [rule.name for rule in found[without].rules] == ["first", "last"]
+    assert set(found[without].guidance) == {("", "default")}
+    inner = found[between].rules[1:-1]
+    assert {rule.stages for rule in inner} == {("onnx_export",), ("quantize",), ("validate",)}
+    assert [found[between].rules[0].name, found[between].rules[-1].name] == ["first", "last"]
+    assert ("tensorrt_build", "TENSORRT_PARSE_FAILED") in found[between].guidance
+
+
+def test_guidance_of_a_stage_is_not_given_for_another() -> None:
+    """A stage of another distribution may raise the same reason; the settings of ours do not help it."""
+    ours = with_guidance(failure("EXPORT_ENGINE_FAILED"), "onnx_export", attempts=1)
+    assert "formats.onnx.opset_version" in ours.about["guidance"]
+    other = with_guidance(failure("EXPORT_ENGINE_FAILED"), "other", attempts=1)
+    assert "onnx" not in other.about["guidance"]
+    assert "slipway stage other" in other.about["guidance"]
+
+
+@pytest.fixture
+def stage_with_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The rules of a stage that another distribution brings."""
+    information = tmp_path / "bringing-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: bringing\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text("[slipway.stages]\nbringing = bringing:STAGE\n")
+    (tmp_path / "bringing.py").write_text(
+        "from pathlib import Path\nfrom slipway import Stage, StageParams\n"
+        "STAGE = Stage(name='bringing', version=1, inputs=(), outputs=('out',), params=StageParams, run=None,\n"
+        "              recovery=Path(__file__).with_name('own.yaml'))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "bringing", raising=False)
+    known_stage.cache_clear()
+    yield tmp_path / "own.yaml"
+    sys.modules.pop("bringing", None)
+    known_stage.cache_clear()
+
+
+def test_a_stage_of_another_distribution_brings_its_rules(stage_with_rules: Path) -> None:
+    stage_with_rules.write_text("rules: [{name: mine, reasons: [STAGE_ERROR], set: {a: 1}, say: s}]")
+    table = load_rules()
+    history = [AttemptRecord(number=1, state=TaskState.FAILED, params={})]
+    for stage, leads_to in (("bringing", "mine"), ("merge", None)):
+        found = recover(
+            failure("STAGE_ERROR"), stage, params={}, history=history, profile=Profile.BALANCED, facts={}, max_attempts=5,
+            table=table,
+        )  # fmt: skip
+        assert (found and found.rule) == leads_to
+
+
+def test_a_stage_whose_module_is_broken_does_not_keep_a_coordinator_from_starting(stage_with_rules: Path) -> None:
+    stage_with_rules.with_name("bringing.py").write_text("this is no Python")
+    assert load_rules() == default_rules()
+    with pytest.raises(ConfigurationError, match="there is no stage 'bringing': ") as caught:
+        load_stage("bringing")
+    assert caught.value.reason == "STAGE_UNKNOWN"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("rules: [{name: a, reasons: [DISK_FULL], say: x, stages: [merge]}]", "stages"),
+        ("rules: [rules of the stage]", "rules.0"),
+        ("guidance: {default: [y]}", "default"),
+        ("rules: [{name: memory-alone, reasons: [DISK_FULL], say: x}]", "memory-alone"),
+        ("rules: [", "own.yaml"),
+    ],
+)
+def test_rules_of_a_stage_with_a_mistake_are_refused(stage_with_rules: Path, text: str, says: str) -> None:
+    stage_with_rules.write_text(text)
+    with pytest.raises(ConfigurationError, match=says) as caught:
+        load_rules()
+    assert caught.value.reason == "CONFIGURATION_INVALID"
+    assert "errors.pydantic.dev" not in str(caught.value)
 
 
 def test_a_model_of_another_kind_is_not_tried_again() -> None:

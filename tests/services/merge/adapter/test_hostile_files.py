@@ -1,4 +1,4 @@
-"""Whatever the configuration and the tokenizer of an adapter hold, reading them ends with a value or a documented reason."""
+"""Reading any configuration and tokenizer of an adapter ends with a value or a documented reason."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from slipway_merge.adapter.pattern_keys import PatternKeys
 
 
 def matching(keys: Iterable[str], module: str) -> list[str]:
-    """As ``get_pattern_key`` of peft 0.21 matches them."""
+    """Match keys as ``get_pattern_key`` of peft 0.21 does."""
     return [key for key in keys if re.match(rf"(.*\.)?({key})$", module)]
 
 

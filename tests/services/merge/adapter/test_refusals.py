@@ -3,45 +3,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
-from slipway.errors import CheckpointValidationError, ModelExportError, ModelMergeError
-from slipway.stage import Context
-from slipway_merge.params import MergeParams
-from slipway_merge.stage import STAGE
+from slipway.errors import ModelMergeError
 from support.models import merge_forms
-from support.models.merge_cases import Case
 from support.models.merge_forms import save_form
-
-Q0 = "base_model.model.model.layers.0.self_attn.q_proj"
-
-
-def edit_config(case: Case, **changes: Any) -> None:
-    path = case.adapter / "adapter_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-
-def edit_weights(folder: Path, change: Any, name: str = "adapter_model.safetensors") -> None:
-    tensors = load_file(folder / name)
-    save_file(change(tensors), folder / name, metadata={"format": "pt"})
-
-
-def refused(case: Case, reason: str, *words: str, **params: Any) -> ModelExportError:
-    before = {path: path.read_bytes() for folder in (case.base, case.adapter) for path in folder.iterdir()}
-    with pytest.raises(ModelExportError) as caught:
-        case.merge(**params)
-    assert caught.value.reason == reason
-    for word in words:
-        assert word in str(caught.value)
-    after = {path: path.read_bytes() for folder in (case.base, case.adapter) for path in folder.iterdir()}
-    assert after == before
-    return caught.value
-
+from support.models.merge_refusals import edit_config, edit_weights, refused
 
 UNSUPPORTED: list[dict[str, Any]] = [
     {"init_lora_weights": "pissa_niter_4"},
@@ -145,22 +115,6 @@ def test_a_form_with_an_option_of_tomorrow(tmp_path):
     refused(case, "ADAPTER_UNSUPPORTED", "an_option_of_tomorrow")
 
 
-@pytest.mark.parametrize("where", ["adapter", "base"])
-def test_non_finite_weights_of_a_form(tmp_path, where):
-    case, _ = save_form(tmp_path, merge_forms.FORMS["dora"], torch.float32)
-    folder, name, tensor = {
-        "adapter": (case.adapter, "adapter_model.safetensors", f"{Q0}.lora_magnitude_vector"),
-        "base": (case.base, "model.safetensors", "model.layers.1.self_attn.q_proj.weight"),
-    }[where]
-
-    def spoil(tensors):
-        tensors[tensor].view(-1)[3] = float("nan")
-        return tensors
-
-    edit_weights(folder, spoil, name)
-    refused(case, "NON_FINITE_WEIGHTS", tensor)
-
-
 @pytest.mark.parametrize(
     "change",
     [{"r": 0}, {"r": "4"}, {"r": True}, {"lora_alpha": None}, {"lora_alpha": float("nan")}, {"rank_pattern": {"q(": 4}},
@@ -221,180 +175,6 @@ def test_adapter_for_another_architecture(make_case, tmp_path):
     refused(case, "ADAPTER_TENSOR_UNUSED", "q_proj")
 
 
-@pytest.mark.parametrize("which", ["lora_A", "lora_B"])
-def test_half_a_pair(make_case, which):
-    case = make_case("llama", target_modules=["q_proj"])
-    edit_weights(case.adapter, lambda t: {key: value for key, value in t.items() if f"{Q0}.{which}" not in key})
-    refused(case, "CHECKPOINT_INCOMPLETE", "no partner", which)
-
-
-@pytest.mark.parametrize("targets", [["q_proj"], r".*q_proj"])
-def test_missing_pair(make_case, targets):
-    """A whole pair gone would leave one module silently untrained."""
-    case = make_case("llama", target_modules=targets)
-    edit_weights(case.adapter, lambda t: {key: value for key, value in t.items() if Q0 not in key})
-    refused(case, "CHECKPOINT_INCOMPLETE", "layers.0.self_attn.q_proj")
-
-
-def test_missing_module_to_save(make_case):
-    case = make_case("qwen3", target_modules=["q_proj"], modules_to_save=["lm_head"])
-    edit_weights(case.adapter, lambda t: {key: value for key, value in t.items() if "lm_head" not in key})
-    refused(case, "CHECKPOINT_INCOMPLETE", "lm_head")
-
-
-def test_untrained_adapter(make_case):
-    case = make_case("llama", target_modules=["q_proj"])
-    edit_weights(case.adapter, lambda t: {k: torch.zeros_like(v) if "lora_B" in k else v for k, v in t.items()})
-    refused(case, "ADAPTER_NO_EFFECT", "zero")
-    assert not (case.workdir / "pytorch").exists()
-
-
-def test_untrained_adapter_with_unchanged_saved_module(make_case):
-    case = make_case("qwen3", target_modules=["q_proj"], modules_to_save=["lm_head"])
-    head = load_file(case.base / "model.safetensors")["lm_head.weight"]
-    edit_weights(
-        case.adapter,
-        lambda t: {
-            k: torch.zeros_like(v) if "lora_B" in k else head.clone() if "lm_head" in k else v for k, v in t.items()
-        },
-    )
-    refused(case, "ADAPTER_NO_EFFECT")
-
-
-def test_untrained_adapter_with_a_copy_of_the_tied_weight(make_case):
-    """A head of its own would be written, with the values it shares in the base."""
-    case = make_case("qwen3-tied", target_modules=["embed_tokens"], modules_to_save=["lm_head"])
-    shared = load_file(case.base / "model.safetensors")["model.embed_tokens.weight"]
-    edit_weights(
-        case.adapter,
-        lambda t: {
-            k: torch.zeros_like(v) if "lora_embedding_B" in k else shared.clone() if "lm_head" in k else v
-            for k, v in t.items()
-        },
-    )
-    refused(case, "ADAPTER_NO_EFFECT", "zero")
-
-
-def test_untrained_adapter_with_copies_of_repeated_layers(make_case):
-    case = make_case(
-        "llama", target_modules=["q_proj"], modules_to_save=["input_layernorm"], layer_replication=[[0, 2], [0, 1]]
-    )
-    base = load_file(case.base / "model.safetensors")
-
-    def untrained(tensors):
-        norms = {
-            key: base[f"model.layers.{layer % 2}.input_layernorm.weight"].clone()
-            for layer in range(3)
-            for key in tensors
-            if f".layers.{layer}.input_layernorm" in key
-        }
-        assert len(norms) == 3
-        return {k: torch.zeros_like(v) if "lora_B" in k else norms.get(k, v) for k, v in tensors.items()}
-
-    edit_weights(case.adapter, untrained)
-    refused(case, "ADAPTER_NO_EFFECT", "zero")
-
-
-def away_from_zero(tensors):
-    """Weights near zero have finer steps, where even a tiny update shows."""
-    return {key: torch.where(t.abs() < 0.02, torch.full_like(t, 0.02), t) for key, t in tensors.items()}
-
-
-def test_update_lost_in_rounding(make_case):
-    """In bfloat16 a change of one part in a million changes nothing; in float32 it does."""
-    case = make_case("llama", torch.bfloat16, target_modules=["q_proj"])
-    edit_weights(case.base, away_from_zero, "model.safetensors")
-    edit_weights(case.adapter, lambda t: {key: value * (1e-5 if "lora_B" in key else 1) for key, value in t.items()})
-    refused(case, "ADAPTER_NO_EFFECT", "rounding", "float32")
-    case.workdir = case.workdir / "again"
-    case.workdir.mkdir()
-    _, ctx = case.merge(dtype="float32")
-    assert ctx.facts["unchanged_share"] < 0.1
-
-
-def test_module_lost_in_rounding_is_named(make_case):
-    case = make_case("llama", torch.bfloat16, target_modules=["q_proj"])
-    edit_weights(case.base, away_from_zero, "model.safetensors")
-    edit_weights(case.adapter, lambda t: {k: v * 1e-5 if f"{Q0}.lora_B" in k else v for k, v in t.items()})
-    _, ctx = case.merge()
-    assert any("layers.0.self_attn.q_proj" in warning for warning in ctx.facts["warnings"])
-    shares = {module["module"]: module["unchanged_share"] for module in ctx.facts["modules"]}
-    assert shares["model.layers.0.self_attn.q_proj"] == 1.0
-    assert shares["model.layers.1.self_attn.q_proj"] < 0.5
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("where", ["adapter", "base-merged", "base-copied", "module-to-save"])
-def test_non_finite_weights_are_named(make_case, where, value):
-    case = make_case("qwen3", target_modules=["q_proj"], modules_to_save=["lm_head"])
-    folder, name, tensor = {
-        "adapter": (case.adapter, "adapter_model.safetensors", f"{Q0}.lora_B.weight"),
-        "base-merged": (case.base, "model.safetensors", "model.layers.1.self_attn.q_proj.weight"),
-        "base-copied": (case.base, "model.safetensors", "model.layers.1.mlp.up_proj.weight"),
-        "module-to-save": (case.adapter, "adapter_model.safetensors", "base_model.model.lm_head.weight"),
-    }[where]
-
-    def spoil(tensors):
-        tensors[tensor].view(-1)[5] = value
-        return tensors
-
-    edit_weights(folder, spoil, name)
-    refused(case, "NON_FINITE_WEIGHTS", tensor)
-
-
-def test_overflow_of_the_result(make_case):
-    case = make_case("llama", torch.float16, target_modules=["q_proj"])
-    edit_weights(case.adapter, lambda t: {k: v.float() * (1e6 if "lora_B" in k else 1) for k, v in t.items()})
-    refused(case, "NON_FINITE_WEIGHTS", "q_proj", "bfloat16")
-
-
-@pytest.mark.parametrize("folder", ["base", "adapter"])
-@pytest.mark.parametrize("keep", [0, 7, 300, -1])
-def test_truncated_weights(make_case, folder, keep):
-    case = make_case("llama", target_modules=["q_proj"])
-    path = getattr(case, folder) / ("model.safetensors" if folder == "base" else "adapter_model.safetensors")
-    path.write_bytes(path.read_bytes()[:keep])
-    error = refused(case, "SAFETENSORS_CORRUPT", path.name)
-    assert isinstance(error, CheckpointValidationError)
-
-
-def test_missing_shard(make_case):
-    case = make_case("llama", shard="12KB", target_modules=["q_proj"])
-    gone = sorted(case.base.glob("model-*.safetensors"))[1]
-    gone.unlink()
-    refused(case, "BASE_MODEL_INVALID", gone.name)
-
-
-def test_missing_adapter_config(make_case):
-    case = make_case("llama", target_modules=["q_proj"])
-    (case.adapter / "adapter_config.json").unlink()
-    refused(case, "ADAPTER_CONFIG_MISSING")
-
-
-def test_pickles_are_never_opened(make_case, tmp_path):
-    case = make_case("llama", target_modules=["q_proj"])
-    (case.adapter / "adapter_model.safetensors").unlink()
-    (case.adapter / "adapter_model.bin").write_bytes(b"cos\nsystem\n(S'touch %s/ran'\ntR." % str(tmp_path).encode())
-    refused(case, "UNSAFE_PICKLE")
-    assert not (tmp_path / "ran").exists()
-
-
-def test_quantized_base(make_case):
-    case = make_case("llama", target_modules=["q_proj"])
-    path = case.base / "config.json"
-    path.write_text(
-        json.dumps({**json.loads(path.read_text()), "quantization_config": {"quant_method": "bitsandbytes"}})
-    )
-    refused(case, "DTYPE_UNSUPPORTED", "bitsandbytes")
-
-
-def test_unmergeable_dtype_is_named(make_case):
-    case = make_case("llama", target_modules=["q_proj"])
-    name = "model.layers.0.self_attn.q_proj.weight"
-    edit_weights(case.base, lambda t: {**t, name: t[name].to(torch.float8_e4m3fn)}, "model.safetensors")
-    refused(case, "DTYPE_UNSUPPORTED", name, "F8_E4M3")
-
-
 def test_resized_embedding_that_was_not_saved(make_case):
     """Half of the resized weights missing: the model that is written could not be loaded."""
     case = make_case("qwen3", resize=101, target_modules=["q_proj"])
@@ -415,25 +195,15 @@ def test_weight_tying_of_adapters(make_case):
     refused(case, "CHECKPOINT_INCOMPLETE", "ensure_weight_tying", "lm_head.weight")
 
 
-def test_disk_full(make_case, small_disk):
-    case = make_case("llama", target_modules=["q_proj"])
-    (small_disk / "filler").write_bytes(b"x" * (8 * 1024 * 1024 - 60_000))
-    case.workdir = small_disk / "work"
-    case.workdir.mkdir()
-    refused(case, "DISK_FULL", "space")
-
-
-def test_cancelled(make_case):
-    case = make_case("llama", target_modules=["q_proj"])
-    ctx = Context(workdir=case.workdir)
-    ctx.on_progress = lambda progress: ctx.cancelled.set()
-    with pytest.raises(ModelExportError) as caught:
-        STAGE.run({"base": case.base, "adapter": case.adapter}, MergeParams(), ctx)
-    assert caught.value.reason == "CANCELLED"
-
-
 def test_a_base_whose_class_has_to_be_asked_names_it(make_case):
     case = make_case("qwen3-tied", target_modules=["embed_tokens"])
     path = case.base / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": None}))
     refused(case, "ADAPTER_UNSUPPORTED", "which weights are tied", "names no class")
+
+
+def test_what_the_class_has_to_be_asked_for_is_named(make_case):
+    case = make_case("llama", target_modules=["q_proj"], use_dora=True)
+    path = case.base / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": None}))
+    refused(case, "ADAPTER_UNSUPPORTED", "which layers the adapter is for", "names no class")

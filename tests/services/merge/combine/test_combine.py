@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers as tf
 from peft import LoraConfig, PeftModel, get_peft_model
+from pydantic import ValidationError
 
 from slipway.errors import ModelMergeError
 from slipway.stage import Context
@@ -181,6 +182,39 @@ def test_whole_tensors_are_never_dropped(tmp_path):
     error = refused(tmp_path, adapters)
     assert error.reason == "ADAPTER_UNSUPPORTED"
     assert "lm_head" in error.about["tensor"]
+
+
+def test_a_module_to_save_whose_tensors_are_lost_is_not_dropped(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    _, adapters = save_adapters(tmp_path, {}, {"modules_to_save": ["lm_head"]})
+    path = adapters[1] / "adapter_model.safetensors"
+    save_file({key: tensor for key, tensor in load_file(path).items() if "lm_head" not in key}, path)
+    error = refused(tmp_path, adapters)
+    assert error.reason == "ADAPTER_UNSUPPORTED"
+    assert "modules_to_save" in error.message
+
+
+def test_trained_biases_are_never_dropped_or_taken_whole(tmp_path):
+    options = {"target_modules": ["c_attn"], "fan_in_fan_out": True}
+    _, adapters = save_adapters(tmp_path, {**options, "bias": "lora_only"}, options, kind="gpt2")
+    error = refused(tmp_path, adapters)
+    assert error.reason == "ADAPTER_UNSUPPORTED"
+    assert error.about["tensor"].endswith(".bias")
+
+
+@pytest.mark.parametrize("base", [["a", "b"], {"x": 1}, 7])
+def test_a_base_named_by_something_else_is_not_named(tmp_path, base):
+    _, adapters = save_adapters(tmp_path, {}, {})
+    path = adapters[1] / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "base_model_name_or_path": base}))
+    assert (combine(tmp_path, adapters) / "adapter_model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("seed", [-1, 1 << 63])
+def test_seeds_that_torch_does_not_take(seed):
+    with pytest.raises(ValidationError):
+        CombineParams(seed=seed)
 
 
 def test_embeddings_saved_along_must_agree(tmp_path):

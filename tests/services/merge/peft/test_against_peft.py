@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -306,3 +307,40 @@ def test_ranks_that_adalora_left(tmp_path):
     merged = logits(case.reference().merge_and_unload())
     assert (logits(load(out)) - merged).abs().max() < 1e-5
     assert (merged - logits(load(case.base))).abs().max() > 1e-3
+
+
+def adalora(tmp_path, **changes):
+    """A small AdaLoRA adapter with another configuration than it was trained with."""
+    case = save_case(tmp_path, make_model("llama"), target_modules=["q_proj"])
+    config = AdaLoraConfig(init_r=4, lora_alpha=10, total_step=10, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    tuned = get_peft_model(tf.AutoModelForCausalLM.from_pretrained(case.base), config)
+    randomise(tuned)
+    tuned.save_pretrained(case.adapter)
+    path = case.adapter / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    return case
+
+
+def test_names_that_no_module_has_take_no_time(tmp_path):
+    """Peft compares every listed name with every other one."""
+    many = [f"m{number}" for number in range(50_000)]
+    case = adalora(tmp_path, target_modules=[*many, "q_proj"], exclude_modules=many)
+    began = time.process_time()
+    out, _ = case.merge(verify="spot")
+    assert time.process_time() - began < 10
+    assert (logits(load(out)) - logits(load(case.base))).abs().max() > 1e-3
+
+
+def test_names_of_which_no_module_has_one_are_refused(tmp_path):
+    case = adalora(tmp_path, target_modules=[f"m{number}" for number in range(50_000)])
+    began = time.process_time()
+    with pytest.raises(ModelMergeError, match="not found in the base model") as caught:
+        case.merge()
+    assert (caught.value.reason, time.process_time() - began < 10) == ("ADAPTER_UNSUPPORTED", True)
+
+
+def test_a_rank_that_no_tensor_has_is_refused_before_factors_are_built(tmp_path):
+    case = adalora(tmp_path, init_r=65_536, target_r=65_536)
+    with pytest.raises(ModelMergeError, match="rank 65536") as caught:
+        case.merge()
+    assert caught.value.reason == "ADAPTER_CONFIG_INVALID"

@@ -91,7 +91,7 @@ ACCOUNTED = ["lora", "dora", "loha", "vera", "unilora", "target_parameters", "lo
 @pytest.mark.parametrize("damage", ["missing", "extra", "renamed", "reshaped"])
 @pytest.mark.parametrize("name", ACCOUNTED)
 def test_every_tensor_is_accounted_for(tmp_path, name, damage):
-    """Whichever tensor is gone, added, renamed or of another shape, nothing is merged."""
+    """Nothing is merged if any tensor is missing, added, renamed or of another shape."""
     case, _ = save_form(tmp_path, FORMS[name], torch.float32)
     path = case.adapter / "adapter_model.safetensors"
     original = load_file(path)

@@ -115,7 +115,7 @@ def test_rows_of_a_head_whose_bias_is_zero(tmp_path):
 
 
 def test_rows_that_are_named_and_were_saved_for_another_weight_alone(tmp_path):
-    """Of encoder, decoder and head peft trains the rows of two and gives the head those of one."""
+    """peft trains rows of the encoder and of the decoder, and gives the head those of one of them."""
     tokens = {"embed_tokens": [1, 5], "lm_head": [1, 5]}
     model = moved(tf.MarianMTModel(tf.MarianConfig(**PAIR)))
     case, _ = train(tmp_path, model, lora("q_proj", trainable_token_indices=tokens))

@@ -22,7 +22,7 @@ TIED = {
 
 
 def update(case, name: str) -> torch.Tensor:
-    """What was trained for a weight, by the saved factors."""
+    """Return a weight's trained update, computed from the saved factors."""
     tensors = load_file(case.adapter / "adapter_model.safetensors")
     start = f"base_model.model.{name}.lora_"
     if f"{start}A.weight" in tensors:

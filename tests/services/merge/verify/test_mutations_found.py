@@ -15,7 +15,7 @@ from support.models.merge_forms import FORMS, save_form
 @pytest.mark.parametrize("value", [2.5, [], "", "x", [None], {"a": 1}, ["PreTrainedModel"]], ids=repr)
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_a_base_that_names_no_class(make_case, kind, value):
-    """Where the model has to be asked it is refused, otherwise it is merged, and said not to have been loaded."""
+    """Refuse the adapter if the model must be asked; otherwise merge, and report that the result was not loaded."""
     case = make_case(kind, target_modules=["c_attn"] if kind == "gpt2" else ["q_proj"], fan_in_fan_out=kind == "gpt2")
     path = case.base / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": value}))
@@ -29,7 +29,7 @@ def test_a_base_that_names_no_class(make_case, kind, value):
 
 @pytest.mark.parametrize("name", ["dora", "dora on Conv1D"])
 def test_factors_beyond_what_float32_can_square(tmp_path, name):
-    """Of a training that diverged: the layer computes zeros or NaN in float32, whatever its exact weight would be."""
+    """After a diverged training the layer computes zeros or NaN in float32, whatever its exact weight is."""
     case, _ = save_form(tmp_path, FORMS[name], torch.float32)
     path = case.adapter / "adapter_model.safetensors"
     tensors = load_file(path)

@@ -94,7 +94,7 @@ def test_files_hold_exactly_what_was_planned(make_case, monkeypatch, what):
 
 
 def test_a_base_that_lacks_a_weight_is_found_by_the_load(make_case):
-    """Without an index nothing in the files tells."""
+    """Only the index, which this model does not have, could show it."""
     case = make_case("qwen3", target_modules=["q_proj"])
     weights = load_file(case.base / "model.safetensors")
     del weights["model.layers.0.mlp.gate_proj.weight"]

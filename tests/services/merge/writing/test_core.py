@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from slipway.errors import ModelMergeError
 from slipway.models.safetensors_file import read_safetensors
 from slipway.stage import Context
+from slipway_merge.merge import memory_limit
 from slipway_merge.params import MergeParams
-from slipway_merge.plan.budget import memory_limit
 from slipway_merge.plan.layout import plan_layout
 from slipway_merge.stage import STAGE
 from slipway_merge.tensors.block import Block

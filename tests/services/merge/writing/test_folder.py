@@ -1,4 +1,4 @@
-"""What the merged folder holds, what it never holds, and that nothing else on the disk changes."""
+"""The merged folder holds the right files and no others, and nothing else on the disk changes."""
 
 from __future__ import annotations
 

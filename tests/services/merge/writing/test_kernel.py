@@ -86,7 +86,7 @@ def test_zeros_of_either_sign_are_the_same():
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan, 3.4e38])
 @pytest.mark.parametrize("place", [(0, 0), (8, 32), (10, 40)])
 def test_what_is_not_finite_is_seen(bad, place):
-    """Wherever it is, and when only rounding makes it so (3.4e38 is above the largest bfloat16)."""
+    """Find it at any place, and if only rounding makes it so (3.4e38 is above the largest bfloat16)."""
     base, left, right = np.zeros((11, 41), BF16), np.zeros((11, 1), np.float32), np.ones((1, 41), np.float32)
     left[place[0]] = bad
     for one in usable():

@@ -1,4 +1,4 @@
-"""Who makes which portion when: memory, order, files side by side, and what happens when one of them fails."""
+"""Threads share out portions within the memory, in order and over several files; a failure ends them all."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 from slipway.machine.threads import session_options
 from slipway.models.dtypes import DTYPES, numpy_dtypes
 from slipway.validation.speed import Engine
-from slipway_validate.runner.model import Bounds, Unusable
+from slipway_validate.runner.model import Bounds, LanguageModel, Unusable
 
 NUMPY_TYPES = {
     f"tensor({DTYPES[name].onnx.lower()})": dtype
@@ -112,22 +112,9 @@ class Graph:
         )
 
 
-class GraphModel:
-    """What the models of all families share: they run on the CPU, and their graphs fix the arithmetic."""
-
-    device = "cpu"
-    architecture = ""
+class GraphModel(LanguageModel):
+    """A model of one or more graphs, which fix its arithmetic."""
 
     def __init__(self, engine: Engine, bounds: Bounds, *, has_cache: bool) -> None:
         self.engine, self.bounds, self.has_cache = engine, bounds, has_cache
         self.native_dtype = engine.native_dtype
-
-    def prepare_comparison(self) -> None:
-        """Do nothing: the graph fixes its arithmetic."""
-
-    def leave_comparison(self) -> None:
-        """Do nothing: the graph fixes its arithmetic."""
-
-    def peak_device_bytes(self) -> int | None:
-        """Return None: the model runs on the CPU."""
-        return None

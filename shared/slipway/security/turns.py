@@ -1,4 +1,4 @@
-"""Turns for transfers in one direction: limited in total, fair among projects and their principals."""
+"""Turns for what a server does only a few times at once: limited in total, fair among projects and their principals."""
 
 from __future__ import annotations
 
@@ -39,6 +39,11 @@ class Turns:
     def busy(self) -> int:
         """Number of turns held."""
         return self._of_project.total()
+
+    @property
+    def free(self) -> int:
+        """Number of turns that nobody holds."""
+        return self._free
 
     @contextlib.asynccontextmanager
     async def one(self, principal: str, *, project: str) -> AsyncIterator[None]:

@@ -1,0 +1,141 @@
+"""Tell which class an adapter was trained on, where the base is stored without the head that the training added.
+
+A causal model that is loaded as a sequence classifier gets a new head, and peft saves that head with the adapter. The base's folder
+stays as it is, so the class follows from the adapter's ``task_type`` and the base's
+``model_type``, and the number of labels from the saved head's shape.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slipway.errors import ModelMergeError
+from slipway.models.base_format import read_config
+from slipway.models.checkpoints import read_adapter_config
+from slipway.models.config_limits import MOST_PARTS
+from slipway.models.families import TRAINED_FAMILIES, Family, class_name, described, family_of
+from slipway.models.model_facts import CannotBuildError, model_facts_of
+from slipway.models.model_files import ADAPTER_WEIGHTS
+from slipway.models.safetensors_file import TensorInfo, read_safetensors
+from slipway.models.trained.labels import with_labels
+
+_ENDS_OF_AN_ANSWER = 2
+_WRAPPERS = re.compile(r"^(?:.+?\.)?base_model\.model\.(?:(?:_orig_mod|module)\.)*")
+_SAVED = re.compile(r"\.modules_to_save(?:\.default)?(?=\.)")
+_SOURCE = ("auto_map", "num_labels")
+"""Settings of the base that say nothing about the trained class."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedModel:
+    """A class with a head that the base lacks.
+
+    Attributes:
+        config: Its ``config.json``.
+        name: Name of its class in transformers.
+        family: Its family.
+        base: Description of the base.
+        labels: Number of labels.
+        named: Whether the labels' names are known; otherwise they are ``LABEL_0`` and so on.
+    """
+
+    config: Mapping[str, Any]
+    name: str
+    family: Family
+    base: str
+    labels: int
+    named: bool
+
+    def __str__(self) -> str:
+        counted = f" with {self.labels} label{'s' if self.labels != 1 else ''}" if self.family.counts_labels else ""
+        return f"{self.name}{counted}, whose head is in the adapter; the base is a {self.base}"
+
+
+def trained_model(base: Path, adapter: Path) -> TrainedModel | None:
+    """Return the model that the adapter was trained on; None if it is of the base's own family, or the adapter names no task.
+
+    Imports transformers only for an adapter with a head of its own. Reads configurations and the header of the adapter's weights.
+
+    Raises:
+        CheckpointValidationError: Base or adapter cannot be read.
+        ModelMergeError: ``FAMILY_UNSUPPORTED`` if transformers has no such class for this model; ``ADAPTER_BASE_MISMATCH`` if neither
+            base nor adapter has the head; ``ADAPTER_CONFIG_INVALID`` for a head of an impossible size.
+    """
+    config, settings = read_config(base), read_adapter_config(adapter)
+    task = settings.get("task_type")
+    family = TRAINED_FAMILIES.get(task) if isinstance(task, str) else None
+    if family is None or family_of(config) is family or not settings.get("modules_to_save"):
+        return None
+    name = class_name(family, config)
+    if name is None:
+        raise _no_class(family, config, "transformers has no such class for this model")
+    plain = {key: value for key, value in config.items() if key not in _SOURCE} | {"architectures": [name]}
+    if family_of(plain) is not family:
+        raise _no_class(family, config, f"a {name} takes more than text")
+    count = _ENDS_OF_AN_ANSWER
+    if family.counts_labels:
+        count = _count(plain, _saved_tensors(adapter), family, name=name, base=described(config))
+    trained, named = with_labels(plain, count, family, base=base, adapter=adapter)
+    return TrainedModel(trained, name, family, described(config), count, named)
+
+
+def missing_head(tensor: str, *, name: str, base: str) -> ModelMergeError:
+    """Return the refusal of an adapter without a part of the head that was trained.
+
+    Args:
+        tensor: The parameter that neither base nor adapter has.
+        name: The trained class.
+        base: Description of the base.
+    """
+    module = tensor.rpartition(".")[0]
+    return ModelMergeError(
+        f"the adapter was trained on a {name}, and neither the adapter nor the base, a {base}, has its {tensor!r}: it was new "
+        "when the training began, and was not saved",
+        reason="ADAPTER_BASE_MISMATCH",
+        remedy=f"train with {module!r} in modules_to_save; or, where the process that trained it still runs, save the model that it "
+        "started from, with this head, and name that folder as the base",
+        about={"tensor": tensor, "class": name},
+    )
+
+
+def _saved_tensors(adapter: Path) -> dict[str, TensorInfo]:
+    """Return the adapter's tensors by their names in the model."""
+    tensors = read_safetensors(adapter / ADAPTER_WEIGHTS).tensors
+    return {_SAVED.sub("", _WRAPPERS.sub("", name)): info for name, info in tensors.items()}
+
+
+def _count(config: Mapping[str, Any], saved: Mapping[str, TensorInfo], family: Family, *, name: str, base: str) -> int:
+    """Return the number of labels: the rows of the saved parameters whose shape depends on it in this class."""
+    unnamed = {key: value for key, value in config.items() if key not in ("id2label", "label2id")}
+    try:
+        two, three = (model_facts_of(unnamed | {"num_labels": labels}).shapes for labels in (2, 3))
+    except CannotBuildError as error:
+        raise _no_class(family, config, f"transformers cannot build a {name} of it ({error})") from error
+    counting = sorted((parameter for parameter in two if two[parameter] != three[parameter]), reverse=True)
+    found = next((saved[parameter] for parameter in counting if parameter in saved), None)
+    if found is None:
+        if not counting:
+            raise _no_class(family, config, f"no weight of a {name} shows the number of labels")
+        raise missing_head(counting[0], name=name, base=base)
+    count = found.shape[0] if found.shape else 0
+    if not 1 <= count <= MOST_PARTS:
+        raise ModelMergeError(
+            f"adapter tensor {found.name!r} has shape {found.shape}, which is no head of 1 to {MOST_PARTS} labels",
+            reason="ADAPTER_CONFIG_INVALID",
+            remedy="copy the checkpoint again, or use another one",
+            about={"tensor": found.name},
+        )
+    return count
+
+
+def _no_class(family: Family, config: Mapping[str, Any], why: str) -> ModelMergeError:
+    return ModelMergeError(
+        f"the adapter was trained on a {family.name}, and the base is a {described(config)}: {why}",
+        reason="FAMILY_UNSUPPORTED",
+        remedy="name the base that the adapter was trained on, saved with its head",
+        about={"model_type": config.get("model_type"), "family": family.name},
+    )
