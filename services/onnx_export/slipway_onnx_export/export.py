@@ -11,6 +11,7 @@ import onnx_ir as ir
 import torch
 
 from slipway.errors import ONNXExportError
+from slipway.models.families import DECODER
 from slipway.sizes import format_size
 from slipway.stage import Context
 from slipway_onnx_export.engines import Engine, GraphRequest, choose_engine, choose_opset
@@ -34,6 +35,13 @@ def export_model(source_folder: Path, params: OnnxExportParams, ctx: Context) ->
     torch.set_num_threads(ctx.threads)
     started = time.monotonic()
     source = open_source(source_folder)
+    if params.runtime == "tensorrt" and source.family is not DECODER:
+        raise ONNXExportError(
+            f"the model's family is {source.family.name}, and graphs for TensorRT are made of text decoders only",
+            reason="FAMILY_UNSUPPORTED",
+            remedy="leave the TensorRT format out for this model",
+            about={"family": source.family.name, "model_type": source.config.model_type},
+        )
     engine = choose_engine(source, params)
     opset = choose_opset(engine, params.opset, runtime=params.runtime)
 

@@ -8,17 +8,22 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from slipway.models.families import DECODER, ENCODER_DECODER, SPEECH
 from slipway.models.model_files import copy_companions
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.source import ModelSource
 
 LIBRARIES = ("mobius-onnx", "onnx", "onnx-ir", "onnxruntime", "onnxscript", "torch", "transformers")
 
+_EXAMPLES = {DECODER: "decoder.py", ENCODER_DECODER: "encoder_decoder.py", SPEECH: "speech.py"}
+"""Example of a family; the others read a text in one call."""
+
 
 def complete_folder(folder: Path, *, source: ModelSource, params: OnnxExportParams, facts: dict[str, Any]) -> None:
     """Add configuration, tokenizer, usage example and ``onnx_export.json`` to the exported model."""
     copy_companions(source.folder, folder)
-    shutil.copyfile(Path(__file__).with_name("example.py"), folder / "example.py")
+    example = _EXAMPLES.get(source.family, "text.py")
+    shutil.copyfile(Path(__file__).parent / "examples" / example, folder / "example.py")
     record = {
         **facts,
         "model_type": source.config.model_type,

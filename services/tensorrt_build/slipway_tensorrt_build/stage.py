@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from slipway.models.families import DECODER, described, family_of
 from slipway.stage import Context, Effort, Stage
 from slipway_tensorrt_build.builders import probe
 from slipway_tensorrt_build.params import TensorRTBuildParams
@@ -24,6 +26,13 @@ def run(inputs: Mapping[str, Path], params: TensorRTBuildParams, ctx: Context) -
     return {"tensorrt": target}
 
 
+def refusal_reason(config: Mapping[str, Any]) -> str:
+    """Return why no engine is built for the model with this ``config.json``; empty if one is."""
+    if family_of(config) is DECODER:
+        return ""
+    return f"the model is not a text decoder but {described(config)}, and engines are built for text decoders only"
+
+
 STAGE = Stage(
     name="tensorrt_build",
     version=2,
@@ -39,5 +48,6 @@ STAGE = Stage(
     output_bytes=lambda _, size: size.graph_bytes,
     model_gpu_memory=1.0,
     gpu_bound_output=True,
+    refuses=refusal_reason,
     recovery=Path(__file__).with_name("recovery.yaml"),
 )

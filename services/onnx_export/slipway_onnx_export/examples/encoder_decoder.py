@@ -1,0 +1,89 @@
+"""Translate or rewrite a text with this folder's ONNX model: ``python example.py "A house by the sea"``.
+
+Needs ``pip install onnxruntime tokenizers numpy`` and nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from tokenizers import Tokenizer
+
+HERE = Path(__file__).resolve().parent
+DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+
+
+def setting(name: str) -> Any:
+    """Return a setting of generation, or of the model."""
+    for file in ("generation_config.json", "config.json"):
+        path = HERE / file
+        found = json.loads(path.read_text(encoding="utf-8")).get(name) if path.is_file() else None
+        if found is not None:
+            return found
+    return None
+
+
+def session(name: str) -> Any:
+    """Load a graph of this folder."""
+    return onnxruntime.InferenceSession(str(HERE / name), providers=["CPUExecutionProvider"])
+
+
+def run(graph: Any, feed: dict[str, Any]) -> dict[str, Any]:
+    """Run a graph; return its outputs by name."""
+    names = [value.name for value in graph.get_outputs()]
+    wanted = {value.name for value in graph.get_inputs()}
+    return dict(zip(names, graph.run(names, {name: feed[name] for name in wanted}), strict=True))
+
+
+def cached(results: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys and values of a call as inputs of the next one."""
+    presents = {name: value for name, value in results.items() if name.startswith("present.")}
+    return {name.replace("present.", "past_key_values."): value for name, value in presents.items()}
+
+
+def generate(source: list[int], *, max_new_tokens: int) -> list[int]:
+    """Run the encoder once, then the decoder greedily, one call per token."""
+    encoder, decoder = session("encoder_model.onnx"), session("decoder_model.onnx")
+    mask = np.ones((1, len(source)), np.int64)
+    encoded = run(encoder, {"input_ids": np.array([source], np.int64), "attention_mask": mask})
+    cache = cached(encoded)  # keys and values of the source: they stay the same
+    for value in decoder.get_inputs():
+        if value.name.startswith("past_key_values.") and ".decoder." in value.name:
+            cache[value.name] = np.zeros((1, value.shape[1], 0, value.shape[3]), DTYPES[value.type])
+    ends = setting("eos_token_id")
+    ends = set(ends) if isinstance(ends, list) else {ends}
+    never = {setting("pad_token_id")} - {None} - ends
+    new = int(setting("decoder_start_token_id") or 0)
+    generated: list[int] = []
+    while len(generated) < max_new_tokens:
+        results = run(decoder, {"input_ids": np.array([[new]], np.int64), "encoder_attention_mask": mask, **cache})
+        cache |= cached(results)
+        logits = results["logits"][0, -1].astype(np.float32)
+        logits[list(never)] = -np.inf
+        new = int(logits.argmax())
+        if new in ends:
+            break
+        generated.append(new)
+    return generated
+
+
+def main() -> None:
+    """Read the text from the command line; print the result."""
+    parser = argparse.ArgumentParser(description="Translate or rewrite text with the ONNX model beside this file.")
+    parser.add_argument("text", nargs="?", default="A house by the sea")
+    parser.add_argument("--max-new-tokens", type=int, default=60)
+    args = parser.parse_args()
+    tokenizer = Tokenizer.from_file(str(HERE / "tokenizer.json"))
+    source = tokenizer.encode(args.text).ids
+    if not source:
+        parser.error("the text has no tokens")
+    print(tokenizer.decode(generate(source, max_new_tokens=args.max_new_tokens)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""Transcribe sound with this folder's ONNX model: ``python example.py sound.wav``.
+
+Needs ``pip install onnxruntime transformers numpy``. The sound is a WAV file of 16-bit samples; without one, a second of silence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import wave
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from transformers import AutoFeatureExtractor, AutoTokenizer
+
+HERE = Path(__file__).resolve().parent
+DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+
+
+def setting(name: str) -> Any:
+    """Return a setting of generation, or of the model."""
+    for file in ("generation_config.json", "config.json"):
+        path = HERE / file
+        found = json.loads(path.read_text(encoding="utf-8")).get(name) if path.is_file() else None
+        if found is not None:
+            return found
+    return None
+
+
+def session(name: str) -> Any:
+    """Load a graph of this folder."""
+    return onnxruntime.InferenceSession(str(HERE / name), providers=["CPUExecutionProvider"])
+
+
+def run(graph: Any, feed: dict[str, Any]) -> dict[str, Any]:
+    """Run a graph; return its outputs by name."""
+    names = [value.name for value in graph.get_outputs()]
+    return dict(zip(names, graph.run(names, feed), strict=True))
+
+
+def cached(results: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys and values of a call as inputs of the next one."""
+    presents = {name: value for name, value in results.items() if name.startswith("present.")}
+    return {name.replace("present.", "past_key_values."): value for name, value in presents.items()}
+
+
+def generate(features: Any, *, max_new_tokens: int) -> list[int]:
+    """Run the encoder once, then the decoder greedily, one call per token. features: (1, mel bins, frames)."""
+    encoder, decoder = session("encoder_model.onnx"), session("decoder_model.onnx")
+    wanted = encoder.get_inputs()[0]
+    cache = cached(
+        run(encoder, {wanted.name: features.astype(DTYPES[wanted.type])})
+    )  # those of the sound stay the same
+    for value in decoder.get_inputs():
+        if value.name.startswith("past_key_values.") and ".decoder." in value.name:
+            cache[value.name] = np.zeros((1, value.shape[1], 0, value.shape[3]), DTYPES[value.type])
+    ends = setting("eos_token_id")
+    ends = set(ends) if isinstance(ends, list) else {ends}
+    forced = [token for _, token in sorted(setting("forced_decoder_ids") or []) if token is not None]
+    new = [int(setting("decoder_start_token_id") or 0), *forced]
+    generated: list[int] = []
+    while len(generated) < max_new_tokens:
+        results = run(decoder, {"input_ids": np.array([new], np.int64), **cache})
+        cache |= cached(results)
+        new = [int(results["logits"][0, -1].argmax())]
+        if new[0] in ends:
+            break
+        generated += new
+    return generated
+
+
+def read_sound(path: Path | None, rate: int) -> Any:
+    """Return the samples of a file, at the model's rate."""
+    if path is None:
+        return np.zeros(rate, np.float32)
+    with wave.open(str(path)) as file:
+        if file.getframerate() != rate or file.getsampwidth() != 2:
+            raise SystemExit(
+                f"{path} has {file.getframerate()} samples a second of {8 * file.getsampwidth()} bits: convert it to {rate} of 16 bits."
+            )
+        samples = np.frombuffer(file.readframes(file.getnframes()), np.int16).reshape(-1, file.getnchannels())
+    return samples.mean(axis=1).astype(np.float32) / 32768
+
+
+def main() -> None:
+    """Read the file from the command line; print its text."""
+    parser = argparse.ArgumentParser(description="Transcribe sound with the ONNX model beside this file.")
+    parser.add_argument("file", nargs="?", type=Path)
+    parser.add_argument("--max-new-tokens", type=int, default=100)
+    args = parser.parse_args()
+    extractor = AutoFeatureExtractor.from_pretrained(HERE)
+    sound = read_sound(args.file, extractor.sampling_rate)
+    features = extractor(sound, sampling_rate=extractor.sampling_rate, return_tensors="np")["input_features"]
+    tokenizer = AutoTokenizer.from_pretrained(HERE)
+    print(tokenizer.decode(generate(features, max_new_tokens=args.max_new_tokens), skip_special_tokens=True))
+
+
+if __name__ == "__main__":
+    main()

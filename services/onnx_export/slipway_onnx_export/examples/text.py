@@ -1,0 +1,68 @@
+"""Classify a text, or compute its embedding, with this folder's ONNX model: ``python example.py "A house by the sea"``.
+
+Needs ``pip install onnxruntime tokenizers numpy`` and nothing else. A model that finds answers takes ``--question``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from tokenizers import Tokenizer
+
+HERE = Path(__file__).resolve().parent
+
+
+def show(results: dict[str, Any], encoding: Any, tokenizer: Any) -> None:
+    """Print what the model gives for a text."""
+    config = json.loads((HERE / "config.json").read_text(encoding="utf-8"))
+    architecture = config["architectures"][0]
+    labels = config.get("id2label") or {}
+    if "start_logits" in results:
+        start, end = (int(results[name][0].argmax()) for name in ("start_logits", "end_logits"))
+        print(tokenizer.decode(encoding.ids[start : end + 1]))
+    elif "last_hidden_state" in results:
+        print(" ".join(f"{value:.4f}" for value in results["last_hidden_state"][0].mean(axis=0)))
+    elif "MaskedLM" in architecture:
+        print(tokenizer.decode([int(token) for token in results["logits"][0].argmax(-1)]))
+    elif results["logits"].ndim == 3:
+        for token, label in zip(encoding.tokens, results["logits"][0].argmax(-1), strict=True):
+            print(token, labels.get(str(label), label))
+    else:
+        logits = results["logits"][0].astype(np.float32)
+        if len(logits) == 1:
+            print(float(logits[0]))
+            return
+        several = config.get("problem_type") == "multi_label_classification"
+        chances = (
+            1 / (1 + np.exp(-logits))
+            if several
+            else np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+        )
+        for index in chances.argsort()[::-1]:
+            print(labels.get(str(index), index), f"{chances[index]:.3f}")
+
+
+def main() -> None:
+    """Read the text from the command line; print the result."""
+    parser = argparse.ArgumentParser(description="Run the ONNX model beside this file on a text.")
+    parser.add_argument("text", nargs="?", default="A house by the sea")
+    parser.add_argument("--question", help="a question about the text, for a model that finds answers")
+    args = parser.parse_args()
+    tokenizer = Tokenizer.from_file(str(HERE / "tokenizer.json"))
+    encoding = tokenizer.encode(args.question, args.text) if args.question else tokenizer.encode(args.text)
+    if not encoding.ids:
+        parser.error("the text has no tokens")
+    session = onnxruntime.InferenceSession(str(HERE / "model.onnx"), providers=["CPUExecutionProvider"])
+    known = {"input_ids": encoding.ids, "attention_mask": encoding.attention_mask, "token_type_ids": encoding.type_ids}
+    names = [value.name for value in session.get_outputs()]
+    feed = {value.name: np.array([known[value.name]], np.int64) for value in session.get_inputs()}
+    show(dict(zip(names, session.run(names, feed), strict=True)), encoding, tokenizer)
+
+
+if __name__ == "__main__":
+    main()
