@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 DOCS_INSTALLED := $(VENV)/.docs-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-cluster test-k8s lint format docs protos bench bench-merge images test-images up clean
+.PHONY: help install demo test test-all test-cluster test-k8s lint format docs protos bench bench-merge bench-onnx images test-images up clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ bench: bench-merge ## Measure against peers; prints ratios
 
 bench-merge: $(INSTALLED) ## Measure the merge against peft and cp
 	$(BIN)/python tests/benchmarks/bench_merge.py
+
+bench-onnx: $(INSTALLED) ## Measure the ONNX export against its peers (PEER_PYTHON=… adds onnxruntime-genai's builder)
+	$(BIN)/python tests/benchmarks/bench_onnx.py $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON))
 
 images: ## Build the container images, with docker, podman or buildah
 	deploy/build.sh
