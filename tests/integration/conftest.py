@@ -1,14 +1,19 @@
-"""Servers for tests of hostile clients."""
+"""Servers for tests of hostile clients, and projects of users who export."""
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
+from support.commands.project import Project
 from support.coordinators.guarded_servers import CONTENT, PUSHED, SOURCES, Servers
 from support.coordinators.harness import CONFIGURATION, wait_for
+from support.models import tiny_models
 
 
 @pytest.fixture(scope="module")
@@ -22,3 +27,21 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
             client.create_export(CONFIGURATION, sources=SOURCES, export_id="ours")
         yield servers
         assert servers.healthy()
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("models")
+    tiny_models.make_base(root / "base")
+    tiny_models.make_checkpoint(root / "base", root / "run")
+    return root
+
+
+@pytest.fixture
+def project(models: Path, tmp_path: Path) -> Project:
+    shutil.copytree(models, tmp_path, dirs_exist_ok=True)
+    project = Project(tmp_path)
+    config = project.checkpoint / "adapter_config.json"
+    # The copy names its own base, so that a damaged one is not compared with the whole one.
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": str(project.base)}))
+    return project

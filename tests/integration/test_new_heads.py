@@ -26,22 +26,18 @@ def export(root: Path, kind: str, *more: str, named: bool = False) -> object:
     return slipway(*words, home=root / "home")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "trained"),
     [
         ("qwen3-tied", "Qwen3ForSequenceClassification"),
-        *(
-            pytest.param(kind, trained, marks=pytest.mark.slow)
-            for kind, trained in (
-                ("bert-pretraining", "BertForSequenceClassification"),
-                ("bert-masked", "BertForSequenceClassification"),
-                ("bert-tokens", "BertForTokenClassification"),
-                ("bert-answers", "BertForQuestionAnswering"),
-                ("roberta", "RobertaForSequenceClassification"),
-                ("distilbert", "DistilBertForSequenceClassification"),
-                ("llama", "LlamaForSequenceClassification"),
-            )
-        ),
+        ("bert-pretraining", "BertForSequenceClassification"),
+        ("bert-masked", "BertForSequenceClassification"),
+        ("bert-tokens", "BertForTokenClassification"),
+        ("bert-answers", "BertForQuestionAnswering"),
+        ("roberta", "RobertaForSequenceClassification"),
+        ("distilbert", "DistilBertForSequenceClassification"),
+        ("llama", "LlamaForSequenceClassification"),
     ],
 )
 def test_a_classifier_is_exported_and_passes(tmp_path: Path, kind: str, trained: str) -> None:

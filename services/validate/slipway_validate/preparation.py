@@ -166,7 +166,16 @@ def decoder(tokenizer_folder: Path) -> Callable[[Sequence[int]], str]:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception:  # noqa: BLE001 - the library raises no other class; a slow tokenizer never reads this file
         return lambda _: ""
-    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def decode(ids: Sequence[int]) -> str:
+        try:
+            return str(tokenizer.decode(list(ids), skip_special_tokens=False))
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # noqa: BLE001 - a panic of tokenizers is no Exception
+            return ""
+
+    return decode
 
 
 def _tokenizer_folder(inputs: Mapping[str, Path]) -> Path:

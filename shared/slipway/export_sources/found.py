@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 
@@ -209,8 +208,10 @@ def name_of_base(configuration: ExportConfiguration, checkpoint: Checkpoint | No
 
 def _trained(base: Path, checkpoint: Checkpoint) -> TrainedModel | None:
     """Return the class that the adapter was trained on, if it is not the base's; without transformers the merge finds out."""
-    known = all(find_spec(library) is not None for library in ("torch", "transformers"))
-    return trained_model(base, checkpoint.path) if known else None
+    try:
+        return trained_model(base, checkpoint.path)
+    except ModuleNotFoundError:
+        return None
 
 
 def _setting(key: str, origins: Mapping[str, str]) -> str:

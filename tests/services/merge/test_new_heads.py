@@ -39,7 +39,12 @@ def refused(base: Path, adapter: Path, root: Path) -> ModelMergeError:
     return caught.value
 
 
-@pytest.mark.parametrize("kind", HEADLESS)
+USUAL = ("qwen3-tied", "bert-masked", "distilbert", "roberta", "bert-tokens", "bert-answers")
+
+
+@pytest.mark.parametrize(
+    "kind", [kind if kind in USUAL else pytest.param(kind, marks=pytest.mark.slow) for kind in HEADLESS]
+)
 def test_it_is_what_peft_saves(tmp_path, kind):
     base, adapter = make_headless(kind, tmp_path)
     output, ctx = merged(base, adapter, tmp_path, verify="full")
@@ -62,7 +67,9 @@ def test_it_is_what_peft_saves(tmp_path, kind):
     assert different <= {"_name_or_path", "problem_type"}, different
 
 
-@pytest.mark.parametrize("kind", ["qwen3-tied", "bert-pretraining", "distilbert"])
+@pytest.mark.parametrize(
+    "kind", ["qwen3-tied", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("bert-pretraining", "distilbert"))]
+)
 def test_a_16_bit_base_keeps_the_head_as_it_was_saved(tmp_path, kind):
     base, adapter = make_headless(kind, tmp_path, dtype=torch.bfloat16)
     output, ctx = merged(base, adapter, tmp_path, verify="full")

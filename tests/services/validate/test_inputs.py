@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -16,8 +17,9 @@ from slipway_validate import folders, texts
 from slipway_validate.cases import shape_cases
 from slipway_validate.params import ValidateParams
 from slipway_validate.preparation import _affordable, decoder, padding_token
-from slipway_validate.protocol.messages import TokenizeSpec
+from slipway_validate.protocol.messages import Spec, TokenizeSpec
 from slipway_validate.runner.audio import make_features
+from slipway_validate.runner.main import execute
 from slipway_validate.runner.model import Bounds, Unusable, padded, positions_of, segments_within
 from slipway_validate.runner.runtime_tensorrt import NotRunnable, choose_engine
 from slipway_validate.runner.runtime_transformers import from_pretrained
@@ -191,6 +193,22 @@ def test_without_a_usable_tokenizer_file_token_ids_become_no_text(tiny: Models, 
     (tmp_path / "tokenizer.json").write_text("{}")  # a slow tokenizer never reads it
     assert decoder(tmp_path)([1, 2]) == ""
     assert decoder(tiny.base)([1, 2])
+
+
+def test_an_expression_of_the_tokenizer_that_never_ends_is_a_failure_with_a_reason(
+    tiny: Models, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(tiny.base, tmp_path / "base"))
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    split = {"type": "Split", "pattern": {"Regex": "(e|ee)+$"}, "behavior": "Isolated", "invert": False}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer | {"pre_tokenizer": split}))
+    text = tmp_path / "text"
+    text.write_text(("e" * 60 + " the a of b is not in c or ") * 40)
+    places = {"tokenizer": folder, "model": folder, "text": text, "samples": tmp_path / "samples"}
+    wanted = Spec(tokenize=spec(tmp_path).model_copy(update=places))
+    result, _ = execute(wanted, tmp_path)
+    assert (result.status, result.reason) == ("failed", "VALIDATION_IMPOSSIBLE")
+    assert "PanicException" in result.message
 
 
 def test_dtypes_from_headers(tiny: Models, tmp_path: Path) -> None:

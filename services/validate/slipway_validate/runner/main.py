@@ -145,11 +145,13 @@ def execute(spec: Spec, folder: Path) -> tuple[RunResult, LanguageModel | None]:
             return tokenize(spec.tokenize), None
         assert spec.run is not None
         return run_model(spec.run, folder)
-    except Exception as error:  # noqa: BLE001 - a runtime's errors share no base, and each is one output's failure
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # noqa: BLE001 - a runtime's errors share no base, and a panic of tokenizers is no Exception
         return _failed(error), None
 
 
-def _failed(error: Exception) -> RunResult:
+def _failed(error: BaseException) -> RunResult:
     match error:
         case NotRunnable():
             return RunResult(status="not_run", message=str(error))
