@@ -12,6 +12,7 @@ import torch
 
 from slipway.errors import ONNXExportError
 from slipway.models.families import DECODER
+from slipway.onnx_packaging.packages import write_packages
 from slipway.sizes import format_size
 from slipway.stage import Context
 from slipway_onnx_export.engines import Engine, GraphRequest, choose_engine, choose_opset
@@ -80,6 +81,7 @@ def export_model(source_folder: Path, params: OnnxExportParams, ctx: Context) ->
     }
     facts |= _compare_with_pytorch(source, folder, params, ctx)
     complete_folder(folder, source=source, params=params, facts=facts)
+    write_packages(folder, level="", ctx=ctx)
     ctx.record(**facts, seconds=round(time.monotonic() - started, 3))
     return folder
 

@@ -17,6 +17,7 @@ from slipway.formats import (
     quantized,
     wrong_value,
 )
+from slipway.onnx_packaging.kinds import Kind
 
 
 class OnnxConfiguration(LevelSettings):
@@ -26,12 +27,14 @@ class OnnxConfiguration(LevelSettings):
         opset_version: Operator set to write, 7 to 26; 0 lets the engine choose its best.
         dynamic_axes: Dynamic batch, sequence and past length.
         optimize_graph: Fuse for ONNX Runtime; false writes standard operators only.
+        packaging: Runtimes that shall take the folders unchanged; files for them are added to each level.
     """
 
     enabled: bool = True
     opset_version: int = Field(default=0, examples=[0, *range(14, 25)])
     dynamic_axes: bool = True
     optimize_graph: bool = True
+    packaging: tuple[Kind, ...] = ()
 
     @field_validator("opset_version")
     @classmethod
@@ -51,6 +54,7 @@ def plan(request: FormatRequest[OnnxConfiguration]) -> tuple[PlannedTask, ...]:
             "opset": request.settings.opset_version or None,
             "dynamic_axes": request.settings.dynamic_axes,
             "optimize_graph": request.settings.optimize_graph,
+            **({"packaging": request.settings.packaging} if request.settings.packaging else {}),
         },
         inputs={"pytorch": request.model},
         format=request.name,

@@ -1,0 +1,90 @@
+"""A repository as transformers.js loads it from a hub or a folder, in browsers and in Node.js.
+
+The repositories of several levels have the same configuration and tokenizer, and graphs of other names: copied over each other they are
+one repository, from which ``dtype`` chooses.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from string import Template
+
+import onnx_ir as ir
+
+from slipway.models.families import DECODER, Family
+from slipway.models.model_files import CONFIG, copy_companions
+from slipway.onnx_packaging.graphs import rename_axes, save_copy
+from slipway.onnx_packaging.kinds import NotPackagedError, Packaged
+from slipway.onnx_packaging.merged import ENCODER, PAST, encoder_alone, merge_decoder
+
+FOLDER = "transformers_js"
+DATA = ".data"
+
+_DTYPES = {"": ("fp32", ""), "fp16": ("fp16", "_fp16"), "int8": ("q8", "_quantized"), "int4": ("q4", "_q4")}
+"""What transformers.js calls a level, and the ending of its graphs' names."""
+
+_AXES = {"batch": "batch_size"}
+"""transformers.js makes an empty cache from the axes' names: it knows ``batch_size``, and takes 0 for all others."""
+
+_TASKS = {
+    "text-generation": ("once upon a time", "{ max_new_tokens: 40, do_sample: false }"),
+    "text-classification": ("this is a text", "{}"),
+    "token-classification": ("this is a text", "{}"),
+    "fill-mask": ("", "{}"),
+    "feature-extraction": ("this is a text", "{ pooling: 'mean', normalize: true }"),
+    "text2text-generation": ("this is a text", "{ max_new_tokens: 40 }"),
+    "automatic-speech-recognition": ("sound.wav", "{}"),
+    "question-answering": ("who was it", "'it was one of them'"),
+}
+"""Input and further argument of the pipeline in the example, by task."""
+
+
+def write_transformers_js(model: Packaged) -> str:
+    """Write the folder ``transformers_js``: configuration, tokenizer, ``onnx/`` with the graphs, and an example; return its name.
+
+    Raises:
+        NotPackagedError: transformers.js has no such level, or expects other graphs for the family.
+    """
+    if model.level not in _DTYPES:
+        raise NotPackagedError(f"transformers.js has no name for the level {model.level}")
+    dtype, ending = _DTYPES[model.level]
+    if not (model.folder / "tokenizer.json").is_file():
+        raise NotPackagedError("transformers.js reads tokenizer.json, and the model has none")
+    graphs = _graphs(model)
+    root = model.folder / FOLDER
+    shutil.rmtree(root, ignore_errors=True)  # of the level that this one is made from
+    (root / "onnx").mkdir(parents=True)
+    counts = {}
+    for name, (graph, data) in graphs.items():
+        rename_axes(graph, _AXES)
+        counts[name] = save_copy(graph, root / "onnx" / f"{name}{ending}.onnx", own=data)
+    copy_companions(model.folder, root)
+    settings = {
+        "use_external_data_format": {
+            f"{name}{each}.onnx": count for name, count in sorted(counts.items()) for _, each in _DTYPES.values()
+        },
+        "kv_cache_dtype": {"fp16": "float16"},  # of no use to releases from 4 on, which ask the graph
+    }
+    text = json.dumps({**model.config, "transformers.js_config": settings}, indent=2)
+    (root / CONFIG).write_text(text + "\n", encoding="utf-8")
+    _write_example(root / "example.mjs", model.family, dtype)
+    return FOLDER
+
+
+def _graphs(model: Packaged) -> dict[str, tuple[ir.Model, str]]:
+    """Return the graphs by the name that transformers.js gives them, each with the name of its data file."""
+    folder = model.folder
+    if model.family.generates and model.family is not DECODER:
+        return {
+            "encoder_model": (encoder_alone(folder), f"{ENCODER}{DATA}"),
+            "decoder_model_merged": (merge_decoder(folder), f"{PAST}{DATA}"),
+        }
+    return {"model": (ir.load(folder / "model.onnx"), f"model.onnx{DATA}")}
+
+
+def _write_example(path: Path, family: Family, dtype: str) -> None:
+    text, argument = _TASKS[family.task]
+    template = Template((Path(__file__).parent / "example.mjs.txt").read_text(encoding="utf-8"))
+    path.write_text(template.substitute(task=family.task, dtype=dtype, text=text, argument=argument), encoding="utf-8")
