@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field, field_validator
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, field_validator
 
 from slipway.formats import (
     GRAPH_BYTES,
@@ -18,6 +20,7 @@ from slipway.formats import (
     wrong_value,
 )
 from slipway.onnx_packaging.kinds import Kind
+from slipway.settings.sections import as_tuple
 
 
 class OnnxConfiguration(LevelSettings):
@@ -27,14 +30,15 @@ class OnnxConfiguration(LevelSettings):
         opset_version: Operator set to write, 7 to 26; 0 lets the engine choose its best.
         dynamic_axes: Dynamic batch, sequence and past length.
         optimize_graph: Fuse for ONNX Runtime; false writes standard operators only.
-        packaging: Runtimes that shall take the folders unchanged; files for them are added to each level.
+        packaging: Runtimes that shall take the folders unchanged: `genai`, `transformers_js`, `triton`, `kserve`. Files for them are
+            added to each level.
     """
 
     enabled: bool = True
     opset_version: int = Field(default=0, examples=[0, *range(14, 25)])
     dynamic_axes: bool = True
     optimize_graph: bool = True
-    packaging: tuple[Kind, ...] = ()
+    packaging: Annotated[tuple[Kind, ...], BeforeValidator(as_tuple)] = ()
 
     @field_validator("opset_version")
     @classmethod

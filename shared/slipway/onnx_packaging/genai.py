@@ -30,7 +30,9 @@ def write_genai(model: Packaged) -> str:
         NotPackagedError: The runtime cannot run this model's graph.
     """
     if model.family is not DECODER:
-        raise NotPackagedError(f"onnxruntime-genai runs decoders of this interface, and the model's family is {model.family.name}")
+        raise NotPackagedError(
+            f"onnxruntime-genai runs decoders of this interface, and the model's family is {model.family.name}"
+        )
     text = json.dumps(genai_config(model, read_interface(model.folder / "model.onnx")), indent=2)
     (model.folder / FILE).write_text(text + "\n", encoding="utf-8")
     return FILE
@@ -44,6 +46,8 @@ def genai_config(model: Packaged, graph: Interface) -> dict[str, Any]:
     """
     heads, size, layers = _cache(graph)
     vocabulary = graph.outputs["logits"][-1]
+    if not isinstance(vocabulary, int):
+        raise NotPackagedError("its graph does not state the size of the vocabulary")
     config = model.text_config
     ends = [token for token in _tokens(model, "eos_token_id") if token < vocabulary]
     padding = [token for token in _tokens(model, "pad_token_id") if token < vocabulary] or ends[:1]
@@ -144,4 +148,4 @@ def _number(source: Mapping[str, Any], *names: str, default: int) -> int:
 
 def _float(model: Packaged, name: str, default: float) -> float:
     value = model.generation.get(name)
-    return float(value) if type(value) in (int, float) and value >= 0 else default
+    return float(value) if isinstance(value, (int, float)) and value >= 0 else default

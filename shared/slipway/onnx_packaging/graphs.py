@@ -42,7 +42,9 @@ def _shape(value: ir.Value) -> Shape:
 def rename_axes(model: ir.Model, names: Mapping[str, str]) -> None:
     """Give the axes of all inputs and outputs new names; ``names`` has the new name by the old one."""
     for value in (*model.graph.inputs, *model.graph.outputs):
-        sizes = (size if isinstance(size, int) else names.get(str(size.value), size.value) for size in value.shape or ())
+        sizes = (
+            size if isinstance(size, int) else names.get(str(size.value), size.value) for size in value.shape or ()
+        )
         value.shape = ir.Shape(list(sizes))
 
 
@@ -60,7 +62,9 @@ def save_copy(model: ir.Model, target: Path, *, own: str) -> int:
     Returns:
         The number of data files.
     """
-    outside = [(value, value.const_value) for value in _initializers(model) if isinstance(value.const_value, ir.ExternalTensor)]
+    outside = [
+        (value, value.const_value) for value in _initializers(model) if isinstance(value.const_value, ir.ExternalTensor)
+    ]
     kept = [(value, tensor) for value, tensor in outside if str(tensor.location) == own]
     strange = [(value, tensor) for value, tensor in outside if str(tensor.location) != own]
     names = iter((f"{target.name}_data", f"{target.name}_data_1"))

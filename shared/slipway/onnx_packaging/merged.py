@@ -16,6 +16,7 @@ from slipway.onnx_packaging.kinds import NotPackagedError
 ENCODER, PAST = "encoder_model.onnx", "decoder_model.onnx"
 """The graphs of an encoder-decoder: the second takes the cache of the first."""
 
+CACHED = "cached_encoder_sequence"
 HIDDEN, ENCODED, BRANCH = "last_hidden_state", "encoder_hidden_states", "use_cache_branch"
 _PREFIX = "cross_attention/"
 
@@ -52,6 +53,7 @@ def merge_decoder(folder: Path) -> ir.Model:
     )  # fmt: skip
     for made, value, old in zip(present.outputs, crossed, cached, strict=True):
         made.name, made.shape, made.type = value.name, value.shape, value.type
+        old.shape = ir.Shape([*list(old.shape or ())[:2], CACHED, *list(old.shape or ())[3:]])  # none at the first call
         for use in [use for use in old.uses() if use.node.graph is graph]:
             use.node.replace_input_with(use.idx, made)
     graph.insert_before(graph[0], present)
@@ -59,7 +61,9 @@ def merge_decoder(folder: Path) -> ir.Model:
     graph.outputs.extend(present.outputs)
     for domain, version in encoder.opset_imports.items():
         if decoder.opset_imports.setdefault(domain, version) != version:
-            raise NotPackagedError(f"encoder and decoder have different versions of the operators {domain or 'ai.onnx'}")
+            raise NotPackagedError(
+                f"encoder and decoder have different versions of the operators {domain or 'ai.onnx'}"
+            )
     decoder.functions.update(encoder.functions)
     return decoder
 

@@ -13,6 +13,7 @@ from slipway.models.model_files import CONFIG, GENERATION_CONFIG
 from slipway.onnx_packaging.genai import write_genai
 from slipway.onnx_packaging.kinds import Kind, NotPackagedError, Packaged
 from slipway.onnx_packaging.transformers_js import write_transformers_js
+from slipway.onnx_packaging.triton import write_kserve, write_triton
 from slipway.stage import Context
 
 RECORD = "onnx_export.json"
@@ -20,6 +21,8 @@ RECORD = "onnx_export.json"
 _WRITERS: Mapping[Kind, Callable[[Packaged], str]] = {
     "genai": write_genai,
     "transformers_js": write_transformers_js,
+    "triton": write_triton,
+    "kserve": write_kserve,
 }
 
 

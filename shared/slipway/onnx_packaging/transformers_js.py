@@ -7,16 +7,19 @@ one repository, from which ``dtype`` chooses.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from string import Template
 
 import onnx_ir as ir
 
-from slipway.models.families import DECODER, Family
+from slipway.files.json_documents import read_json_object
+from slipway.models.families import DECODER
 from slipway.models.model_files import CONFIG, copy_companions
 from slipway.onnx_packaging.graphs import rename_axes, save_copy
 from slipway.onnx_packaging.kinds import NotPackagedError, Packaged
+from slipway.onnx_packaging.lookup import expand_quantized_lookups
 from slipway.onnx_packaging.merged import ENCODER, PAST, encoder_alone, merge_decoder
 
 FOLDER = "transformers_js"
@@ -38,7 +41,7 @@ _TASKS = {
     "automatic-speech-recognition": ("sound.wav", "{}"),
     "question-answering": ("who was it", "'it was one of them'"),
 }
-"""Input and further argument of the pipeline in the example, by task."""
+"""Input and further argument of the pipeline in the example, by task; without an input, a text with a mask."""
 
 
 def write_transformers_js(model: Packaged) -> str:
@@ -59,6 +62,7 @@ def write_transformers_js(model: Packaged) -> str:
     counts = {}
     for name, (graph, data) in graphs.items():
         rename_axes(graph, _AXES)
+        expand_quantized_lookups(graph)
         counts[name] = save_copy(graph, root / "onnx" / f"{name}{ending}.onnx", own=data)
     copy_companions(model.folder, root)
     settings = {
@@ -69,7 +73,7 @@ def write_transformers_js(model: Packaged) -> str:
     }
     text = json.dumps({**model.config, "transformers.js_config": settings}, indent=2)
     (root / CONFIG).write_text(text + "\n", encoding="utf-8")
-    _write_example(root / "example.mjs", model.family, dtype)
+    _write_example(root / "example.mjs", model, dtype)
     return FOLDER
 
 
@@ -84,7 +88,19 @@ def _graphs(model: Packaged) -> dict[str, tuple[ir.Model, str]]:
     return {"model": (ir.load(folder / "model.onnx"), f"model.onnx{DATA}")}
 
 
-def _write_example(path: Path, family: Family, dtype: str) -> None:
-    text, argument = _TASKS[family.task]
+def _write_example(path: Path, model: Packaged, dtype: str) -> None:
+    task = model.family.task
+    text, argument = _TASKS[task]
+    if not text:
+        text = f"this is a {_mask(model.folder)}"
     template = Template((Path(__file__).parent / "example.mjs.txt").read_text(encoding="utf-8"))
-    path.write_text(template.substitute(task=family.task, dtype=dtype, text=text, argument=argument), encoding="utf-8")
+    path.write_text(template.substitute(task=task, dtype=dtype, text=text, argument=argument), encoding="utf-8")
+
+
+def _mask(folder: Path) -> str:
+    """Return the token that the model fills in, if it is a plain one."""
+    try:
+        token = read_json_object(folder / "tokenizer_config.json", lenient=True).get("mask_token")
+    except (OSError, ValueError):
+        token = None
+    return token if isinstance(token, str) and re.fullmatch(r"[\w<>\[\]|]+", token) else "[MASK]"

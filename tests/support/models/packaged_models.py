@@ -19,7 +19,9 @@ def session(path: Path) -> tuple[Any, Run]:
     taken = {value.name for value in graph.get_inputs()}
 
     def run(feed: dict[str, Any]) -> dict[str, Any]:
-        return dict(zip(names, graph.run(names, {name: each for name, each in feed.items() if name in taken}), strict=True))
+        return dict(
+            zip(names, graph.run(names, {name: each for name, each in feed.items() if name in taken}), strict=True)
+        )
 
     return graph, run
 
