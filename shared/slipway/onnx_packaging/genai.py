@@ -33,7 +33,7 @@ def write_genai(model: Packaged) -> str:
         raise NotPackagedError(
             f"onnxruntime-genai runs decoders of this interface, and the model's family is {model.family.name}"
         )
-    text = json.dumps(genai_config(model, read_interface(model.folder / "model.onnx")), indent=2)
+    text = json.dumps(genai_config(model, read_interface(model.folder, "model.onnx")), indent=2)
     (model.folder / FILE).write_text(text + "\n", encoding="utf-8")
     return FILE
 
@@ -45,7 +45,7 @@ def genai_config(model: Packaged, graph: Interface) -> dict[str, Any]:
         NotPackagedError: The runtime cannot run the graph.
     """
     heads, size, layers = _cache(graph)
-    vocabulary = graph.outputs["logits"][-1]
+    vocabulary = graph.outputs.get("logits", ("",))[-1]
     if not isinstance(vocabulary, int):
         raise NotPackagedError("its graph does not state the size of the vocabulary")
     config = model.text_config
@@ -89,12 +89,12 @@ def _cache(graph: Interface) -> tuple[int, int, int]:
     """Return heads and head size of the first layer, and the number of layers; the runtime reads further layers' from the graph."""
     found: dict[int, dict[str, tuple[Any, Any]]] = {}
     for name, shape in graph.inputs.items():
-        if part := _CACHE.fullmatch(name):
+        if (part := _CACHE.fullmatch(name)) and len(shape) == 4:
             found.setdefault(int(part[1]), {})[part[2]] = (shape[1], shape[3])
     if not found or sorted(found) != list(range(len(found))):
         raise NotPackagedError("its layers do not all have a cache of keys and values")
     for layer, sizes in found.items():
-        if sizes.get("key") != sizes.get("value") or not all(isinstance(each, int) for each in sizes["key"]):
+        if sizes.get("key") != sizes.get("value") or not all(isinstance(each, int) for each in sizes.get("key", ())):
             raise NotPackagedError(
                 f"keys and values of layer {layer} have the sizes {sizes.get('key')} and {sizes.get('value')}, "
                 "and onnxruntime-genai needs equal ones"

@@ -11,6 +11,8 @@ from typing import Any, BinaryIO
 
 import onnx_ir as ir
 
+from slipway.onnx_packaging.kinds import NotPackagedError
+
 Shape = tuple[int | str, ...]
 _PAGE, _SMALL = 4096, 64  # alignment of tensors that runtimes map into memory, and of those below a page
 _CHUNK = 4 << 20
@@ -25,9 +27,24 @@ class Interface:
     dtypes: Mapping[str, ir.DataType]
 
 
-def read_interface(path: Path) -> Interface:
-    """Read the interface of a graph that a stage has just written."""
-    graph = ir.load(path).graph
+def load_graph(folder: Path, name: str) -> ir.Model:
+    """Load a graph that a stage has just written.
+
+    Raises:
+        NotPackagedError: The folder has none of this name.
+    """
+    if not (folder / name).is_file():
+        raise NotPackagedError(f"its folder has no {name}")
+    return ir.load(folder / name)
+
+
+def read_interface(folder: Path, name: str) -> Interface:
+    """Read the interface of a graph that a stage has just written.
+
+    Raises:
+        NotPackagedError: The folder has none of this name.
+    """
+    graph = load_graph(folder, name).graph
     return Interface(
         inputs={str(value.name): _shape(value) for value in graph.inputs},
         outputs={str(value.name): _shape(value) for value in graph.outputs},

@@ -12,6 +12,14 @@ from slipway.models.families import Family
 Kind = Literal["genai", "transformers_js", "triton", "kserve"]
 """``genai``: onnxruntime-genai; ``transformers_js``: browsers and Node.js; ``triton``: NVIDIA Triton; ``kserve``: KServe."""
 
+ENTRIES: Mapping[Kind, tuple[str, ...]] = {
+    "genai": ("genai_config.json",),
+    "transformers_js": ("transformers_js",),
+    "triton": ("triton",),
+    "kserve": ("kserve.yaml", "triton"),
+}
+"""Files and folders of a package, each made for its level."""
+
 
 class NotPackagedError(Exception):
     """The model has no form that the runtime takes; the text says why."""

@@ -21,12 +21,12 @@ def expand_quantized_lookups(model: ir.Model) -> None:
 def _expand(graph: ir.Graph, node: ir.Node) -> None:
     """Axes: ids (…), data (tokens, groups, bytes), scales (tokens, groups, 1), result (…, groups, weights of a group)."""
     data, ids, scales = node.inputs
-    bits = node.attributes.get_int("bits", 4)
+    bits, axis = node.attributes.get_int("bits", 4), node.attributes.get_int("gather_axis", 0)
     assert data is not None
     assert ids is not None
     assert scales is not None
     known = ids.shape is not None and data.dtype == ir.DataType.UINT8 and scales.dtype in (None, ir.DataType.FLOAT)
-    if not known or bits not in (4, 8) or node.attributes.get_int("gather_axis", 0):
+    if not known or bits not in (4, 8) or axis:
         raise NotPackagedError("its embedding is quantized in a form that cannot be expressed by standard operators")
     assert ids.shape is not None
     rank = len(ids.shape)
@@ -40,7 +40,7 @@ def _expand(graph: ir.Graph, node: ir.Node) -> None:
     def constant(name: str, value: list[int] | float) -> ir.Value:
         array = np.array(value, np.int64 if isinstance(value, list) else np.float32)
         tensor = ir.tensor(array, name=f"{node.name}/{name}")
-        found = ir.Value(name=tensor.name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
+        found = ir.Value(name=tensor.name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
         graph.register_initializer(found)
         return found
 

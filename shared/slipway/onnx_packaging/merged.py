@@ -11,6 +11,7 @@ from pathlib import Path
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from slipway.onnx_packaging.graphs import load_graph
 from slipway.onnx_packaging.kinds import NotPackagedError
 
 ENCODER, PAST = "encoder_model.onnx", "decoder_model.onnx"
@@ -23,7 +24,7 @@ _PREFIX = "cross_attention/"
 
 def encoder_alone(folder: Path) -> ir.Model:
     """Return the encoder with its result alone: the merged decoder computes the cache."""
-    encoder = ir.load(folder / ENCODER)
+    encoder = load_graph(folder, ENCODER)
     encoder.graph.outputs[:] = [value for value in encoder.graph.outputs if value.name == HIDDEN]
     RemoveUnusedNodesPass()(encoder)
     return encoder
@@ -35,15 +36,17 @@ def merge_decoder(folder: Path) -> ir.Model:
     Raises:
         NotPackagedError: The encoder's graph has no such part that depends on its result alone.
     """
-    encoder, decoder = ir.load(folder / ENCODER), ir.load(folder / PAST)
+    encoder, decoder = load_graph(folder, ENCODER), load_graph(folder, PAST)
     graph = decoder.graph
-    hidden = next(value for value in encoder.graph.outputs if value.name == HIDDEN)
+    hidden = next((value for value in encoder.graph.outputs if value.name == HIDDEN), None)
     crossed = [value for value in encoder.graph.outputs if str(value.name).startswith("present.")]
-    past = {str(value.name): value for value in graph.inputs}
+    past = {str(value.name).replace("past_key_values.", "present.", 1): value for value in graph.inputs}
+    if hidden is None or not crossed or not all(value.name in past for value in crossed):
+        raise NotPackagedError("its encoder and decoder do not have the interface that Slipway writes")
 
     encoded = ir.Value(name=ENCODED, shape=hidden.shape, type=hidden.type)
     branch = ir.Value(name=BRANCH, shape=ir.Shape([1]), type=ir.TensorType(ir.DataType.BOOL))
-    cached = [past[str(value.name).replace("present.", "past_key_values.", 1)] for value in crossed]
+    cached = [past[str(value.name)] for value in crossed]
     present = ir.Node(
         "", "If", [branch], num_outputs=len(crossed), name=_PREFIX + "If",
         attributes=[

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -11,7 +12,7 @@ from slipway.files.json_documents import read_json_object
 from slipway.models.families import family_of
 from slipway.models.model_files import CONFIG, GENERATION_CONFIG
 from slipway.onnx_packaging.genai import write_genai
-from slipway.onnx_packaging.kinds import Kind, NotPackagedError, Packaged
+from slipway.onnx_packaging.kinds import ENTRIES, Kind, NotPackagedError, Packaged
 from slipway.onnx_packaging.transformers_js import write_transformers_js
 from slipway.onnx_packaging.triton import write_kserve, write_triton
 from slipway.stage import Context
@@ -39,6 +40,7 @@ def write_packages(folder: Path, *, level: str, ctx: Context) -> None:
     kinds = [kind for kind in get_args(Kind) if isinstance(asked, list) and kind in asked]
     if not kinds:
         return
+    _remove(folder, get_args(Kind))  # those of the level that this one is made from
     config = _read(folder / CONFIG)
     family = family_of(config)
     results: dict[str, str] = {}
@@ -49,12 +51,21 @@ def write_packages(folder: Path, *, level: str, ctx: Context) -> None:
             model = Packaged(folder, family, level, config, _read(folder / GENERATION_CONFIG))
             results[kind] = _WRITERS[kind](model)
         except NotPackagedError as reason:
+            _remove(folder, [kind])
             results[kind] = f"not packaged: {reason}"
             if not level:  # it is the same at every level
                 ctx.warn(f"the ONNX model has no {kind} package: {reason}")
     text = json.dumps({**record, "packages": results}, indent=2, sort_keys=True)
     (folder / RECORD).write_text(text + "\n", encoding="utf-8")
     ctx.record(packages=results)
+
+
+def _remove(folder: Path, kinds: Iterable[Kind]) -> None:
+    for entry in (folder / name for kind in kinds for name in ENTRIES[kind]):
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 from string import Template
 
@@ -17,7 +16,7 @@ import onnx_ir as ir
 from slipway.files.json_documents import read_json_object
 from slipway.models.families import DECODER
 from slipway.models.model_files import CONFIG, copy_companions
-from slipway.onnx_packaging.graphs import rename_axes, save_copy
+from slipway.onnx_packaging.graphs import load_graph, rename_axes, save_copy
 from slipway.onnx_packaging.kinds import NotPackagedError, Packaged
 from slipway.onnx_packaging.lookup import expand_quantized_lookups
 from slipway.onnx_packaging.merged import ENCODER, PAST, encoder_alone, merge_decoder
@@ -57,7 +56,6 @@ def write_transformers_js(model: Packaged) -> str:
         raise NotPackagedError("transformers.js reads tokenizer.json, and the model has none")
     graphs = _graphs(model)
     root = model.folder / FOLDER
-    shutil.rmtree(root, ignore_errors=True)  # of the level that this one is made from
     (root / "onnx").mkdir(parents=True)
     counts = {}
     for name, (graph, data) in graphs.items():
@@ -85,7 +83,7 @@ def _graphs(model: Packaged) -> dict[str, tuple[ir.Model, str]]:
             "encoder_model": (encoder_alone(folder), f"{ENCODER}{DATA}"),
             "decoder_model_merged": (merge_decoder(folder), f"{PAST}{DATA}"),
         }
-    return {"model": (ir.load(folder / "model.onnx"), f"model.onnx{DATA}")}
+    return {"model": (load_graph(folder, "model.onnx"), f"model.onnx{DATA}")}
 
 
 def _write_example(path: Path, model: Packaged, dtype: str) -> None:

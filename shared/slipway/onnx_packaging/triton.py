@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import onnx_ir as ir
 import yaml
 
-from slipway.onnx_packaging.graphs import Interface, Shape, read_interface, save_copy
+from slipway.onnx_packaging.graphs import Interface, Shape, load_graph, read_interface, save_copy
 from slipway.onnx_packaging.kinds import NotPackagedError, Packaged
 
 FOLDER = "triton"
@@ -32,19 +31,19 @@ def write_triton(model: Packaged) -> str:
         NotPackagedError: A graph has a type that Triton has no name for here.
     """
     root = model.folder / FOLDER
-    shutil.rmtree(root, ignore_errors=True)  # of the level that this one is made from
     for graph in sorted(model.folder.glob("*.onnx")):
         name = _name(graph, model.level)
-        configuration = triton_config(name, read_interface(graph))
+        configuration = triton_config(name, read_interface(model.folder, graph.name))
         (root / name / "1").mkdir(parents=True)
         (root / name / "config.pbtxt").write_text(configuration, encoding="utf-8")
-        save_copy(ir.load(graph), root / name / "1" / "model.onnx", own=f"{graph.name}.data")
+        save_copy(load_graph(model.folder, graph.name), root / name / "1" / "model.onnx", own=f"{graph.name}.data")
     return FOLDER
 
 
 def write_kserve(model: Packaged) -> str:
     """Write the manifest of an ``InferenceService`` that runs the folder ``triton``, which is written too; return its name."""
-    write_triton(model)
+    if not (model.folder / FOLDER).is_dir():
+        write_triton(model)
     name = "-".join(filter(None, ("slipway", model.level)))
     service = {
         "apiVersion": "serving.kserve.io/v1beta1",
@@ -73,8 +72,8 @@ def triton_config(name: str, graph: Interface) -> str:
     Requests of the same lengths are joined in one call if the number of rows may vary: it is the first axis of every input and output,
     and Triton does not list it.
     """
-    rows = {shape[0] for shape in (*graph.inputs.values(), *graph.outputs.values())}
-    joined = len(rows) == 1 and isinstance(next(iter(rows)), str)
+    rows = {shape[:1] for shape in (*graph.inputs.values(), *graph.outputs.values())}
+    joined = len(rows) == 1 and all(isinstance(axis, str) for axis in next(iter(rows)))
     lines = [
         f"name: {json.dumps(name)}",
         'platform: "onnxruntime_onnx"',
@@ -91,10 +90,8 @@ def _tensors(
     kind: str, shapes: Mapping[str, Shape], dtypes: Mapping[str, ir.DataType], *, joined: bool
 ) -> Iterator[str]:
     for name, shape in shapes.items():
-        if dtypes[name] not in _TYPES:
-            raise NotPackagedError(
-                f"its {kind} {name} has the type {dtypes[name]}, which this package does not describe"
-            )
+        if dtypes.get(name) not in _TYPES or not shape:
+            raise NotPackagedError(f"its {kind} {name} has a type or shape that this package does not describe")
         sizes = ", ".join(str(size) if isinstance(size, int) else "-1" for size in shape[joined:])
         yield f"{kind} {{ name: {json.dumps(name)} data_type: {_TYPES[dtypes[name]]} dims: [ {sizes} ] }}"
 

@@ -141,7 +141,7 @@ def test_levels_of_a_repository_lie_beside_each_other(decoder: Exported, tmp_pat
     assert (other / "onnx" / "model_quantized.onnx_data").is_file()
 
 
-@pytest.mark.parametrize("level", ["int8", "int4"])
+@pytest.mark.parametrize("level", [pytest.param("int8", marks=pytest.mark.slow), "int4"])
 def test_an_embedding_of_standard_operators_computes_the_same(decoder: Exported, tmp_path: Path, level: str) -> None:
     """onnxruntime-web has no ``GatherBlockQuantized`` for CPUs."""
     folder = at_level(decoder.folder, level, tmp_path / "level")
