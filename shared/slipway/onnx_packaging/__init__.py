@@ -1,1 +1,4 @@
-"""Files beside an ONNX model that let other runtimes take its folder unchanged."""
+"""Files beside ONNX graphs that let other runtimes take the folder unchanged.
+
+``kinds`` imports nothing heavy; stages that write graphs import the other modules.
+"""

@@ -40,7 +40,9 @@ def _expand(graph: ir.Graph, node: ir.Node) -> None:
     def constant(name: str, value: list[int] | float) -> ir.Value:
         array = np.array(value, np.int64 if isinstance(value, list) else np.float32)
         tensor = ir.tensor(array, name=f"{node.name}/{name}")
-        found = ir.Value(name=tensor.name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+        found = ir.Value(
+            name=tensor.name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
+        )
         graph.register_initializer(found)
         return found
 

@@ -6,6 +6,7 @@ The encoder's graph computes keys and values of the cross-attention. The merged 
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import onnx_ir as ir
@@ -57,10 +58,9 @@ def merge_decoder(folder: Path) -> ir.Model:
     for made, value, old in zip(present.outputs, crossed, cached, strict=True):
         made.name, made.shape, made.type = value.name, value.shape, value.type
         old.shape = ir.Shape([*list(old.shape or ())[:2], CACHED, *list(old.shape or ())[3:]])  # none at the first call
-        for use in [use for use in old.uses() if use.node.graph is graph]:
-            use.node.replace_input_with(use.idx, made)
+        _replace_uses(old, made, graph)
     graph.insert_before(graph[0], present)
-    graph.inputs.extend((encoded, branch))
+    graph.inputs[:] = [*sorted(graph.inputs, key=_by_layer), encoded, branch]
     graph.outputs.extend(present.outputs)
     for domain, version in encoder.opset_imports.items():
         if decoder.opset_imports.setdefault(domain, version) != version:
@@ -69,6 +69,17 @@ def merge_decoder(folder: Path) -> ir.Model:
             )
     decoder.functions.update(encoder.functions)
     return decoder
+
+
+def _by_layer(value: ir.Value) -> tuple[int, str]:
+    """Return the place of an input: optimum passes keys and values by order, for each layer the decoder's and then the encoder's."""
+    part = re.match(r"past_key_values\.(\d+)\.(.*)", str(value.name))
+    return (int(part[1]), part[2]) if part else (-1, "")
+
+
+def _replace_uses(old: ir.Value, new: ir.Value, graph: ir.Graph) -> None:
+    for use in [use for use in old.uses() if use.node.graph is graph]:
+        use.node.replace_input_with(use.idx, new)
 
 
 def _passed_on(cached: list[ir.Value]) -> ir.Graph:
