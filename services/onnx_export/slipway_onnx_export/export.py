@@ -12,12 +12,12 @@ import torch
 
 from slipway.errors import ONNXExportError
 from slipway.models.families import DECODER
-from slipway.onnx_packaging.packages import write_packages
 from slipway.sizes import format_size
 from slipway.stage import Context
 from slipway_onnx_export.engines import Engine, GraphRequest, choose_engine, choose_opset
 from slipway_onnx_export.graph import declare_interface, normalize_graph
 from slipway_onnx_export.package import complete_folder
+from slipway_onnx_export.packaging.packages import write_packages
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.parity.check import check_parity
 from slipway_onnx_export.source import ModelSource, open_source

@@ -19,8 +19,8 @@ from slipway.formats import (
     quantized,
     wrong_value,
 )
-from slipway.onnx_packaging.kinds import Kind
 from slipway.settings.sections import as_tuple
+from slipway_onnx_export.packaging.kinds import Kind
 
 
 class OnnxConfiguration(LevelSettings):
@@ -90,6 +90,7 @@ FORMAT = Format(
         stored_dtype="float32",
     ),
     quantizer="slipway_quantize.own_quantizers:GRAPHS",
+    packager="slipway_onnx_export.packaging.packages:write_packages",
     usage=Usage(
         template=("slipway_onnx_export", "usage.example.j2"),
         library="onnx",

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from slipway.onnx_packaging.kinds import Kind
 from slipway.stage import StageParams
+from slipway_onnx_export.packaging.kinds import Kind
 
 EngineName = Literal["auto", "mobius", "dynamo", "legacy"]
 

@@ -11,19 +11,14 @@ from typing import Any
 from slipway.errors import QuantizationError
 from slipway.files import json_documents
 from slipway.files.links import all_files
-from slipway.onnx_packaging.kinds import ENTRIES
 
 _WEIGHTS = (".safetensors", ".safetensors.index.json", ".onnx", ".onnx.data", ".onnx_data", ".bin", ".pt", ".pth")
 
 
 def copy_companions(source: Path, target: Path) -> None:
-    """Copy every file of ``source`` that holds no weights (config, tokenizer, chat template, example, metadata).
-
-    Packages for runtimes are left out: each level has its own.
-    """
-    packages = {entry for entries in ENTRIES.values() for entry in entries}
+    """Copy every file of ``source`` that holds no weights (config, tokenizer, chat template, example, metadata)."""
     for name, path in all_files(source):
-        if not name.endswith(_WEIGHTS) and name.split("/")[0] not in packages:
+        if not name.endswith(_WEIGHTS) and ".onnx_data_" not in name:
             copy = target / name
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)  # content only: inputs may be read-only

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import yaml
 
-from slipway.onnx_packaging.graphs import Interface
-from slipway.onnx_packaging.packages import write_packages
-from slipway.onnx_packaging.triton import triton_config
 from slipway.stage import Context
+from slipway_onnx_export.packaging.graphs import Interface
+from slipway_onnx_export.packaging.packages import write_packages
+from slipway_onnx_export.packaging.triton import triton_config
 from support.models.family_models import make_family_model
 from support.models.onnx_models import Exported
 from support.models.packaged_models import empty_cache, session, steps_of_merged, steps_of_two_files

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from slipway.onnx_packaging.kinds import NotPackagedError
+from slipway_onnx_export.packaging.kinds import NotPackagedError
 
 
 def expand_quantized_lookups(model: ir.Model) -> None:

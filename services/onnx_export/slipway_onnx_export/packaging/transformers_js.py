@@ -16,10 +16,10 @@ import onnx_ir as ir
 from slipway.files.json_documents import read_json_object
 from slipway.models.families import DECODER
 from slipway.models.model_files import CONFIG, copy_companions
-from slipway.onnx_packaging.graphs import load_graph, rename_axes, save_copy
-from slipway.onnx_packaging.kinds import NotPackagedError, Packaged
-from slipway.onnx_packaging.lookup import expand_quantized_lookups
-from slipway.onnx_packaging.merged import ENCODER, PAST, encoder_alone, merge_decoder
+from slipway_onnx_export.packaging.graphs import load_graph, rename_axes, save_copy
+from slipway_onnx_export.packaging.kinds import NotPackagedError, Packaged
+from slipway_onnx_export.packaging.lookup import expand_quantized_lookups
+from slipway_onnx_export.packaging.merged import ENCODER, PAST, encoder_alone, merge_decoder
 
 FOLDER = "transformers_js"
 DATA = ".data"

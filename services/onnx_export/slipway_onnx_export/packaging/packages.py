@@ -11,11 +11,11 @@ from typing import Any, get_args
 from slipway.files.json_documents import read_json_object
 from slipway.models.families import family_of
 from slipway.models.model_files import CONFIG, GENERATION_CONFIG
-from slipway.onnx_packaging.genai import write_genai
-from slipway.onnx_packaging.kinds import ENTRIES, Kind, NotPackagedError, Packaged
-from slipway.onnx_packaging.transformers_js import write_transformers_js
-from slipway.onnx_packaging.triton import write_kserve, write_triton
 from slipway.stage import Context
+from slipway_onnx_export.packaging.genai import write_genai
+from slipway_onnx_export.packaging.kinds import ENTRIES, Kind, NotPackagedError, Packaged
+from slipway_onnx_export.packaging.transformers_js import write_transformers_js
+from slipway_onnx_export.packaging.triton import write_kserve, write_triton
 
 RECORD = "onnx_export.json"
 

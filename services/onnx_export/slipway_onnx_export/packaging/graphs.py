@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 import onnx_ir as ir
 
-from slipway.onnx_packaging.kinds import NotPackagedError
+from slipway_onnx_export.packaging.kinds import NotPackagedError
 
 Shape = tuple[int | str, ...]
 _PAGE, _SMALL = 4096, 64  # alignment of tensors that runtimes map into memory, and of those below a page

@@ -12,8 +12,8 @@ from pathlib import Path
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from slipway.onnx_packaging.graphs import load_graph
-from slipway.onnx_packaging.kinds import NotPackagedError
+from slipway_onnx_export.packaging.graphs import load_graph
+from slipway_onnx_export.packaging.kinds import NotPackagedError
 
 ENCODER, PAST = "encoder_model.onnx", "decoder_model.onnx"
 """The graphs of an encoder-decoder: the second takes the cache of the first."""

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from slipway.models.families import DECODER
-from slipway.onnx_packaging.graphs import Interface, read_interface
-from slipway.onnx_packaging.kinds import NotPackagedError, Packaged
+from slipway_onnx_export.packaging.graphs import Interface, read_interface
+from slipway_onnx_export.packaging.kinds import NotPackagedError, Packaged
 
 FILE = "genai_config.json"
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import onnx_ir as ir
 import yaml
 
-from slipway.onnx_packaging.graphs import Interface, Shape, load_graph, read_interface, save_copy
-from slipway.onnx_packaging.kinds import NotPackagedError, Packaged
+from slipway_onnx_export.packaging.graphs import Interface, Shape, load_graph, read_interface, save_copy
+from slipway_onnx_export.packaging.kinds import NotPackagedError, Packaged
 
 FOLDER = "triton"
 SERVICE = "kserve.yaml"
