@@ -17,6 +17,7 @@ from slipway.stage import Context
 from slipway_onnx_export.engines import Engine, GraphRequest, choose_engine, choose_opset
 from slipway_onnx_export.graph import declare_interface, normalize_graph
 from slipway_onnx_export.package import complete_folder
+from slipway_onnx_export.packaging.packages import write_packages
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.parity.check import check_parity
 from slipway_onnx_export.source import ModelSource, open_source
@@ -80,6 +81,7 @@ def export_model(source_folder: Path, params: OnnxExportParams, ctx: Context) ->
     }
     facts |= _compare_with_pytorch(source, folder, params, ctx)
     complete_folder(folder, source=source, params=params, facts=facts)
+    write_packages(folder, level="", ctx=ctx)
     ctx.record(**facts, seconds=round(time.monotonic() - started, 3))
     return folder
 

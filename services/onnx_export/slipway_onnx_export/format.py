@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field, field_validator
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, field_validator
 
 from slipway.formats import (
     GRAPH_BYTES,
@@ -17,6 +19,8 @@ from slipway.formats import (
     quantized,
     wrong_value,
 )
+from slipway.settings.sections import as_tuple
+from slipway_onnx_export.packaging.kinds import Kind
 
 
 class OnnxConfiguration(LevelSettings):
@@ -26,12 +30,15 @@ class OnnxConfiguration(LevelSettings):
         opset_version: Operator set to write, 7 to 26; 0 lets the engine choose its best.
         dynamic_axes: Dynamic batch, sequence and past length.
         optimize_graph: Fuse for ONNX Runtime; false writes standard operators only.
+        packaging: Runtimes that shall take the folders unchanged: `genai`, `transformers_js`, `triton`, `kserve`. Files for them are
+            added to each level.
     """
 
     enabled: bool = True
     opset_version: int = Field(default=0, examples=[0, *range(14, 25)])
     dynamic_axes: bool = True
     optimize_graph: bool = True
+    packaging: Annotated[tuple[Kind, ...], BeforeValidator(as_tuple)] = ()
 
     @field_validator("opset_version")
     @classmethod
@@ -51,6 +58,7 @@ def plan(request: FormatRequest[OnnxConfiguration]) -> tuple[PlannedTask, ...]:
             "opset": request.settings.opset_version or None,
             "dynamic_axes": request.settings.dynamic_axes,
             "optimize_graph": request.settings.optimize_graph,
+            **({"packaging": request.settings.packaging} if request.settings.packaging else {}),
         },
         inputs={"pytorch": request.model},
         format=request.name,
@@ -82,6 +90,7 @@ FORMAT = Format(
         stored_dtype="float32",
     ),
     quantizer="slipway_quantize.own_quantizers:GRAPHS",
+    packager="slipway_onnx_export.packaging.packages:write_packages",
     usage=Usage(
         template=("slipway_onnx_export", "usage.example.j2"),
         library="onnx",

@@ -29,6 +29,7 @@ def complete_folder(folder: Path, *, source: ModelSource, params: OnnxExportPara
         "model_type": source.config.model_type,
         "dynamic_axes": params.dynamic_axes,
         "optimize_graph": params.optimize_graph,
+        **({"packaging": params.packaging} if params.packaging else {}),
         "versions": {name: version(name) for name in LIBRARIES},
     }
     text = json.dumps(record, indent=2, sort_keys=True)

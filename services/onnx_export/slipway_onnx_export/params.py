@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from slipway.stage import StageParams
+from slipway_onnx_export.packaging.kinds import Kind
 
 EngineName = Literal["auto", "mobius", "dynamo", "legacy"]
 
@@ -31,6 +32,7 @@ class OnnxExportParams(StageParams):
         parity: Comparison with PyTorch: ``auto`` skips it, with a warning, for models whose fp32 weights exceed the
             attempt's memory.
         parity_tolerance: Largest allowed difference of logits, relative to the largest reference logit above 1.
+        packaging: Runtimes for which files are added; each level of the graphs gets them too.
     """
 
     engine: EngineName = "auto"
@@ -40,3 +42,4 @@ class OnnxExportParams(StageParams):
     runtime: Runtime = "onnxruntime"
     parity: ParityMode = "auto"
     parity_tolerance: float = Field(default=1e-4, gt=0, le=0.1)
+    packaging: tuple[Kind, ...] = ()

@@ -18,7 +18,7 @@ _WEIGHTS = (".safetensors", ".safetensors.index.json", ".onnx", ".onnx.data", ".
 def copy_companions(source: Path, target: Path) -> None:
     """Copy every file of ``source`` that holds no weights (config, tokenizer, chat template, example, metadata)."""
     for name, path in all_files(source):
-        if not name.endswith(_WEIGHTS):
+        if not name.endswith(_WEIGHTS) and ".onnx_data_" not in name:
             copy = target / name
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)  # content only: inputs may be read-only

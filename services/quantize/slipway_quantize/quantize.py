@@ -14,7 +14,7 @@ from slipway.stage import Context
 from slipway_quantize.check import check_result
 from slipway_quantize.companions import copy_companions, read_json, write_json
 from slipway_quantize.params import QuantizeParams
-from slipway_quantize.quantizer import load_quantizer
+from slipway_quantize.quantizer import load_packager, load_quantizer
 from slipway_quantize.report import write_report
 
 
@@ -35,6 +35,8 @@ def quantize(source: Path, target: Path, params: QuantizeParams, ctx: Context) -
     if runtime is not None and runtime.precision_file:
         _note_precision(target / runtime.precision_file, params.level)
     write_report(source, target, outcome, settings=settings, ctx=ctx)
+    if packager := load_packager(params.format):
+        packager(target, level=params.level, ctx=ctx)
     if params.check:
         check_result(source, target, run=quantizer.run, ctx=ctx)
 

@@ -34,21 +34,48 @@ class Quantizer(Protocol):
         ...
 
 
+class Packager(Protocol):
+    """Adds to an output at a level what the unquantized output was asked to have beside its weights."""
+
+    def __call__(self, folder: Path, *, level: str, ctx: Context) -> None:
+        """Complete the folder of a quantized output."""
+        ...
+
+
 def load_quantizer(format_name: str) -> Quantizer:
     """Load the quantizer of an installed format.
 
     Raises:
         QuantizationError: ``QUANTIZATION_UNSUPPORTED``: the format has none, or its quantizer cannot be imported.
     """
-    module, _, attribute = load_format(format_name).quantizer.partition(":")
-    why = "names no quantizer"
+    found: Quantizer | None = _load(format_name, load_format(format_name).quantizer, "quantizer")
+    if found is None:
+        raise _impossible(format_name, "names no quantizer")
+    return found
+
+
+def load_packager(format_name: str) -> Packager | None:
+    """Load the function that completes an output of an installed format; None if the format has none.
+
+    Raises:
+        QuantizationError: ``QUANTIZATION_UNSUPPORTED``: it cannot be imported.
+    """
+    found: Packager | None = _load(format_name, load_format(format_name).packager, "packager")
+    return found
+
+
+def _load(format_name: str, reference: str, what: str) -> Any:
+    module, _, attribute = reference.partition(":")
+    if not module:
+        return None
     try:
-        if module:
-            found: Quantizer = getattr(import_module(module), attribute)
-            return found
+        return getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        why = f"names a quantizer that cannot be loaded: {error}"
-    raise QuantizationError(
+        raise _impossible(format_name, f"names a {what} that cannot be loaded: {error}") from error
+
+
+def _impossible(format_name: str, why: str) -> QuantizationError:
+    return QuantizationError(
         f"the quantize stage cannot make the format {format_name}: it {why}",
         reason="QUANTIZATION_UNSUPPORTED",
         remedy="install the format again, or leave its levels out",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.counts import counted
+from slipway.files.distinct_files import distinct_bytes
 from slipway.stage import Context
 from slipway_quantize.companions import write_json
 
@@ -59,11 +60,8 @@ def write_report(source: Path, target: Path, outcome: Outcome, *, settings: dict
 
 def weight_bytes(folder: Path) -> int:
     """Return the bytes of the folder's weight files (safetensors, ONNX graphs and their data)."""
-    return sum(
-        path.stat().st_size
-        for pattern in ("*.safetensors", "*.onnx", "*.onnx.data", "*.onnx_data")
-        for path in sorted(folder.rglob(pattern))
-    )
+    patterns = ("*.safetensors", "*.onnx", "*.onnx.data", "*.onnx_data")
+    return distinct_bytes(path for pattern in patterns for path in folder.rglob(pattern))
 
 
 def warn_unaligned(names: list[str], group_size: int, ctx: Context) -> None:

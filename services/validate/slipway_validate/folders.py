@@ -8,6 +8,7 @@ from typing import Any
 
 from slipway.errors import CheckpointValidationError
 from slipway.files import json_documents
+from slipway.files.distinct_files import distinct_bytes
 from slipway.formats import Runtime
 from slipway.formats.registry import format_of_output, formats, split_output
 from slipway.models.dtypes import DTYPES
@@ -28,8 +29,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def size_bytes(folder: Path) -> int:
-    """Return the bytes of all files below a folder."""
-    return sum(path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file())
+    """Return the bytes of all files below a folder, each once."""
+    return distinct_bytes(path for path in folder.rglob("*") if path.is_file())
 
 
 def format_and_level(name: str) -> tuple[str, str]:

@@ -58,6 +58,11 @@ class Manifest:
         return sum(file.size_bytes for file in self.files)
 
     @property
+    def distinct_bytes(self) -> int:
+        """Bytes of all files; those with the same content are stored, and count, once."""
+        return sum({file.digest: file.size_bytes for file in self.files}.values())
+
+    @property
     def digest(self) -> str:
         """Digest of this manifest, which is the artifact's name."""
         return digest_bytes(self.to_bytes())

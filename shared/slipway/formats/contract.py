@@ -133,6 +133,8 @@ class Format(Generic[S]):
         output_bytes: Upper estimate of an output's size at a level (empty: unquantized); None uses the estimate of its stage.
         runtime: The way to recognise and run outputs for validation; with None, outputs are not validated, and the report says so.
         quantizer: ``module:attribute`` of a ``slipway_quantize.quantizer.Quantizer``; empty if the quantize stage does not make its levels.
+        packager: ``module:attribute`` of a function ``package(folder, *, level, ctx)`` that adds to each output at a level what the unquantized
+            output was asked to have beside its weights; empty for none.
         usage: The usage example of the model card; None for none.
         media_types: Media types of its files by suffix (``.onnx``).
         sample: The section's settings in the configuration that ``slipway sample`` writes, as one line of YAML; empty omits the section.
@@ -153,6 +155,7 @@ class Format(Generic[S]):
     output_bytes: Callable[[str, ModelSize], int] | None = None
     runtime: Runtime | None = None
     quantizer: str = ""
+    packager: str = ""
     usage: Usage | None = None
     media_types: Mapping[str, str] = field(default_factory=dict)
     sample: str = ""
@@ -182,7 +185,7 @@ class Format(Generic[S]):
         wrong = [name for name in names if not _VARIABLE.fullmatch(name) or names.count(name) > 1]
         if wrong:
             raise ValueError(f"{wrong[0]!r} is not EXPORT_NAME, or belongs to two settings")
-        for reference in filter(None, (self.quantizer, self.runtime.load if self.runtime else "")):
+        for reference in filter(None, (self.quantizer, self.packager, self.runtime.load if self.runtime else "")):
             if not _REFERENCE.fullmatch(reference):
                 raise ValueError(f"{reference!r} is not module:attribute")
 

@@ -74,7 +74,7 @@ def export_result(
     validated = {output.name: output for output in validation.outputs} if validation else {}
     formats = {
         name: format_result(
-            digest, size_bytes=store.manifest(digest).size_bytes, original=original, found=validated.get(name)
+            digest, size_bytes=store.manifest(digest).distinct_bytes, original=original, found=validated.get(name)
         )
         for name, digest in delivered_formats(export).items()
     }
@@ -217,7 +217,7 @@ def format_result(
 
     Args:
         digest: Digest of the artifact; empty for a folder that is not an artifact.
-        size_bytes: Size of all its files.
+        size_bytes: Size of all its files, each content once.
         original: Size of the unquantized merged model; None if there is none.
         found: Its validation; None if it was not validated.
     """

@@ -67,7 +67,7 @@ class FormatResult(_Value):
 
     Attributes:
         digest: Artifact from which the folder was delivered.
-        size_bytes: Size of all files of the folder.
+        size_bytes: Size of all files of the folder; several with one content count once.
         reduction_percent: Reduction of the size against the unquantized merged model; negative if larger.
         status: ``passed``, ``failed``, ``not_run`` (this machine cannot run it) or ``not_validated``.
         mean_kl: Mean KL against the reference, nats per token.

@@ -1,0 +1,50 @@
+"""The packages that a folder of ONNX graphs can get, and the facts that each is made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from slipway.models.families import Family
+
+Kind = Literal["genai", "transformers_js", "triton", "kserve"]
+"""``genai``: onnxruntime-genai; ``transformers_js``: browsers and Node.js; ``triton``: NVIDIA Triton; ``kserve``: KServe."""
+
+ENTRIES: Mapping[Kind, tuple[str, ...]] = {
+    "genai": ("genai_config.json",),
+    "transformers_js": ("transformers_js",),
+    "triton": ("triton",),
+    "kserve": ("kserve.yaml", "triton"),
+}
+"""Files and folders of a package, each made for its level."""
+
+
+class NotPackagedError(Exception):
+    """The model has no form that the runtime takes; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packaged:
+    """A folder that gets a package.
+
+    Attributes:
+        folder: Folder with the graphs, the configuration and the tokenizer.
+        family: Family of the model.
+        level: Quantization level; empty if unquantized.
+        config: Content of ``config.json``.
+        generation: Content of ``generation_config.json``; empty if there is none.
+    """
+
+    folder: Path
+    family: Family
+    level: str
+    config: Mapping[str, Any]
+    generation: Mapping[str, Any]
+
+    @property
+    def text_config(self) -> Mapping[str, Any]:
+        """Return the configuration of the text model, which multimodal models nest."""
+        nested = self.config.get("text_config")
+        return nested if isinstance(nested, dict) else self.config

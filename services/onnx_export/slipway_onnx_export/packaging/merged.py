@@ -1,0 +1,144 @@
+"""Join both forms of a decoder in one graph, as optimum and transformers.js expect it: ``decoder_model_merged.onnx``.
+
+The encoder's graph computes keys and values of the cross-attention. The merged decoder has a copy of those nodes in one branch of an
+``If``; the other branch passes on what the first call returned. So every call returns the cache whole, and weights are not needed twice.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from slipway_onnx_export.packaging.graphs import load_graph
+from slipway_onnx_export.packaging.kinds import NotPackagedError
+
+ENCODER, PAST = "encoder_model.onnx", "decoder_model.onnx"
+"""The graphs of an encoder-decoder: the second takes the cache of the first."""
+
+CACHED = "cached_encoder_sequence"
+HIDDEN, ENCODED, BRANCH = "last_hidden_state", "encoder_hidden_states", "use_cache_branch"
+_PREFIX = "cross_attention/"
+
+
+def encoder_alone(folder: Path) -> ir.Model:
+    """Return the encoder with its result alone: the merged decoder computes the cache."""
+    encoder = load_graph(folder, ENCODER)
+    encoder.graph.outputs[:] = [value for value in encoder.graph.outputs if value.name == HIDDEN]
+    RemoveUnusedNodesPass()(encoder)
+    return encoder
+
+
+def merge_decoder(folder: Path) -> ir.Model:
+    """Return the decoder with the additional inputs ``encoder_hidden_states`` and ``use_cache_branch``, and the outputs ``present.N.encoder.*``.
+
+    Raises:
+        NotPackagedError: The encoder's graph has no such part that depends on its result alone.
+    """
+    encoder, decoder = load_graph(folder, ENCODER), load_graph(folder, PAST)
+    graph = decoder.graph
+    hidden = next((value for value in encoder.graph.outputs if value.name == HIDDEN), None)
+    crossed = [value for value in encoder.graph.outputs if str(value.name).startswith("present.")]
+    past = {str(value.name).replace("past_key_values.", "present.", 1): value for value in graph.inputs}
+    if hidden is None or not crossed or not all(value.name in past for value in crossed):
+        raise NotPackagedError("its encoder and decoder do not have the interface that Slipway writes")
+
+    encoded = ir.Value(name=ENCODED, shape=hidden.shape, type=hidden.type)
+    branch = ir.Value(name=BRANCH, shape=ir.Shape([1]), type=ir.TensorType(ir.DataType.BOOL))
+    cached = [past[str(value.name)] for value in crossed]
+    present = ir.Node(
+        "", "If", [branch], num_outputs=len(crossed), name=_PREFIX + "If",
+        attributes=[
+            ir.AttrGraph("then_branch", _passed_on(cached)),
+            ir.AttrGraph("else_branch", _computed(encoder, crossed, hidden, encoded, graph)),
+        ],
+    )  # fmt: skip
+    for made, value, old in zip(present.outputs, crossed, cached, strict=True):
+        made.name, made.shape, made.type = value.name, value.shape, value.type
+        old.shape = ir.Shape([*list(old.shape or ())[:2], CACHED, *list(old.shape or ())[3:]])  # none at the first call
+        _replace_uses(old, made, graph)
+    graph.insert_before(graph[0], present)
+    graph.inputs[:] = [*sorted(graph.inputs, key=_by_layer), encoded, branch]
+    graph.outputs.extend(present.outputs)
+    for domain, version in encoder.opset_imports.items():
+        if decoder.opset_imports.setdefault(domain, version) != version:
+            raise NotPackagedError(
+                f"encoder and decoder have different versions of the operators {domain or 'ai.onnx'}"
+            )
+    decoder.functions.update(encoder.functions)
+    return decoder
+
+
+def _by_layer(value: ir.Value) -> tuple[int, str]:
+    """Return the place of an input: optimum passes keys and values by order, for each layer the decoder's and then the encoder's."""
+    part = re.match(r"past_key_values\.(\d+)\.(.*)", str(value.name))
+    return (int(part[1]), part[2]) if part else (-1, "")
+
+
+def _replace_uses(old: ir.Value, new: ir.Value, graph: ir.Graph) -> None:
+    for use in [use for use in old.uses() if use.node.graph is graph]:
+        use.node.replace_input_with(use.idx, new)
+
+
+def _passed_on(cached: list[ir.Value]) -> ir.Graph:
+    nodes = [ir.Node("", "Identity", [value]) for value in cached]
+    for node, value in zip(nodes, cached, strict=True):
+        node.outputs[0].name, node.outputs[0].type = f"{_PREFIX}{value.name}", value.type
+    return ir.Graph([], [node.outputs[0] for node in nodes], nodes=nodes, name="cached")
+
+
+def _computed(
+    encoder: ir.Model, crossed: list[ir.Value], hidden: ir.Value, encoded: ir.Value, target: ir.Graph
+) -> ir.Graph:
+    """Copy the nodes between the encoder's result and the cross-attention's cache; their constants go to the target graph."""
+    needed = _nodes_between(hidden, crossed)
+    inputs = set(encoder.graph.inputs)
+    copies: dict[ir.Value, ir.Value] = {hidden: encoded}
+    nodes = []
+    for node in (node for node in encoder.graph if node in needed):
+        for value in filter(None, node.inputs):
+            if value in inputs:
+                # Rows and length of the source are the first axes of what the encoder takes and of what it returns.
+                copies[value] = encoded
+            elif value.is_initializer() and value not in copies:
+                copies[value] = _constant(value, target)
+        copy = ir.Node(
+            node.domain, node.op_type, [None if value is None else copies[value] for value in node.inputs],
+            list(node.attributes.values()), overload=node.overload, num_outputs=len(node.outputs),
+            name=f"{_PREFIX}{node.name}",
+        )  # fmt: skip
+        for new, old in zip(copy.outputs, node.outputs, strict=True):
+            new.name, new.shape, new.type, copies[old] = f"{_PREFIX}{old.name}", old.shape, old.type, new
+        nodes.append(copy)
+    return ir.Graph([], [copies[value] for value in crossed], nodes=nodes, name="computed")
+
+
+def _nodes_between(start: ir.Value, ends: list[ir.Value]) -> set[ir.Node]:
+    found: set[ir.Node] = set()
+    waiting = [value.producer() for value in ends]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in found:
+            continue
+        found.add(node)
+        for value in filter(None, node.inputs):
+            if value.is_graph_input() and not _asks_for_rows_or_length(node):
+                raise NotPackagedError(
+                    f"its cross-attention depends on the encoder's input {value.name}, not on the encoder's result alone"
+                )
+            if value is not start:
+                waiting.append(value.producer())
+    return found
+
+
+def _asks_for_rows_or_length(node: ir.Node) -> bool:
+    end = node.attributes.get_int("end", None)
+    return node.op_type == "Shape" and (node.attributes.get_int("start", 0), end) in ((0, 1), (1, 2), (0, 2))
+
+
+def _constant(value: ir.Value, target: ir.Graph) -> ir.Value:
+    copy = ir.Value(name=f"{_PREFIX}{value.name}", shape=value.shape, type=value.type, const_value=value.const_value)
+    target.register_initializer(copy)
+    return copy

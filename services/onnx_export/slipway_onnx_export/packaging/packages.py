@@ -1,0 +1,75 @@
+"""Write the packages that a folder's ``onnx_export.json`` asks for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+from slipway.files.json_documents import read_json_object
+from slipway.models.families import family_of
+from slipway.models.model_files import CONFIG, GENERATION_CONFIG
+from slipway.stage import Context
+from slipway_onnx_export.packaging.genai import write_genai
+from slipway_onnx_export.packaging.kinds import ENTRIES, Kind, NotPackagedError, Packaged
+from slipway_onnx_export.packaging.transformers_js import write_transformers_js
+from slipway_onnx_export.packaging.triton import write_kserve, write_triton
+
+RECORD = "onnx_export.json"
+
+_WRITERS: Mapping[Kind, Callable[[Packaged], str]] = {
+    "genai": write_genai,
+    "transformers_js": write_transformers_js,
+    "triton": write_triton,
+    "kserve": write_kserve,
+}
+
+
+def write_packages(folder: Path, *, level: str, ctx: Context) -> None:
+    """Write a folder's packages, and note in its record what was written or why not.
+
+    Args:
+        folder: A complete folder of graphs; the list ``packaging`` of its ``onnx_export.json`` names the packages.
+        level: Quantization level of the graphs; empty if unquantized.
+        ctx: Context of the stage; it gets a warning for each package that the model cannot have.
+    """
+    record = _read(folder / RECORD)
+    asked = record.get("packaging")
+    kinds = [kind for kind in get_args(Kind) if isinstance(asked, list) and kind in asked]
+    if not kinds:
+        return
+    _remove(folder, get_args(Kind))  # those of the level that this one is made from
+    config = _read(folder / CONFIG)
+    family = family_of(config)
+    results: dict[str, str] = {}
+    for kind in kinds:
+        try:
+            if family is None:
+                raise NotPackagedError("its family is unknown")  # noqa: TRY301 - told like the reasons of a writer
+            model = Packaged(folder, family, level, config, _read(folder / GENERATION_CONFIG))
+            results[kind] = _WRITERS[kind](model)
+        except NotPackagedError as reason:
+            _remove(folder, [kind])
+            results[kind] = f"not packaged: {reason}"
+            if not level:  # it is the same at every level
+                ctx.warn(f"the ONNX model has no {kind} package: {reason}")
+    text = json.dumps({**record, "packages": results}, indent=2, sort_keys=True)
+    (folder / RECORD).write_text(text + "\n", encoding="utf-8")
+    ctx.record(packages=results)
+
+
+def _remove(folder: Path, kinds: Iterable[Kind]) -> None:
+    for entry in (folder / name for kind in kinds for name in ENTRIES[kind]):
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return read_json_object(path, lenient=True)
+    except (OSError, ValueError):
+        return {}

@@ -1,0 +1,392 @@
+"""Packaged folders run as they lie: by onnxruntime-genai, and by transformers.js in Node.js and in Chromium."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from slipway.stage import Context
+from slipway_onnx_export.packaging.graphs import Interface
+from slipway_onnx_export.packaging.packages import write_packages
+from slipway_onnx_export.packaging.triton import triton_config
+from support.models.family_models import make_family_model
+from support.models.onnx_models import Exported
+from support.models.packaged_models import empty_cache, session, steps_of_merged, steps_of_two_files
+from support.models.web_page import result_of_page
+
+TRANSFORMERS_JS = "4.3.1"
+DTYPES = {"": "fp32", "fp16": "fp16", "int8": "q8", "int4": "q4"}
+WORDS = "the of and to in"
+
+
+def at_level(source: Path, level: str, workdir: Path) -> Path:
+    """Return the folder at a level; empty: the folder itself."""
+    if not level:
+        return source
+    from slipway_quantize.stage import STAGE
+
+    workdir.mkdir()
+    return STAGE.run({"model": source}, STAGE.params(format="onnx", level=level), Context(workdir=workdir))["model"]
+
+
+def greedy(folder: Path, ids: list[int], count: int) -> list[int]:
+    """Continue by the delivered example, which knows nothing of packages."""
+    import onnxruntime
+
+    example = runpy.run_path(str(folder / "example.py"), run_name="example")
+    found: list[int] = example["generate"](
+        onnxruntime.InferenceSession(str(folder / "model.onnx")), ids, max_new_tokens=count
+    )
+    return found
+
+
+@pytest.fixture(scope="module")
+def decoder(family: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    from slipway_onnx_export.params import OnnxExportParams
+    from slipway_onnx_export.stage import STAGE
+
+    context = Context(workdir=tmp_path_factory.mktemp("packaged"))
+    params = OnnxExportParams(packaging=("genai", "transformers_js"))
+    return Exported(STAGE.run({"pytorch": family("qwen3-tied")}, params, context)["onnx"], context.facts)
+
+
+@pytest.fixture(autouse=True)
+def _library_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget at the end where onnxruntime-genai found onnxruntime: it sets this when it is imported."""
+    monkeypatch.setenv("ORT_LIB_PATH", "")
+    monkeypatch.delenv("ORT_LIB_PATH")
+
+
+def genai_continuations(folder: Path, rows: list[list[int]], count: int) -> list[list[int]]:
+    og = pytest.importorskip("onnxruntime_genai", reason="onnxruntime-genai is not installed")
+    model = og.Model(str(folder))
+    params = og.GeneratorParams(model)
+    width = max(map(len, rows))
+    params.set_search_options(max_length=width + count, batch_size=len(rows))
+    generator = og.Generator(model, params)
+    padding = json.loads((folder / "genai_config.json").read_text())["model"]["pad_token_id"]
+    generator.append_tokens(np.array([row + [padding] * (width - len(row)) for row in rows], np.int32))
+    while not generator.is_done():
+        generator.generate_next_token()
+    return [[int(token) for token in generator.get_sequence(row)][width:] for row in range(len(rows))]
+
+
+def until_the_end(tokens: list[int], folder: Path) -> list[int]:
+    ends = json.loads((folder / "genai_config.json").read_text())["model"]["eos_token_id"]
+    stop = next((index for index, token in enumerate(tokens) if token in np.atleast_1d(ends)), len(tokens))
+    return tokens[:stop]
+
+
+@pytest.mark.parametrize("level", ["", pytest.param("fp16", marks=pytest.mark.slow), "int4"])
+def test_genai_continues_as_the_folder_does(decoder: Exported, tmp_path: Path, level: str) -> None:
+    folder = at_level(decoder.folder, level, tmp_path / "level")
+    rows = [[5, 9, 17, 4, 30, 8], [7, 3, 21]]
+    wanted = [greedy(folder, row, 12) for row in rows]
+    assert min(map(len, wanted)) > 2
+    alone = [genai_continuations(folder, [row], 12)[0] for row in rows]
+    assert [until_the_end(row, folder) for row in alone] == wanted
+    together = genai_continuations(folder, rows, 12)  # the shorter row is padded on the right
+    assert [until_the_end(row, folder) for row in together] == wanted
+
+
+def test_genai_config_says_what_the_graph_and_the_model_say(decoder: Exported) -> None:
+    config = json.loads((decoder.folder / "genai_config.json").read_text())
+    sizes = {
+        name: config["model"]["decoder"][name] for name in ("num_hidden_layers", "num_key_value_heads", "head_size")
+    }
+    assert sizes == {"num_hidden_layers": 2, "num_key_value_heads": 2, "head_size": 32}
+    assert (config["model"]["vocab_size"], config["model"]["context_length"]) == (128, 128)
+    assert (config["model"]["eos_token_id"], config["model"]["pad_token_id"]) == (2, 1)
+    assert config["search"]["do_sample"] is False
+
+
+def test_a_search_is_taken_from_the_generation_config(decoder: Exported, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(decoder.folder, folder)
+    search = {"do_sample": True, "top_p": 0.9, "temperature": 0.7, "eos_token_id": [2, 9, 4000], "num_beams": 4}
+    (folder / "generation_config.json").write_text(json.dumps(search))
+    write_packages(folder, level="", ctx=Context(workdir=tmp_path))
+    config = json.loads((folder / "genai_config.json").read_text())
+    assert config["model"]["eos_token_id"] == [2, 9]  # the runtime refuses a token outside of the vocabulary
+    found = {name: config["search"][name] for name in ("do_sample", "top_k", "top_p", "temperature", "num_beams")}
+    assert found == {"do_sample": True, "top_k": 50, "top_p": 0.9, "temperature": 0.7, "num_beams": 1}
+
+
+def test_weights_of_a_package_take_no_space(decoder: Exported) -> None:
+    packaged = decoder.folder / "transformers_js" / "onnx"
+    assert sorted(path.name for path in packaged.iterdir()) == ["model.onnx", "model.onnx_data"]
+    assert (packaged / "model.onnx_data").samefile(decoder.folder / "model.onnx.data")
+
+
+def test_levels_of_a_repository_lie_beside_each_other(decoder: Exported, tmp_path: Path) -> None:
+    """Copied over each other, the folders of two levels agree in every file that both have, except for the example."""
+    other = at_level(decoder.folder, "int8", tmp_path / "level") / "transformers_js"
+    own = decoder.folder / "transformers_js"
+    both = {
+        path.relative_to(own) for path in own.rglob("*") if path.is_file() and (other / path.relative_to(own)).is_file()
+    }
+    differing = {str(path) for path in both if (own / path).read_bytes() != (other / path).read_bytes()}
+    assert Path("config.json") in both
+    assert differing == {"example.mjs"}
+    assert (other / "onnx" / "model_quantized.onnx_data").is_file()
+
+
+@pytest.mark.parametrize("level", [pytest.param("int8", marks=pytest.mark.slow), "int4"])
+def test_an_embedding_of_standard_operators_computes_the_same(decoder: Exported, tmp_path: Path, level: str) -> None:
+    """onnxruntime-web has no ``GatherBlockQuantized`` for CPUs."""
+    folder = at_level(decoder.folder, level, tmp_path / "level")
+    (packaged,) = (folder / "transformers_js" / "onnx").glob("*.onnx")
+    (graph, run), (_, run_packaged) = session(folder / "model.onnx"), session(packaged)
+    ids = np.random.default_rng(0).integers(0, 128, (3, 7))
+    places = {"attention_mask": np.ones((3, 7), np.int64), "position_ids": np.arange(7)[None].repeat(3, 0)}
+    feed = {"input_ids": ids, **places, **empty_cache(graph, 3)}
+    np.testing.assert_array_equal(run_packaged(feed)["logits"], run(feed)["logits"])
+    assert "GatherBlockQuantized" in operators(folder / "model.onnx")
+    assert "GatherBlockQuantized" not in operators(packaged)
+
+
+def operators(path: Path) -> set[str]:
+    import onnx
+
+    return {node.op_type for node in onnx.load(path, load_external_data=False).graph.node}
+
+
+def test_what_cannot_be_packaged_is_told_by_name(
+    tmp_path: Path, export: Callable[..., Exported], family: Callable[[str], Path]
+) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(family("qwen3-tied"), source)
+    (source / "tokenizer.json").unlink()
+    exported = export(source, packaging=("transformers_js",))
+    assert exported.facts["packages"] == {
+        "transformers_js": "not packaged: transformers.js reads tokenizer.json, and the model has none"
+    }
+    assert "transformers_js" in exported.facts["warnings"][0]
+    assert not (exported.folder / "transformers_js").exists()
+
+
+# Triton and KServe.
+
+
+def test_a_triton_repository_is_what_its_own_schema_and_the_graph_say(decoder: Exported, tmp_path: Path) -> None:
+    text_format = pytest.importorskip("google.protobuf.text_format")
+    schema = pytest.importorskip("tritonclient.grpc.model_config_pb2", reason="tritonclient[grpc] is not installed")
+    folder = repackaged(decoder.folder, tmp_path / "copy", "kserve")
+    (model,) = (folder / "triton").iterdir()
+    config = text_format.Parse((model / "config.pbtxt").read_text(), schema.ModelConfig())
+    assert (config.name, config.platform, config.HasField("dynamic_batching")) == (model.name, "onnxruntime_onnx", True)
+    graph, _ = session(model / "1" / "model.onnx")
+    for described, values in ((config.input, graph.get_inputs()), (config.output, graph.get_outputs())):
+        found = {each.name: list(each.dims) for each in described}
+        assert found == {
+            value.name: [size if isinstance(size, int) else -1 for size in value.shape[1:]] for value in values
+        }
+    assert {schema.DataType.Name(each.data_type) for each in config.input} == {"TYPE_INT64", "TYPE_FP32"}
+    assert (model / "1" / "model.onnx_data").samefile(folder / "model.onnx.data")
+
+
+def test_a_service_of_kserve_runs_the_triton_repository(decoder: Exported, tmp_path: Path) -> None:
+    folder = repackaged(decoder.folder, tmp_path / "copy", "kserve")
+    service = yaml.safe_load((folder / "kserve.yaml").read_text())
+    assert (service["apiVersion"], service["kind"]) == ("serving.kserve.io/v1beta1", "InferenceService")
+    model = service["spec"]["predictor"]["model"]
+    assert model["modelFormat"] == {"name": "triton"}
+    assert Path(model["storageUri"]).name == "triton"
+
+
+def test_a_fixed_number_of_rows_is_not_joined() -> None:
+    import onnx_ir as ir
+
+    graph = Interface(
+        inputs={"input_ids": (1, "sequence")}, outputs={"logits": (1, "sequence", 8)},
+        dtypes={"input_ids": ir.DataType.INT64, "logits": ir.DataType.FLOAT16},
+    )  # fmt: skip
+    assert triton_config("model", graph).splitlines()[2:] == [
+        "max_batch_size: 0",
+        'input { name: "input_ids" data_type: TYPE_INT64 dims: [ 1, -1 ] }',
+        'output { name: "logits" data_type: TYPE_FP16 dims: [ 1, -1, 8 ] }',
+    ]
+
+
+def repackaged(source: Path, target: Path, *kinds: str) -> Path:
+    """Return a copy of a folder with other packages; large files are second names of the same."""
+    shutil.copytree(source, target, copy_function=os.link)
+    record = json.loads((target / "onnx_export.json").read_text())
+    (target / "onnx_export.json").unlink()
+    (target / "onnx_export.json").write_text(json.dumps({**record, "packaging": kinds}))
+    write_packages(target, level="", ctx=Context(workdir=target))
+    return target
+
+
+# Encoder-decoders: one graph has both forms of the decoder.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("params", [{}, {"engine": "legacy", "opset": 14}], ids=["dynamo", "legacy"])
+@pytest.mark.parametrize("name", ["marian-two-vocabularies", "t5", "bart", "whisper"])
+def test_the_merged_decoder_computes_what_the_two_files_do(
+    tmp_path: Path, export: Callable[..., Exported], name: str, params: dict[str, Any]
+) -> None:
+    """Ten steps of rows with padding on both sides, reordered in between; each call returns the whole cache."""
+    folder = export(make_family_model(name, tmp_path / "model"), packaging=("transformers_js",), **params).folder
+    random = np.random.default_rng(0)
+    ids, mask = random.integers(3, 40, (3, 9)), np.ones((3, 9), np.int64)
+    mask[1, :4] = mask[2, 6:] = 0
+    source = {"input_ids": np.where(mask == 1, ids, 1), "attention_mask": mask}
+    if name == "whisper":
+        source = {"input_features": random.normal(size=(3, 8, 32)).astype(np.float32)}
+    wanted = steps_of_two_files(folder, source, start=1, steps=10)
+    graphs = [
+        folder / "transformers_js" / "onnx" / f"{part}.onnx" for part in ("encoder_model", "decoder_model_merged")
+    ]
+    found = steps_of_merged(*graphs, source, start=1, steps=10)
+    np.testing.assert_allclose(
+        np.stack([each[:, 0] for each in found]), np.stack([each[:, 0] for each in wanted]), atol=1e-5
+    )
+
+
+# transformers.js.
+
+
+@pytest.fixture(scope="module")
+def modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Folder with transformers.js from npm; no package's own installation runs."""
+    if shutil.which("npm") is None or shutil.which("node") is None:
+        pytest.skip("npm and Node.js are not installed")
+    folder = tmp_path_factory.mktemp("npm")
+    (folder / "package.json").write_text('{"private": true, "type": "module"}')
+    command = [
+        "npm",
+        "install",
+        "--ignore-scripts",
+        "--no-audit",
+        "--no-fund",
+        f"@huggingface/transformers@{TRANSFORMERS_JS}",
+    ]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"npm cannot install transformers.js: {done.stderr.splitlines()[-1:]}")
+    yield folder
+    shutil.rmtree(folder)
+
+
+def run_example(folder: Path, modules: Path, *arguments: str) -> Any:
+    """Run the delivered example with the packages of another folder."""
+    model = modules / "model"
+    shutil.rmtree(model, ignore_errors=True)
+    shutil.copytree(folder / "transformers_js", model)
+    command = ["node", str(model / "example.mjs"), *arguments]
+    done = subprocess.run(command, cwd=modules, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", DTYPES)
+def test_javascript_continues_as_the_folder_does(decoder: Exported, modules: Path, tmp_path: Path, level: str) -> None:
+    folder = at_level(decoder.folder, level, tmp_path / "level")
+    assert run_example(folder, modules, WORDS) == [{"generated_text": continued(folder)}]
+
+
+def continued(folder: Path) -> str:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ids = tokenizer.encode(WORDS).ids
+    return str(tokenizer.decode(ids + greedy(folder, ids, 40)))
+
+
+@pytest.mark.slow
+def test_chromium_continues_as_the_folder_does(decoder: Exported, modules: Path, tmp_path: Path) -> None:
+    if shutil.which("chromium") is None:
+        pytest.skip("chromium is not installed")
+    folder = at_level(decoder.folder, "int4", tmp_path / "level")
+    found = result_of_page(
+        modules=modules / "node_modules", model=folder / "transformers_js", task="text-generation", dtype="q4", text=WORDS,
+        options={"max_new_tokens": 40, "do_sample": False}, profile=tmp_path / "profile",
+    )  # fmt: skip
+    assert found == [{"generated_text": continued(folder)}]
+
+
+_TRANSLATE = """
+import { env, AutoModelForSeq2SeqLM, Tensor } from "@huggingface/transformers";
+env.allowRemoteModels = false;
+env.localModelPath = process.cwd() + "/";
+const { ids, mask } = JSON.parse(process.argv[2]);
+const tensor = (rows) => new Tensor("int64", BigInt64Array.from(rows.flat().map(BigInt)), [rows.length, rows[0].length]);
+const model = await AutoModelForSeq2SeqLM.from_pretrained("model", { dtype: "fp32" });
+const found = await model.generate({ inputs: tensor(ids), attention_mask: tensor(mask), max_new_tokens: 12, do_sample: false });
+console.log(JSON.stringify(found.tolist(), (_, value) => (typeof value === "bigint" ? Number(value) : value)));
+"""
+
+
+@pytest.mark.slow
+def test_javascript_translates_as_transformers_does(
+    tmp_path: Path, export: Callable[..., Exported], modules: Path
+) -> None:
+    import torch
+    import transformers
+
+    source = make_family_model("marian-two-vocabularies", tmp_path / "model")
+    folder = export(source, packaging=("transformers_js",)).folder
+    rows = {"ids": [[5, 6, 7, 8, 9, 2], [9, 10, 2, 1, 1, 1]], "mask": [[1] * 6, [1] * 3 + [0] * 3]}
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(source).eval()
+    wanted = model.generate(
+        input_ids=torch.tensor(rows["ids"]), attention_mask=torch.tensor(rows["mask"]), max_new_tokens=12, num_beams=1
+    )
+    shutil.rmtree(modules / "model", ignore_errors=True)
+    shutil.copytree(folder / "transformers_js", modules / "model")
+    (modules / "translate.mjs").write_text(_TRANSLATE)
+    done = subprocess.run(
+        ["node", "translate.mjs", json.dumps(rows)], cwd=modules, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == wanted.tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bert-classes", "bert-tokens", "bert-features", "bert-masked"])
+def test_javascript_reads_texts_as_the_graph_does(
+    tmp_path: Path, export: Callable[..., Exported], modules: Path, name: str
+) -> None:
+    source = make_family_model(name, tmp_path / "model")
+    text = WORDS
+    if name == "bert-masked":
+        tokenizer = json.loads((source / "tokenizer_config.json").read_text()) | {"mask_token": "w40"}
+        (source / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+        text = "the of w40 to in"
+    folder = export(source, packaging=("transformers_js",), engine="legacy", opset=17).folder
+    found = run_example(folder, modules, text)
+    assert_agrees(name, found, folder, text)
+
+
+def assert_agrees(name: str, found: Any, folder: Path, text: str) -> None:
+    import onnxruntime
+    from tokenizers import Tokenizer
+
+    tokens = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text)
+    graph = onnxruntime.InferenceSession(str(folder / "model.onnx"))
+    feed = {"input_ids": np.array([tokens.ids]), "attention_mask": np.ones((1, len(tokens.ids)), np.int64)}
+    result = graph.run(None, feed)[0]
+    if name == "bert-classes":
+        chances = np.exp(result[0]) / np.exp(result[0]).sum()
+        assert found[0]["label"] == f"LABEL_{chances.argmax()}"
+        assert found[0]["score"] == pytest.approx(chances.max(), abs=1e-4)
+    elif name == "bert-tokens":
+        assert {each["entity"] for each in found} <= {f"LABEL_{label}" for label in result[0].argmax(-1)}
+    elif name == "bert-masked":
+        assert found[0]["token"] == result[0, 2].argmax()
+    elif name == "bert-features":
+        mean = result[0].mean(0)
+        values = np.array(list(found["ort_tensor"]["cpuData"].values()) if "ort_tensor" in found else found["data"])
+        np.testing.assert_allclose(values, mean / np.linalg.norm(mean), atol=1e-4)

@@ -1,0 +1,88 @@
+"""Run packaged graphs as the runtimes do that the packages are for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Run = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def session(path: Path) -> tuple[Any, Run]:
+    import onnxruntime
+
+    graph = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = [value.name for value in graph.get_outputs()]
+    taken = {value.name for value in graph.get_inputs()}
+
+    def run(feed: dict[str, Any]) -> dict[str, Any]:
+        return dict(
+            zip(names, graph.run(names, {name: each for name, each in feed.items() if name in taken}), strict=True)
+        )
+
+    return graph, run
+
+
+def cached(found: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name.replace("present.", "past_key_values.", 1): value
+        for name, value in found.items()
+        if name.startswith("present.")
+    }
+
+
+def empty_cache(graph: Any, rows: int, *, of: str = "") -> dict[str, Any]:
+    dtypes = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+    return {
+        value.name: np.zeros((rows, value.shape[1], 0, value.shape[3]), dtypes[value.type])
+        for value in graph.get_inputs()
+        if value.name.startswith("past_key_values.") and of in value.name
+    }
+
+
+def steps_of_two_files(folder: Path, source: dict[str, Any], *, start: int, steps: int) -> list[Any]:
+    """Logits of a greedy decoding by the encoder and the decoder, reordered as a beam search does."""
+    _, encode = session(folder / "encoder_model.onnx")
+    graph, decode = session(folder / "decoder_model.onnx")
+    rows = len(next(iter(source.values())))
+    cache = {**cached(encode(source)), **empty_cache(graph, rows, of=".decoder.")}
+    masks = {"encoder_attention_mask": source["attention_mask"]} if "attention_mask" in source else {}
+    ids, logits = np.full((rows, 1), start, np.int64), []
+    for step in range(steps):
+        found = decode({"input_ids": ids, **masks, **cache})
+        logits.append(found["logits"])
+        cache |= cached(found)
+        ids = found["logits"][:, -1:].argmax(-1)
+        if step == 3:
+            cache, ids, masks = _reordered(cache), _reordered({"": ids})[""], _reordered(masks)
+    return logits
+
+
+def steps_of_merged(encoder: Path, decoder: Path, source: dict[str, Any], *, start: int, steps: int) -> list[Any]:
+    """The same by the merged decoder, as transformers.js and optimum call it; every call's cache is checked to be whole."""
+    _, encode = session(encoder)
+    graph, decode = session(decoder)
+    rows = len(next(iter(source.values())))
+    hidden = encode(source)["last_hidden_state"]
+    cache = empty_cache(graph, rows)
+    masks = {"encoder_attention_mask": source["attention_mask"]} if "attention_mask" in source else {}
+    ids, logits = np.full((rows, 1), start, np.int64), []
+    for step in range(steps):
+        branch = {"use_cache_branch": np.array([step > 0]), "encoder_hidden_states": hidden}
+        found = decode({"input_ids": ids, **branch, **masks, **cache})
+        logits.append(found["logits"])
+        cache = cached(found)
+        lengths = {value.shape[2] for name, value in cache.items() if ".encoder." in name}
+        assert lengths == {hidden.shape[1]}
+        ids = found["logits"][:, -1:].argmax(-1)
+        if step == 3:
+            cache, ids, masks = _reordered(cache), _reordered({"": ids})[""], _reordered(masks)
+            hidden = hidden[::-1]
+    return logits
+
+
+def _reordered(tensors: dict[str, Any]) -> dict[str, Any]:
+    return {name: np.ascontiguousarray(value[::-1]) for name, value in tensors.items()}
