@@ -42,6 +42,8 @@ def normalize_graph(
         raise _misfit_error(wrong, source, engine)
     bound = {name: weights[name] for name in wanted}
     _share_equal(graph, bound)
+    if engine != "mobius":
+        _use_stored_names(graph, bound, source.weights)
     _split_gemms(graph, bound)
     _fold_transposes(graph, bound)
     _strip_traces(model)
@@ -80,6 +82,16 @@ def _share_equal(graph: ir.Graph, bound: dict[str, Weight]) -> None:
             graph.initializers[name].replace_all_uses_with(graph.initializers[keeper])
             del graph.initializers[name]
             del bound[name]
+
+
+def _use_stored_names(graph: ir.Graph, bound: dict[str, Weight], stored: Mapping[str, Weight]) -> None:
+    """Give weights the names that the folder has for them: tracers choose any of a tied weight's names."""
+    names = {place_of(weight): name for name, weight in stored.items()}
+    for name in [name for name in bound if name not in stored]:
+        own = names.get(place_of(bound[name]))
+        if own is not None and own not in graph.initializers:
+            graph.initializers[name].name = own
+            bound[own] = bound.pop(name)
 
 
 def _split_gemms(graph: ir.Graph, bound: Mapping[str, Weight]) -> None:

@@ -92,7 +92,9 @@ def _find_module(source: ModelSource) -> tuple[Any, Any]:
         raise _unsupported_error(source, f"mobius would drop the sliding window of {window()} tokens")
     if config.model_type in _ROOT_SCALED:
         model: Any = module.model
-        model.embed_tokens.embed_scale = config.hidden_size**0.5  # mobius rounds it, to two decimals or to half precision
+        model.embed_tokens.embed_scale = (
+            config.hidden_size**0.5
+        )  # mobius rounds it, to two decimals or to half precision
     return module, settings
 
 
