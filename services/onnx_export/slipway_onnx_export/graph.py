@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from importlib.metadata import version
 
 import onnx_ir as ir
-import torch
 
 from slipway.counts import counted
 from slipway.errors import ONNXExportError
 from slipway_onnx_export.interface import Component
+from slipway_onnx_export.loading.conversion import Stack, Weight, place_of
 from slipway_onnx_export.source import ModelSource
 from slipway_onnx_export.weightless import find_misfits
 
@@ -19,8 +19,8 @@ TRANSPOSED_SUFFIX = ".T"
 
 
 def normalize_graph(
-    model: ir.Model, weights: Mapping[str, torch.Tensor], *, source: ModelSource, engine: str
-) -> dict[str, torch.Tensor]:
+    model: ir.Model, weights: Mapping[str, Weight], *, source: ModelSource, engine: str
+) -> dict[str, Weight]:
     """Normalize an engine's graph in place, so that all engines write the same form.
 
     Equal weights become one initializer. ``MatMul(x, Transpose(W))`` becomes a MatMul with W stored transposed; if W has
@@ -42,6 +42,8 @@ def normalize_graph(
         raise _misfit_error(wrong, source, engine)
     bound = {name: weights[name] for name in wanted}
     _share_equal(graph, bound)
+    if engine != "mobius":
+        _use_stored_names(graph, bound, source.weights)
     _split_gemms(graph, bound)
     _fold_transposes(graph, bound)
     _strip_traces(model)
@@ -51,7 +53,7 @@ def normalize_graph(
 def _misfit_error(names: list[str], source: ModelSource, engine: str) -> ONNXExportError:
     """Return the error for weights that the folder lacks or has in another shape: the folder's fault, or the engine's."""
     lost = find_misfits(source, engine=engine)
-    if lost and not getattr(source.config, "num_experts", None):  # transformers renames experts while loading
+    if lost:
         return ONNXExportError(
             f"{source.folder.name} lacks {counted(len(lost), 'weight')} of {source.architecture} or has them in another shape, "
             f"first {lost[0]!r}",
@@ -71,20 +73,28 @@ def _shape(value: ir.Value) -> list[int]:
     return [dim if isinstance(dim, int) else -1 for dim in value.shape or ()]
 
 
-def _share_equal(graph: ir.Graph, bound: dict[str, torch.Tensor]) -> None:
+def _share_equal(graph: ir.Graph, bound: dict[str, Weight]) -> None:
     """Replace initializers that are views of the same bytes by the first of them."""
-    first: dict[tuple[int, tuple[int, ...], tuple[int, ...]], str] = {}
+    first: dict[tuple[object, ...], str] = {}
     for name in list(bound):
-        tensor = bound[name]
-        key = (tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()))
-        keeper = first.setdefault(key, name)
+        keeper = first.setdefault(place_of(bound[name]), name)
         if keeper != name:
             graph.initializers[name].replace_all_uses_with(graph.initializers[keeper])
             del graph.initializers[name]
             del bound[name]
 
 
-def _split_gemms(graph: ir.Graph, bound: Mapping[str, torch.Tensor]) -> None:
+def _use_stored_names(graph: ir.Graph, bound: dict[str, Weight], stored: Mapping[str, Weight]) -> None:
+    """Give weights the names that the folder has for them: tracers choose any of a tied weight's names."""
+    names = {place_of(weight): name for name, weight in stored.items()}
+    for name in [name for name in bound if name not in stored]:
+        own = names.get(place_of(bound[name]))
+        if own is not None and own not in graph.initializers:
+            graph.initializers[name].name = own
+            bound[own] = bound.pop(name)
+
+
+def _split_gemms(graph: ir.Graph, bound: Mapping[str, Weight]) -> None:
     """Replace ``Gemm(x, W, b)`` by MatMul and Add, so that all linear layers have the same form."""
     for node in list(graph):
         if node.op_type != "Gemm" or len(node.inputs) < 2 or node.inputs[1] is None:
@@ -118,7 +128,7 @@ def replace_node(graph: ir.Graph, node: ir.Node, steps: list[ir.Node]) -> None:
     new.name = name
 
 
-def _fold_transposes(graph: ir.Graph, bound: dict[str, torch.Tensor]) -> None:
+def _fold_transposes(graph: ir.Graph, bound: dict[str, Weight]) -> None:
     """Store a weight transposed if its only users are equal Transpose nodes."""
     for name in list(bound):
         value = graph.initializers[name]
@@ -127,6 +137,8 @@ def _fold_transposes(graph: ir.Graph, bound: dict[str, torch.Tensor]) -> None:
         if not readers or len(perms) != 1 or any(node.op_type != "Transpose" for node in readers):
             continue
         perm = perms.pop() or tuple(reversed(range(bound[name].dim())))
+        if isinstance(bound[name], Stack) and perm != (0, 2, 1):
+            continue
         tensor = bound.pop(name).permute(perm)
         value.shape = ir.Shape(tensor.shape)
         for node in readers:

@@ -8,6 +8,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
+
 from slipway.models.families import DECODER, ENCODER_DECODER, SPEECH
 from slipway.models.model_files import copy_companions
 from slipway_onnx_export.params import OnnxExportParams
@@ -34,3 +36,13 @@ def complete_folder(folder: Path, *, source: ModelSource, params: OnnxExportPara
     }
     text = json.dumps(record, indent=2, sort_keys=True)
     (folder / "onnx_export.json").write_text(text + "\n", encoding="utf-8")
+
+
+def describe_model(model: ir.Model, source: ModelSource) -> None:
+    """Say in a graph's file what it is and what made it."""
+    model.metadata_props.update(
+        architecture=source.architecture,
+        model_type=str(source.config.model_type),
+        family=source.family.name,
+        tools=", ".join(f"{name} {version(name)}" for name in ("slipway", *LIBRARIES)),
+    )

@@ -11,6 +11,8 @@ import torch
 
 from slipway.errors import ONNXExportError
 from slipway.models.families import auto_model
+from slipway_onnx_export.loading.conversion import Weight, loaded_weights
+from slipway_onnx_export.loading.experts import use_every_expert
 from slipway_onnx_export.source import ModelSource
 
 
@@ -46,6 +48,8 @@ def build_weightless(source: ModelSource, *, engine: str, attention: tuple[str, 
             about={"engine": engine, "architecture": source.architecture, "model_type": source.config.model_type},
         ) from failure
     _fill_with_zero(model)
+    _load_buffers(model, source)
+    use_every_expert(model)
     return model.requires_grad_(False)
 
 
@@ -83,13 +87,24 @@ def _fill_with_zero(model: torch.nn.Module) -> None:
             module._parameters[name] = made[id(parameter)]
 
 
-def tied_weights(model: Any, source: ModelSource) -> dict[str, torch.Tensor]:
+def _load_buffers(model: Any, source: ModelSource) -> None:
+    """Give buffers the values that the folder has for them: they are constants of a traced graph."""
+    stored = dict(model.named_buffers()).keys() & model.state_dict().keys()
+    weights = loaded_weights(model, source.weights) if stored else {}
+    for name in sorted(stored & weights.keys()):
+        owner, _, attribute = name.rpartition(".")
+        buffer, value = model.get_buffer(name), weights[name]
+        if isinstance(value, torch.Tensor) and value.shape == buffer.shape:
+            model.get_submodule(owner)._buffers[attribute] = value.to(buffer.dtype)
+
+
+def tied_weights(model: Any, source: ModelSource) -> dict[str, Weight]:
     """Return the source's weights under every name that the module has for them, and those that its class computes.
 
     A tied weight is stored once and may appear in a graph under its other name. A table of sinusoids is a weight of some
     classes that is never stored.
     """
-    weights = dict(source.weights)
+    weights = loaded_weights(model, source.weights)
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)

@@ -11,6 +11,7 @@ import onnx_ir as ir
 import torch
 
 from slipway.errors import ONNXExportError
+from slipway_onnx_export.loading.conversion import Stack, Weight, place_of
 
 DATA_SUFFIX = ".data"
 
@@ -25,7 +26,7 @@ SLICE_BYTES = 32 << 20
 OnTensor = Callable[[int, int], None]
 
 
-Graph = tuple[str, ir.Model, Mapping[str, torch.Tensor]]
+Graph = tuple[str, ir.Model, Mapping[str, Weight]]
 """File name of a graph, the graph, and the tensors of its initializers without a value."""
 
 
@@ -45,12 +46,9 @@ def stream_weights(graphs: Sequence[Graph], *, folder: Path, on_tensor: OnTensor
     Raises:
         ONNXExportError: ``NON_FINITE_WEIGHTS``.
     """
-    placed: dict[_View, tuple[str, int, int]] = {}
-    tensors = {_view(tensor): tensor for _, _, weights in graphs for tensor in weights.values()}
-    total = sum(4 * tensor.numel() for tensor in tensors.values())
-    total += sum(constant.nbytes for _, model, weights in graphs for _, constant in _constants(model, weights))
+    stored = _Stored(graphs)
+    placed: dict[tuple[object, ...], tuple[str, int, int]] = {}
     done = 0
-
     for file_name, model, weights in graphs:
         constants = dict(_constants(model, weights))
         data_file = file_name + DATA_SUFFIX
@@ -58,31 +56,73 @@ def stream_weights(graphs: Sequence[Graph], *, folder: Path, on_tensor: OnTensor
             for name, value in model.graph.initializers.items():
                 length = 0
                 if name in weights:
-                    view, dtype = _view(weights[name]), ir.DataType.FLOAT
-                    if view not in placed:
+                    key, dtype = stored.key(weights[name]), ir.DataType.FLOAT
+                    if key not in placed:
                         offset, length = _write_tensor(file, weights[name], name=name)
-                        placed[view] = data_file, offset, length
-                    place = placed[view]
+                        placed[key] = data_file, offset, length
                 elif name in constants:
-                    offset, length = _write_bytes(file, constants[name].tobytes())
-                    place, dtype = (data_file, offset, length), constants[name].dtype
+                    key, dtype = stored.key(constants[name]), constants[name].dtype
+                    if key not in placed:
+                        offset, length = _write_bytes(file, constants[name].tobytes())
+                        placed[key] = data_file, offset, length
                 else:
                     continue
-                _bind(value, dtype, place=place, folder=folder)
+                _bind(value, dtype, place=placed[key], folder=folder)
                 done += length
-                on_tensor(done, total)
+                on_tensor(done, stored.nbytes)
     return sum((folder / (file_name + DATA_SUFFIX)).stat().st_size for file_name, _, _ in graphs)
 
 
-_View = tuple[int, tuple[int, ...], tuple[int, ...]]
+class _Stored:
+    """The distinct weights and constants of some graphs.
+
+    Weights are equal if they are the same numbers of a file, or equal numbers of two places: a tied weight may be stored twice.
+    """
+
+    def __init__(self, graphs: Sequence[Graph]) -> None:
+        self.nbytes = 0
+        self._keys: dict[tuple[object, ...], tuple[object, ...]] = {}
+        self._distinct: set[tuple[object, ...]] = set()
+        self._alike: dict[tuple[object, ...], list[torch.Tensor]] = {}
+        for _, model, weights in graphs:
+            for weight in weights.values():
+                self._add(place_of(weight), self._equal(weight), 4 * weight.numel())
+            for _, constant in _constants(model, weights):
+                self._add(("constant", id(constant)), self._equal_constant(constant), constant.nbytes)
+
+    def key(self, stored: Weight | ir.TensorProtocol) -> tuple[object, ...]:
+        """Return a key that equal ones share."""
+        if isinstance(stored, torch.Tensor | Stack):
+            return self._keys[place_of(stored)]
+        return self._keys["constant", id(stored)]
+
+    def _add(self, place: tuple[object, ...], key: tuple[object, ...], nbytes: int) -> None:
+        self._keys[place] = key
+        if key not in self._distinct:
+            self._distinct.add(key)
+            self.nbytes += nbytes
+
+    def _equal(self, weight: Weight) -> tuple[object, ...]:
+        """Return the place of an equal weight before it, otherwise its own. Only weights with equal corners are read."""
+        if isinstance(weight, Stack) or weight.numel() * 4 <= INLINE_BYTES:
+            return place_of(weight)
+        first, last = (tuple(slice(*ends) for _ in weight.shape) for ends in ((0, 4), (-4, None)))
+        corners = torch.cat([weight[first].flatten(), weight[last].flatten()]).tolist()
+        alike = self._alike.setdefault((weight.dtype, tuple(weight.shape), *corners), [])
+        for other in alike:
+            if torch.equal(weight, other):
+                return place_of(other)
+        alike.append(weight)
+        return place_of(weight)
+
+    def _equal_constant(self, constant: ir.TensorProtocol) -> tuple[object, ...]:
+        array = constant.numpy()
+        if array.dtype in (np.float32, np.int64, np.bool_):
+            return self._equal(torch.from_numpy(np.array(array)))
+        return "constant", id(constant)
 
 
-def _view(tensor: torch.Tensor) -> _View:
-    """Return what two tensors share if they are the same numbers in the same order: place, shape and strides."""
-    return tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride())
-
-
-def _constants(model: ir.Model, weights: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, ir.TensorProtocol]]:
+def _constants(model: ir.Model, weights: Mapping[str, Weight]) -> Iterator[tuple[str, ir.TensorProtocol]]:
     """Yield the graph's own constants that are too large to stand in it."""
     for name, value in model.graph.initializers.items():
         if name not in weights and value.const_value is not None and value.const_value.nbytes > INLINE_BYTES:
@@ -110,11 +150,11 @@ def _write_bytes(file: BinaryIO, data: bytes) -> tuple[int, int]:
     return offset, len(data)
 
 
-def _write_tensor(file: BinaryIO, tensor: torch.Tensor, *, name: str) -> tuple[int, int]:
+def _write_tensor(file: BinaryIO, tensor: Weight, *, name: str) -> tuple[int, int]:
     """Append one tensor as contiguous float32. tensor: (rows, …)."""
     length = 4 * tensor.numel()
     offset = _align(file, length)
-    rows = tensor.reshape(1) if tensor.dim() == 0 else tensor
+    rows = tensor.reshape(1) if isinstance(tensor, torch.Tensor) and tensor.dim() == 0 else tensor
     step = max(1, SLICE_BYTES * len(rows) // max(length, 1))
     for start in range(0, len(rows), step):
         block = rows[start : start + step].to(torch.float32).contiguous().numpy()

@@ -17,6 +17,7 @@ from slipway_onnx_export.parity.check import check_parity
 from slipway_onnx_export.source import open_source
 from slipway_onnx_export.stage import STAGE
 from support.models.onnx_models import Exported
+from support.models.table_models import ROWS, Row, make_row
 from support.models.tiny_models import describe_a_layer_more, make_base
 
 
@@ -245,3 +246,38 @@ def test_a_model_that_describes_much_more_than_it_has_is_not_loaded(tmp_path: Pa
     with pytest.raises(ONNXExportError, match="describes a model of") as caught:
         check_parity(source, tmp_path / "model.onnx", tolerance=1e-4)
     assert caught.value.reason == "BASE_MODEL_INVALID"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["Mamba", "Mamba2", "FalconH1", "Qwen3Next", "Lfm2", "Rwkv", "Jamba", "RecurrentGemma", "xLSTM", "MiniMax", "Zaya"],
+)
+def test_layers_that_keep_a_state_are_refused_from_the_configuration_alone(kind: str) -> None:
+    import transformers
+
+    from slipway_onnx_export.families import refusal_reason
+
+    settings = getattr(transformers, f"{kind}Config")().to_dict() | {"architectures": [f"{kind}ForCausalLM"]}
+    assert f"a decoder ({kind}ForCausalLM) with layers that keep a state" in refusal_reason(settings)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_families_of_the_table_are_not_refused(row: Row) -> None:
+    import transformers
+
+    from slipway_onnx_export.families import refusal_reason
+
+    kind = getattr(transformers, row.model)
+    assert not refusal_reason(kind.config_class(**row.settings).to_dict() | {"architectures": [row.model]})
+
+
+@pytest.mark.parametrize("kind", ["cohere", "opt", "deepseek_v3"])
+def test_what_mobius_builds_incorrectly_is_traced_at_once(tmp_path: Path, kind: str) -> None:
+    from slipway_onnx_export.engines import choose_engine
+    from slipway_onnx_export.engines.mobius import INCORRECT
+
+    names = {"cohere": "Cohere", "opt": "OPT", "deepseek_v3": "DeepSeek-V3"}
+    source = open_source(make_row(next(row for row in ROWS if row.name == names[kind]), tmp_path / "model"))
+    assert choose_engine(source, OnnxExportParams()).name == "dynamo"
+    assert choose_engine(source, OnnxExportParams(opset=17)).name == "legacy"
+    assert kind in INCORRECT

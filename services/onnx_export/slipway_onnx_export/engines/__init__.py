@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from importlib import import_module
 
 import onnx_ir as ir
-import torch
 
 from slipway.errors import ONNXExportError
 from slipway.models.families import DECODER
 from slipway_onnx_export.interface import Component
+from slipway_onnx_export.loading.conversion import Weight
 from slipway_onnx_export.opsets import BEST_OPSET, ENGINE_OPSETS
 from slipway_onnx_export.params import OnnxExportParams, Runtime
 from slipway_onnx_export.source import ModelSource
@@ -42,7 +42,7 @@ class EngineGraph:
 
     component: Component
     model: ir.Model
-    weights: Mapping[str, torch.Tensor]
+    weights: Mapping[str, Weight]
 
 
 @dataclass(frozen=True, slots=True)

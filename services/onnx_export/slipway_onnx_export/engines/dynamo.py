@@ -19,10 +19,14 @@ from slipway_onnx_export.weightless import build_weightless, tied_weights
 # FlatModule has the transformers model in this attribute.
 PREFIX = "model."
 
+EAGER = ("falcon",)
+"""Model types whose fused attention broadcasts the one head of keys and values, which ONNX's Attention does not."""
+
 
 def build(source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
     """Trace the graphs of any model of a known family whose code torch.export supports."""
-    whole = build_weightless(source, engine="dynamo", attention=("sdpa", "eager"))
+    attention = ("eager",) if source.config.model_type in EAGER else ("sdpa", "eager")
+    whole = build_weightless(source, engine="dynamo", attention=attention)
     weights = tied_weights(whole, source)
     parameters = {PREFIX + name for name, _ in whole.named_parameters(remove_duplicate=False)}
     graphs = []

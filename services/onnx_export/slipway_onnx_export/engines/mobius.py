@@ -17,6 +17,18 @@ from slipway_onnx_export.engines import EngineGraph, GraphRequest
 from slipway_onnx_export.lowering import lower
 from slipway_onnx_export.source import WINDOW_LIMIT, ModelSource
 
+_ROOT_SCALED = ("gemma", "gemma3_text")
+"""Model types that multiply embeddings by the root of their width."""
+
+INCORRECT = {
+    **dict.fromkeys(("cohere", "cohere2", "gemma2", "gptj", "opt"), "with other results than PyTorch's"),
+    **dict.fromkeys(("deepseek_v3", "falcon", "glm", "gpt_neo"), "with other weights than the model has"),
+    **dict.fromkeys(("bloom", "mpt"), "without an attention mask"),
+}
+_ROOT_SCALED = ("gemma", "gemma3_text")
+"""Model types that multiply embeddings by the root of their width."""
+"""How mobius builds model types that it knows and does not build correctly; the comparison with PyTorch shows each."""
+
 
 def build(source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
     """Build the graph of a text decoder that mobius supports.
@@ -61,6 +73,8 @@ def _find_module(source: ModelSource) -> tuple[Any, Any]:
         raise _unsupported_error(source, f"graphs of {source.family.name} models are traced, not built")
     if config.model_type not in registry:
         raise _unsupported_error(source, f"mobius does not know model type {config.model_type!r}")
+    if config.model_type in INCORRECT:
+        raise _unsupported_error(source, f"mobius builds {config.model_type!r} {INCORRECT[config.model_type]}")
     task = _default_task_for_model(config.model_type)
     if task != "text-generation":
         raise _unsupported_error(source, f"mobius builds {config.model_type!r} for {task}, not as a text decoder")
@@ -76,6 +90,11 @@ def _find_module(source: ModelSource) -> tuple[Any, Any]:
     window = getattr(getattr(module, "model", None), "_gqa_local_window_size", None)
     if window is not None and window() > 0:
         raise _unsupported_error(source, f"mobius would drop the sliding window of {window()} tokens")
+    if config.model_type in _ROOT_SCALED:
+        model: Any = module.model
+        model.embed_tokens.embed_scale = (
+            config.hidden_size**0.5
+        )  # mobius rounds it, to two decimals or to half precision
     return module, settings
 
 

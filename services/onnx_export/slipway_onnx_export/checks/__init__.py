@@ -1,0 +1,1 @@
+"""Check a written folder before anything uses it."""

@@ -1,0 +1,199 @@
+"""Check a written folder: each check passes, fails by name with a reason, or is *not run* by name with a reason."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import onnx
+import onnx.shape_inference
+
+from slipway.errors import ONNXExportError
+from slipway_onnx_export.checks.running import agree_with_reference, grow_caches, load
+from slipway_onnx_export.checks.written import FaultError, NotRunError, Written
+from slipway_onnx_export.weights import INLINE_BYTES
+
+METADATA = ("architecture", "model_type", "family", "tools")
+"""Properties that the file of every graph has."""
+
+_SAMPLE = 4096
+_REASONS = {"opset": "OPSET_UNSUPPORTED", "reference": "EXPORT_PARITY_FAILED"}
+"""Reasons of checks; the others fail as the engine's failure."""
+
+
+def check_folder(written: Written, *, engine: str, checks: Mapping[str, Check] | None = None) -> dict[str, str]:
+    """Make every check of a written folder, in order.
+
+    Args:
+        written: The folder.
+        engine: The engine that made its graphs, for the error's ``about``.
+        checks: The checks; all by default.
+
+    Returns:
+        ``passed`` or ``not run: reason``, by the check's name.
+
+    Raises:
+        ONNXExportError: At the first check that fails. ``about`` names it.
+    """
+    results = {}
+    for name, check in (CHECKS if checks is None else checks).items():
+        try:
+            check(written)
+            results[name] = "passed"
+        except NotRunError as why:
+            results[name] = f"not run: {why}"
+        except FaultError as fault:
+            raise ONNXExportError(
+                f"the export fails its check {name!r}: {fault}",
+                reason=_REASONS.get(name, "EXPORT_ENGINE_FAILED"),
+                remedy="use another engine or opset",
+                about={"check": name, "engine": engine, "opset": written.opset},
+            ) from fault
+    return results
+
+
+def _opset(written: Written) -> None:
+    """Compare the written opset with the one asked for: an engine may silently write another."""
+    for name, model in written.graphs.items():
+        found = {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}.get("ai.onnx")
+        if found != written.opset:
+            raise FaultError(f"{name} has opset {found} instead of {written.opset}")
+
+
+def _paths(written: Written) -> None:
+    """External data lies in regular files of the folder, and within them."""
+    for name, tensor in written.stored():
+        place = _place(tensor)
+        if place is None:
+            continue
+        location, offset, length = place
+        path = written.folder / location
+        if not location or path.name != location or location in (".", ".."):
+            raise FaultError(f"{name} has the weight {tensor.name!r} outside the folder, at {location!r}")
+        if path.is_symlink() or not path.is_file():
+            raise FaultError(
+                f"{name} has the weight {tensor.name!r} in {location!r}, which is not a file of the folder"
+            )
+        if offset < 0 or length < 0 or offset + length > path.stat().st_size:
+            raise FaultError(f"{name} has the weight {tensor.name!r} beyond the end of {location}")
+
+
+def _valid(written: Written) -> None:
+    for name in written.graphs:
+        try:
+            onnx.checker.check_model(str(written.folder / name))
+        except onnx.checker.ValidationError as error:
+            raise FaultError(f"{name} is not valid: {_first_line(error)}") from error
+
+
+def _shapes(written: Written) -> None:
+    """Strict inference; sizes that depend on values are left open, so the weights are not read."""
+    for name, model in written.graphs.items():
+        try:
+            onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=False)
+        except onnx.shape_inference.InferenceError as error:
+            raise FaultError(f"the types or shapes of {name} do not fit together: {_first_line(error)}") from error
+
+
+def _interface(written: Written) -> None:
+    """Every declared input is there and read, every declared output is there and computed."""
+    for component in written.components:
+        graph = written.graphs[component.file].graph
+        stored = {tensor.name for tensor in graph.initializer}
+        inputs = [value.name for value in graph.input if value.name not in stored]
+        outputs = [value.name for value in graph.output]
+        wanted = [port.name for port in component.inputs], [port.name for port in component.outputs]
+        if (sorted(inputs), sorted(outputs)) != tuple(map(sorted, wanted)):
+            odd = sorted({*inputs, *outputs} ^ {*wanted[0], *wanted[1]})
+            raise FaultError(f"{component.file} lacks or has beyond its interface: {', '.join(odd[:5])}")
+        read = _read_names(graph)
+        unread = [name for name in inputs if name not in read and name not in component.unread]
+        if unread:
+            raise FaultError(f"{component.file} does not read its input {unread[0]!r}")
+        made = {output for node in graph.node for output in node.output}
+        constant = [name for name in outputs if name not in made]
+        if constant:
+            raise FaultError(f"{component.file} does not compute its output {constant[0]!r}")
+
+
+def _stored_once(written: Written) -> None:
+    """No two initializers above 1 KiB have equal bytes at two places. Only those with equal samples are read whole."""
+    alike: dict[tuple[object, ...], dict[tuple[str, int, int], str]] = defaultdict(dict)
+    for name, tensor in written.stored():
+        place = _place(tensor)
+        if place is None or place[2] <= INLINE_BYTES:
+            continue
+        with (written.folder / place[0]).open("rb") as file:
+            samples = [_read(file, place, at) for at in (0, place[2] // 2, max(0, place[2] - _SAMPLE))]
+        alike[(tensor.data_type, tuple(tensor.dims), *samples)].setdefault(place, f"{tensor.name!r} of {name}")
+    for places in alike.values():
+        digests: dict[str, str] = {}
+        for place, what in places.items() if len(places) > 1 else ():
+            with (written.folder / place[0]).open("rb") as file:
+                sha = hashlib.sha256()
+                for at in range(0, place[2], 1 << 20):
+                    sha.update(_read(file, place, at, 1 << 20))
+            first = digests.setdefault(sha.hexdigest(), what)
+            if first != what:
+                raise FaultError(f"{what} repeats the bytes of {first}")
+
+
+def _metadata(written: Written) -> None:
+    for name, model in written.graphs.items():
+        found = {entry.key: entry.value for entry in model.metadata_props}
+        lost = [key for key in METADATA if not found.get(key)]
+        if lost:
+            raise FaultError(f"{name} has no {lost[0]!r} in its metadata")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _place(tensor: Any) -> tuple[str, int, int] | None:
+    """Return where an initializer lies outside the graph: file, offset and length."""
+    if tensor.data_location != onnx.TensorProto.EXTERNAL:
+        return None
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    try:
+        return entries.get("location", ""), int(entries.get("offset", 0)), int(entries.get("length", 0))
+    except ValueError as error:
+        raise FaultError(f"the weight {tensor.name!r} has a place that is no number: {error}") from error
+
+
+def _read(file: Any, place: tuple[str, int, int], at: int, length: int = _SAMPLE) -> bytes:
+    file.seek(place[1] + at)
+    data: bytes = file.read(min(length, place[2] - at))
+    return data
+
+
+def _read_names(graph: Any) -> set[str]:
+    """Return the names that nodes of a graph and of its subgraphs read, and those that subgraphs return."""
+    found: set[str] = set()
+    for node in graph.node:
+        found |= set(node.input)
+        for attribute in node.attribute:
+            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                found |= _read_names(inner) | {value.name for value in inner.output}
+    return found
+
+
+Check = Callable[[Written], None]
+CHECKS: Mapping[str, Check] = MappingProxyType(
+    {
+        "opset": _opset,
+        "paths": _paths,
+        "valid": _valid,
+        "shapes": _shapes,
+        "interface": _interface,
+        "stored once": _stored_once,
+        "metadata": _metadata,
+        "loads": load,
+        "caches": grow_caches,
+        "reference": agree_with_reference,
+    }
+)
+"""The checks in order, by name."""
