@@ -27,8 +27,7 @@ def complete_folder(folder: Path, *, source: ModelSource, params: OnnxExportPara
     record = {
         **facts,
         "model_type": source.config.model_type,
-        "dynamic_axes": params.dynamic_axes,
-        "optimize_graph": params.optimize_graph,
+        "optimization": params.optimization,
         "versions": {name: version(name) for name in LIBRARIES},
     }
     text = json.dumps(record, indent=2, sort_keys=True)
