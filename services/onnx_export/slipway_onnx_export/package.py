@@ -23,6 +23,10 @@ def complete_folder(folder: Path, *, source: ModelSource, params: OnnxExportPara
     """Add configuration, tokenizer, usage example and ``onnx_export.json`` to the exported model."""
     copy_companions(source.folder, folder)
     example = _EXAMPLES.get(source.family, "text.py")
+    if source.family is DECODER and not params.cache:
+        example = "decoder_without_cache.py"
+    elif source.family is DECODER and params.shapes == "static":
+        example = "decoder_static.py"
     shutil.copyfile(Path(__file__).parent / "examples" / example, folder / "example.py")
     record = {
         **facts,

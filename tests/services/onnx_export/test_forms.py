@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -177,3 +179,52 @@ def test_static_graphs_that_would_compute_something_else(
     with pytest.raises(ModelExportError, match=says) as caught:
         export(make_family_model(name, tmp_path / "model"), shapes="static", **params)
     assert caught.value.reason == "SHAPES_UNSUPPORTED"
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"shapes": "static", "sequence": 4, "past": 40},
+        pytest.param({"shapes": "static", "batch": 2}, marks=SLOW),
+        pytest.param({"cache": False, "engine": "legacy"}, marks=SLOW),
+        pytest.param({"cache": False, "engine": "legacy", "shapes": "static", "sequence": 40}, marks=SLOW),
+    ],
+    ids=str,
+)
+def test_the_example_of_each_form_generates_what_transformers_generates(
+    family: Callable[[str], Path], export: Callable[..., Exported], params: dict[str, Any]
+) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    prompt, source = "the one that was in", family("qwen3-tied")
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+    ids = tokenizer(prompt, return_tensors="pt")
+    wanted = model.generate(**ids, max_new_tokens=12, do_sample=False)[0, ids["input_ids"].shape[1] :]
+    exported = export(source, parity="never", **params)
+    words = [sys.executable, "-P", exported.folder / "example.py", prompt, "--max-new-tokens", "12"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout.rstrip("\n") == prompt + tokenizer.decode([token for token in wanted if token != 2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("marian", {"cache": False}),
+        ("marian", {"cache": False, "shapes": "static", "batch": 2, "sequence": 16}),
+        ("bert-classes", {"shapes": "static", "sequence": 16}),
+    ],
+)
+def test_the_example_prints_the_same_for_every_form(
+    tmp_path: Path, export: Callable[..., Exported], name: str, params: dict[str, Any]
+) -> None:
+    source, said = make_family_model(name, tmp_path / "model"), []
+    for choice in ({}, params):
+        exported = export(source, parity="never", **choice)
+        words = [sys.executable, "-P", exported.folder / "example.py", "a house"]
+        words += [] if "classes" in name else ["--max-new-tokens", "8"]
+        said.append(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+    assert said[0] == said[1]
+    assert said[0].strip()
