@@ -59,6 +59,8 @@ def _trace(component: Component, whole: Any, source: ModelSource, *, opset: int)
                 verbose=False,
             )
     except Exception as error:  # torch.export lets any exception of the model's or its own code through
-        raise translate_capture_error(source, error, attention=whole.config._attn_implementation) from error
+        raise translate_capture_error(
+            source, error, attention=whole.config._attn_implementation, ports=component.inputs
+        ) from error
     assert program is not None
     return program.model

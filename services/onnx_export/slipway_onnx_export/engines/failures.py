@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from slipway.errors import ONNXExportError, UnorderedMapError
+from slipway_onnx_export.interface import Port
 from slipway_onnx_export.source import ModelSource
 
 _TORCH = Path(torch.__file__).parent
@@ -18,7 +19,7 @@ _OURS = Path(__file__).parent.parent
 
 AXIS, DATA = "axis", "data"
 
-_FIXED_AXIS = re.compile(r"inferred a static shape of (\d+) for dimension (\S+?)\.shape\[(\d+)\]")
+_FIXED_AXIS = re.compile(r"inferred a static shape of (\d+) for dimension inputs\S*?(?:\[(\d+)\])?\.shape\[(\d+)\]")
 _CONSTRAINT = re.compile(
     r"Constraints violated|Not all values of|specialized it to be a constant|specialization of value", re.I
 )
@@ -28,8 +29,10 @@ _MISSING_SYMBOL = re.compile(r"Exporting the operator '([^']+)' to ONNX opset ve
 _SINCE = re.compile(r"added in version (\d+)")
 
 
-def translate_capture_error(source: ModelSource, error: Exception, *, attention: str) -> ONNXExportError:
-    """Translate an exception of torch.export or of its conversion to ONNX."""
+def translate_capture_error(
+    source: ModelSource, error: Exception, *, attention: str, ports: Sequence[Port] = ()
+) -> ONNXExportError:
+    """Translate an exception of torch.export or of its conversion to ONNX; ``ports`` are the inputs that were traced."""
     about = {**_known(source, "dynamo", error, attention), **_place(error)}
     texts = [str(one) for one in _causes(error)]
     cause = texts[-1]
@@ -37,8 +40,9 @@ def translate_capture_error(source: ModelSource, error: Exception, *, attention:
         if found := _MISSING_FUNCTION.search(text):
             return _operator_error(found[1], f"torch.onnx {torch.__version__}", about)
     if found := _FIXED_AXIS.search(cause):
-        about |= {"kind": AXIS, "axis": f"{found[2]} axis {found[3]}", "size": found[1]}
-        return _shape_error(f"axis {found[3]} of {found[2]} would be fixed to {found[1]}", about)
+        axis = _named_axis(ports, int(found[2] or 0), int(found[3]))
+        about |= {"kind": AXIS, "axis": axis, "size": found[1]}
+        return _shape_error(f"{axis} would be fixed to {found[1]}", about)
     if _DATA_DEPENDENT.search(cause) or type(error.__cause__).__name__ == "GuardOnDataDependentSymNode":
         return _shape_error(f"the model's code branches on computed values{_at(about)}", about | {"kind": DATA})
     if _CONSTRAINT.search(cause):
@@ -71,6 +75,13 @@ def translate_tracer_error(source: ModelSource, error: Exception, *, attention: 
         remedy="use engine dynamo with opset 18 or later",
         about=about,
     )
+
+
+def _named_axis(ports: Sequence[Port], index: int, axis: int) -> str:
+    """Describe an axis of the traced inputs."""
+    if index >= len(ports) or axis >= len(ports[index].shape):
+        return f"axis {axis} of input {index}"
+    return f"axis {axis} of {ports[index].name} ({ports[index].shape[axis]})"
 
 
 def _known(source: ModelSource, engine: str, error: Exception, attention: str) -> dict[str, Any]:
