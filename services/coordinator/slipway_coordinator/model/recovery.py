@@ -36,6 +36,8 @@ class NextAttempt(BaseModel):
     elsewhere: bool = False
     remake_inputs: bool = False
     warning: str = ""
+    withdrawn: tuple[str, ...] = ()
+    """Warnings of rules before it, whose effect it takes back."""
 
 
 def choose_profile(configured: str, *, model_bytes: int, history: Sequence[AttemptRecord]) -> Profile:
@@ -101,7 +103,7 @@ def recover(
         found = _attempt(rule, restored, history[-1].resources if history else Resources(), applied=applied)
         tried = any(attempt.params == found.params and attempt.resources == found.resources for attempt in history)
         if rule.repeat or rule.elsewhere or rule.remake_inputs or not tried:
-            return found
+            return found.model_copy(update={"withdrawn": _withdrawn(found.params, history, table)})
     return None
 
 
@@ -116,6 +118,16 @@ def _applies(
         if not condition.holds(found):
             return False
     return True
+
+
+def _withdrawn(params: Mapping[str, Any], history: Sequence[AttemptRecord], table: RuleTable) -> tuple[str, ...]:
+    """Return the warnings of applied rules whose settings this attempt changes again."""
+    applied = {attempt.rule for attempt in history}
+    return tuple(
+        rule.warn
+        for rule in table.rules
+        if rule.name in applied and any(params.get(name) != rule.set.get(name) for name in rule.warns_of)
+    )
 
 
 def _count_failures(history: Sequence[AttemptRecord]) -> Mapping[str, int]:

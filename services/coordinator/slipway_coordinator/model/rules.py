@@ -101,6 +101,7 @@ class Rule(_Model):
         limit: How often it is applied to one task.
         say: Its effect, described for people.
         warn: A result that differs from the user's request; added to the export's warnings.
+        warns_of: Parameters that the warning is about; it is withdrawn when a later attempt changes one of them again.
     """
 
     name: str
@@ -118,6 +119,7 @@ class Rule(_Model):
     limit: int = Field(default=1, ge=1)
     say: str
     warn: str = ""
+    warns_of: tuple[str, ...] = ()
 
     @pydantic.field_validator("when")
     @classmethod

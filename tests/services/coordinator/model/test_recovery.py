@@ -447,3 +447,13 @@ def test_steps_name_the_operator_or_line_at_fault_and_leave_out_what_is_unknown(
     less = with_guidance(failure("OPERATOR_UNSUPPORTED", operator="x"), "onnx_export", attempts=2).about["guidance"]
     assert "line" not in less
     assert "{" not in less
+
+
+def test_a_warning_about_what_a_later_attempt_takes_back_is_withdrawn() -> None:
+    reasons = ["DYNAMIC_SHAPE", "EXPORT_PARITY_FAILED"]
+    start = {"engine": "dynamo", "opset": 20}
+    about = {"kind": "axis", "attention": "eager", "family": "decoder"}
+    legacy, static = chain("onnx_export", reasons, Profile.BALANCED, start, 3, about=about)
+    assert "made by the legacy tracer" in legacy.warning
+    assert (legacy.withdrawn, static.withdrawn) == ((), (legacy.warning,))
+    assert "fixed shapes" in static.warning
