@@ -228,3 +228,24 @@ def test_the_example_prints_the_same_for_every_form(
         said.append(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
     assert said[0] == said[1]
     assert said[0].strip()
+
+
+def test_validation_runs_a_static_graph_as_any_other(
+    family: Callable[[str], Path], export: Callable[..., Exported]
+) -> None:
+    from slipway_validate.runner.model import NotRunnable, run_segments
+    from slipway_validate.runner.onnx_graphs.load import load
+
+    source = family("qwen3-tied")
+    folders = [export(source, parity="never", **form).folder for form in ({}, {"shapes": "static", "sequence": 3})]
+    ids = np.random.default_rng(4).integers(3, 100, size=(2, 11))
+    mask = np.ones_like(ids)
+    mask[0, :4] = 0
+    usual, static = (
+        np.concatenate([found for _, found in run_segments(load(folder, threads=1), ids, mask, (7, 1, 3))], axis=1)
+        for folder in folders
+    )
+    assert np.abs((usual - static)[mask.astype(bool)]).max() < LIMIT
+    long = np.ones((1, 200), np.int64)
+    with pytest.raises(NotRunnable, match="fixed shapes"):
+        list(run_segments(load(folders[1], threads=1), long, long, (100, 100)))

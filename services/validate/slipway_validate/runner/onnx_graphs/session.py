@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,16 @@ ORT_ERRORS: tuple[type[Exception], ...] = (
 
 Value = Any
 """A tensor that ONNX Runtime holds (``OrtValue``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """A result outside of the runtime. An ``OrtValue`` made of it would lend its memory, and lose it with itself."""
+
+    array: Any
+
+    def numpy(self) -> Any:
+        return self.array
 
 
 class Graph:
@@ -112,7 +123,7 @@ class Graph:
                 found = self._fixed.run({name: value.numpy() for name, value in feed.items()})
             except TooLongError as error:
                 raise NotRunnable(f"{self._name} has fixed shapes: {error}") from error
-            return {name: ort.OrtValue.ortvalue_from_numpy(value) for name, value in found.items()}
+            return {name: _Computed(value) for name, value in found.items()}
         return dict(zip(self.outputs, self._session.run_with_ort_values(self.outputs, dict(feed)), strict=True))
 
     def _compute(self, feed: dict[str, Any]) -> dict[str, Any]:
