@@ -21,7 +21,7 @@ from slipway.models.families import (
     TOKEN_CLASSIFIER,
     Family,
 )
-from slipway_onnx_export.cacheless import cacheless_components, sound
+from slipway_onnx_export.forms.cacheless import cacheless_components, sound
 from slipway_onnx_export.interface import (
     BATCH,
     FEATURES,

@@ -16,11 +16,11 @@ from slipway.models.families import DECODER
 from slipway.sizes import format_size
 from slipway.stage import Context
 from slipway_onnx_export.engines import Engine, EngineGraph, GraphRequest, choose_engine, choose_opset
+from slipway_onnx_export.forms.shapes import describe_sizes, fixed_sizes
 from slipway_onnx_export.graph import declare_interface, normalize_graph
 from slipway_onnx_export.package import complete_folder
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.parity.check import check_parity
-from slipway_onnx_export.shapes import describe_sizes, fixed_sizes
 from slipway_onnx_export.source import ModelSource, open_source
 from slipway_onnx_export.weights import stream_weights, take_weights_in
 

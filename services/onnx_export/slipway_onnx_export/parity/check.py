@@ -15,13 +15,13 @@ import transformers
 from slipway.errors import ONNXExportError
 from slipway.models.families import DECODER, ENCODER_DECODER, SPEECH, auto_model
 from slipway.models.model_facts import CannotBuildError, check_loadable
+from slipway_onnx_export.forms.shapes import room_of
 from slipway_onnx_export.interface import PAST, SEQUENCE
 from slipway_onnx_export.parity.conversations import conversations_of
 from slipway_onnx_export.parity.rows import Array, Conversation, Session
 from slipway_onnx_export.parity.session import ORT_ERRORS, OrtSession
 from slipway_onnx_export.parity.texts import texts_of
 from slipway_onnx_export.parity.translations import translations_of
-from slipway_onnx_export.shapes import room_of
 from slipway_onnx_export.source import ModelSource
 
 OnCall = Callable[[int, int], None]
