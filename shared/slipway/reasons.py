@@ -128,8 +128,15 @@ REASONS: Mapping[str, Reason] = {
     "EXPORT_ENGINE_UNSUPPORTED": Reason(_C.UNSUPPORTED, "the export engine does not know this architecture"),
     "EXPORT_ENGINE_FAILED": Reason(_C.UNSUPPORTED, "the export engine stopped with an error of its own on this model"),
     "EXPORT_PARITY_FAILED": Reason(_C.VALIDATION, "the results of the exported graph differ from PyTorch's"),
+    "DYNAMIC_SHAPE": Reason(
+        _C.UNSUPPORTED,
+        "the model cannot be traced with varying shapes: an axis is fixed, or its code branches on values",
+    ),
+    "SHAPES_UNSUPPORTED": Reason(_C.UNSUPPORTED, "this model cannot have a graph of the requested fixed shapes"),
+    "OPERATOR_UNSUPPORTED": Reason(_C.UNSUPPORTED, "the model uses an operator that the export engine cannot write"),
+    "ONNX_TOO_LARGE": Reason(_C.UNSUPPORTED, "the weights exceed what a file without external data can hold"),
     "TRACER_WARNING": Reason(_C.UNSUPPORTED, "the trace of this model depends on its sample inputs"),
-    "UNORDERED_MAP": Reason(_C.UNSUPPORTED, "the legacy tracer failed on this model with unordered_map::at"),
+    "UNORDERED_MAP": Reason(_C.UNSUPPORTED, "the legacy tracer lost a value of this model (unordered_map)"),
     "ONNX_INVALID": Reason(_C.INVALID_INPUT, "the ONNX model is not readable or not valid"),
     "UNSUPPORTED": Reason(
         _C.UNSUPPORTED, "this machine lacks a required library or device; the message says what to install"

@@ -21,6 +21,7 @@ from slipway.models.families import (
     TOKEN_CLASSIFIER,
     Family,
 )
+from slipway_onnx_export.forms.cacheless import cacheless_components, sound
 from slipway_onnx_export.interface import (
     BATCH,
     FEATURES,
@@ -46,18 +47,22 @@ Sizes = tuple[tuple[tuple[int | None, int | None], tuple[int | None, int | None]
 """Heads and head size of keys and of values, by layer; None where only the graph knows."""
 
 
-def components_of(model: Any, source: ModelSource) -> tuple[Component, ...]:
+def components_of(model: Any, source: ModelSource, *, cache: bool = True) -> tuple[Component, ...]:
     """Return the graphs of a model.
 
     Args:
         model: Transformers model of the source; its weights are not read.
         source: The model's folder.
+        cache: Whether a model that generates has a KV cache.
 
     Raises:
         ONNXExportError: ``FAMILY_UNSUPPORTED`` if its cache is not keys and values of attention, or if it does not take what
             models of its family take.
     """
     try:
+        if not cache and source.family.generates:
+            with _without_computing() as fake:
+                return cacheless_components(model, source.family, fake)
         if source.family is DECODER:
             return (_decoder(model),)
         if source.family in (ENCODER_DECODER, SPEECH):
@@ -149,8 +154,7 @@ def _encoder_and_decoder(model: Any, *, speech: bool) -> tuple[Component, Compon
         return {LOGITS: found.logits, **_named("present.{}.decoder.{}", own)}
 
     if speech:
-        frames = _frames(model)
-        source: tuple[Port, ...] = (Port(FEATURES, (BATCH, model.config.num_mel_bins, frames)),)
+        source: tuple[Port, ...] = (sound(model),)
         masks: tuple[Port, ...] = ()
     else:
         source = (ids(IDS, BATCH, SOURCE), ids(MASK, BATCH, SOURCE))
@@ -182,16 +186,6 @@ def _encoder_and_decoder(model: Any, *, speech: bool) -> tuple[Component, Compon
         call=decode,
     )
     return encoder, decoder
-
-
-def _frames(model: Any) -> int:
-    """Return the number of frames that a speech encoder takes: its positions, before its convolutions take every second."""
-    encoder = model.get_encoder()
-    strides = (layer.stride[0] for layer in encoder.children() if isinstance(layer, torch.nn.Conv1d))
-    frames = int(model.config.max_source_positions)
-    for stride in strides:
-        frames *= int(stride)
-    return frames
 
 
 # Models that read a whole text in one call.

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 import torch
 
-from slipway.errors import ONNXExportError
+from slipway.errors import ONNXExportError, TracerWarningError
 from slipway.models.families import DECODER
 from slipway.sizes import format_size
 from slipway.stage import Context
 from slipway_onnx_export.checks.folder import check_folder
 from slipway_onnx_export.checks.written import Written
-from slipway_onnx_export.engines import GraphRequest, choose_engine, choose_opset
+from slipway_onnx_export.engines import Engine, EngineGraph, GraphRequest, choose_engine, choose_opset
+from slipway_onnx_export.forms.shapes import describe_sizes, fixed_sizes
 from slipway_onnx_export.graph import declare_interface, normalize_graph
 from slipway_onnx_export.package import complete_folder, describe_model
 from slipway_onnx_export.packaging.packages import write_packages
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.parity.check import check_parity
 from slipway_onnx_export.source import ModelSource, open_source
-from slipway_onnx_export.weights import stream_weights
+from slipway_onnx_export.weights import stream_weights, take_weights_in
 
 # Peak memory of the comparison divided by the float32 size of the weights: measured 2.05 at 0.6B (4.9 GB for 2.4 GB).
 PARITY_OVERHEAD = 2.1
@@ -45,15 +47,46 @@ def export_model(source_folder: Path, params: OnnxExportParams, ctx: Context) ->
             remedy="leave the TensorRT format out for this model",
             about={"family": source.family.name, "model_type": source.config.model_type},
         )
+    sizes = fixed_sizes(source, params)
     engine = choose_engine(source, params)
-    opset = choose_opset(engine, params.opset, runtime=params.runtime)
+    known = {"engine": engine.name, "family": source.family.name}
+    try:
+        opset = choose_opset(engine, params.opset, runtime=params.runtime)
+        request = GraphRequest(
+            opset=opset,
+            runtime=params.runtime,
+            optimization=params.optimization,
+            attention=params.attention,
+            cache=params.cache,
+            sizes=sizes,
+            prove_warnings=params.tracer_warnings == "prove",
+        )
+        ctx.progress("graph", done=0, total=1, unit="graphs")
+        graphs = engine.build(source, request)
+        known["attention"] = graphs[0].attention
+        facts = _write(graphs, source, ctx, engine=engine, request=request, params=params)
+    except ONNXExportError as error:
+        error.about = {**known, **error.about}  # recovery decides by these what is left to try
+        raise
+    complete_folder(ctx.workdir / "onnx", source=source, params=params, facts=facts)
+    write_packages(ctx.workdir / "onnx", level="", ctx=ctx)
+    ctx.record(**facts, seconds=round(time.monotonic() - started, 3))
+    return ctx.workdir / "onnx"
 
-    ctx.progress("graph", done=0, total=1, unit="graphs")
-    graphs = engine.build(source, GraphRequest(opset=opset, optimize=params.optimize_graph, runtime=params.runtime))
+
+def _write(
+    graphs: list[EngineGraph],
+    source: ModelSource,
+    ctx: Context,
+    *,
+    engine: Engine,
+    request: GraphRequest,
+    params: OnnxExportParams,
+) -> dict[str, Any]:
+    """Write and compare the graphs; return the facts about them."""
     bound = [normalize_graph(made.model, made.weights, source=source, engine=engine.name) for made in graphs]
     for made in graphs:
-        component = made.component if params.dynamic_axes else made.component.fixed_batch()
-        declare_interface(made.model, component)
+        declare_interface(made.model, made.component)
     ctx.progress("graph", done=1, total=1, unit="graphs")
 
     folder = ctx.workdir / "onnx"
@@ -64,46 +97,68 @@ def export_model(source_folder: Path, params: OnnxExportParams, ctx: Context) ->
         on_tensor=lambda done, total: ctx.progress("weights", done=done, total=total),
     )
     components = []
+    if not params.external_data:
+        take_weights_in([(made.component.file, made.model) for made in graphs], folder=folder)
     for made in graphs:
         describe_model(made.model, source)
         ir.save(made.model, folder / made.component.file)
         components.append(made.component)
     end = getattr(source.config, "eos_token_id", None)
-    written = Written(folder, tuple(components), opset, end if isinstance(end, int) else None)
+    written = Written(folder, tuple(components), request.opset, end if isinstance(end, int) else None)
     checks = check_folder(written, engine=engine.name)
 
     nodes = [node for made in graphs for node in made.model.graph.all_nodes()]
     facts: dict[str, Any] = {
         "engine": engine.name,
-        "opset": opset,
+        "opset": request.opset,
         "runtime": params.runtime,
         "architecture": source.architecture,
         "family": source.family.name,
         "files": [made.component.file for made in graphs],
         "precision": "float32",
+        "shapes": params.shapes,
+        "attention": graphs[0].attention,
+        "cache": source.family.generates and params.cache,
         "nodes": len(nodes),
         "operators": dict(sorted(Counter(map(_operator, nodes)).items())),
         "graph_bytes": sum((folder / made.component.file).stat().st_size for made in graphs),
         "data_bytes": data_bytes,
         "checks": checks,
     }
-    facts |= _compare_with_pytorch(source, folder, params, ctx)
-    complete_folder(folder, source=source, params=params, facts=facts)
-    write_packages(folder, level="", ctx=ctx)
-    ctx.record(**facts, seconds=round(time.monotonic() - started, 3))
-    return folder
+    if request.sizes:
+        facts["fixed_sizes"] = dict(request.sizes)
+        ctx.warn(describe_sizes(request.sizes))
+    unproven = sorted({place for made in graphs for place in made.unproven})
+    facts |= _compare_with_pytorch(source, folder, params, ctx, sizes=request.sizes, must=unproven)
+    if unproven:
+        facts["proven_harmless"] = unproven
+    return facts
 
 
 def _operator(node: ir.Node) -> str:
     return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
 
 
-def _compare_with_pytorch(source: ModelSource, folder: Path, params: OnnxExportParams, ctx: Context) -> dict[str, Any]:
-    """Compare with PyTorch, unless this is turned off or the memory does not suffice."""
+def _compare_with_pytorch(
+    source: ModelSource,
+    folder: Path,
+    params: OnnxExportParams,
+    ctx: Context,
+    *,
+    sizes: Mapping[str, int],
+    must: Sequence[str],
+) -> dict[str, Any]:
+    """Compare with PyTorch, unless this is turned off or the memory does not suffice; ``must`` says what only this proves."""
     needed = int(source.fp32_bytes * PARITY_OVERHEAD)
     if params.parity == "never" or (params.parity == "auto" and needed > ctx.max_memory_bytes):
         short = f"needs {format_size(needed)} of {format_size(ctx.max_memory_bytes)}"
         reason = "switched off" if params.parity == "never" else short
+        if must:
+            raise TracerWarningError(
+                f"the trace depends on its sample at {must[0]}, and the comparison that could prove it harmless {short}",
+                remedy="give the export more memory, or use engine dynamo",
+                about={"places": "\n".join(must), "proof": "impossible"},
+            )
         ctx.warn(f"the ONNX model was not compared with PyTorch ({reason}); the validate stage still compares outputs")
         return {"parity": "skipped"}
     report = check_parity(
@@ -111,7 +166,7 @@ def _compare_with_pytorch(source: ModelSource, folder: Path, params: OnnxExportP
         folder,
         tolerance=params.parity_tolerance,
         threads=ctx.threads,
-        fixed_batch=not params.dynamic_axes,
+        sizes=sizes,
         on_call=lambda done, total: ctx.progress("parity", done=done, total=total, unit="calls"),
     )
     ctx.progress("parity", done=2 * report.calls, total=2 * report.calls, unit="calls")

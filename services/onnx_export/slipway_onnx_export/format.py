@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, field_validator
 
@@ -13,31 +15,52 @@ from slipway.formats import (
     LevelSettings,
     ModelSize,
     PlannedTask,
+    Problem,
     RefusedLevel,
     Runtime,
     Usage,
     quantized,
     wrong_value,
 )
-from slipway.settings.sections import as_tuple
+from slipway.settings.sections import Listed, as_tuple
 from slipway_onnx_export.packaging.kinds import Kind
+from slipway_onnx_export.params import Attention, EngineName, Optimization
+
+
+class StaticShape(Listed):
+    """Fixed sizes of a graph; ``[batch, sequence, past]`` is taken too."""
+
+    noun: ClassVar[str] = "shape"
+
+    batch: int = Field(ge=1, le=1024)
+    sequence: int = Field(ge=0, le=1 << 20)
+    past: int = Field(ge=0, le=1 << 20)
 
 
 class OnnxConfiguration(LevelSettings):
     """The model as an ONNX graph with KV cache.
 
     Attributes:
-        opset_version: Operator set to write, 7 to 26; 0 lets the engine choose its best.
-        dynamic_axes: Dynamic batch, sequence and past length.
-        optimize_graph: Fuse for ONNX Runtime; false writes standard operators only.
+        opset_version: Operator set to write, 7 to 26; 0 lets the engine choose its best, or the recovery profile.
+        dynamic_axes: Dynamic batch, sequence and past length; false fixes the batch. If not set, the recovery profile decides, by
+            default for true.
+        optimize_graph: Fuse for ONNX Runtime; false writes standard operators only. If not set, the recovery profile decides, by
+            default for true.
+        engine: Engine that makes the graph: ``mobius`` builds it, ``dynamo`` and ``legacy`` trace the model; ``auto`` chooses.
+        attention: transformers' attention that is traced; ``auto`` chooses.
+        static_shape: ``[batch, sequence, past]`` of a graph whose shapes are fixed because none with dynamic axes can be made; 0
+            chooses. The batch is also that of ``dynamic_axes: false``.
         packaging: Runtimes that shall take the folders unchanged: `genai`, `transformers_js`, `triton`, `kserve`. Files for them are
             added to each level.
     """
 
     enabled: bool = True
     opset_version: int = Field(default=0, examples=[0, *range(14, 25)])
-    dynamic_axes: bool = True
-    optimize_graph: bool = True
+    dynamic_axes: bool | None = None
+    optimize_graph: bool | None = None
+    engine: EngineName = "auto"
+    attention: Attention = "auto"
+    static_shape: StaticShape = StaticShape(batch=1, sequence=0, past=0)
     packaging: Annotated[tuple[Kind, ...], BeforeValidator(as_tuple)] = ()
 
     @field_validator("opset_version")
@@ -48,23 +71,65 @@ class OnnxConfiguration(LevelSettings):
         return value
 
 
+def conflicts(settings: OnnxConfiguration) -> Iterable[Problem]:
+    """Refuse attention for an engine that does not trace the model."""
+    if settings.engine == "mobius" and settings.attention != "auto":
+        message = f"attention {settings.attention} cannot be chosen for engine mobius, which does not trace the model"
+        yield Problem("attention", message, "set formats.onnx.engine to dynamo or legacy")
+
+
 def plan(request: FormatRequest[OnnxConfiguration]) -> tuple[PlannedTask, ...]:
     """Plan the export of the merged model and the levels of the graph."""
     exported = PlannedTask(
         id="onnx_export",
         stage="onnx_export",
-        params={
-            "engine": "auto",
-            "opset": request.settings.opset_version or None,
-            "dynamic_axes": request.settings.dynamic_axes,
-            "optimize_graph": request.settings.optimize_graph,
-            **({"packaging": request.settings.packaging} if request.settings.packaging else {}),
-        },
+        params=first_attempt(request.settings, request.profile)
+        | ({"packaging": request.settings.packaging} if request.settings.packaging else {}),
         inputs={"pytorch": request.model},
         format=request.name,
         output="onnx",
     )
     return (exported, *quantized(request, exported.reference))
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """The first attempt of a recovery profile, where the settings leave it open."""
+
+    opset: int | None
+    dynamic_axes: bool
+    optimization: Optimization
+
+
+_STARTS = {
+    "conservative": _Start(opset=14, dynamic_axes=False, optimization="none"),
+    "balanced": _Start(opset=17, dynamic_axes=True, optimization="basic"),
+    "aggressive": _Start(opset=None, dynamic_axes=True, optimization="all"),
+}
+"""The oldest opset that engines write, one that most runtimes know, and the engine's best."""
+
+
+def first_attempt(settings: OnnxConfiguration, profile: str) -> dict[str, Any]:
+    """Return the parameters of the first attempt: what is set, otherwise what the recovery profile says.
+
+    ``auto`` begins with the most capable: no memory for weights is needed to make a graph, so that the model's size does not matter.
+    """
+    start = _STARTS.get(profile, _STARTS["aggressive"])
+    dynamic = start.dynamic_axes if settings.dynamic_axes is None else settings.dynamic_axes
+    optimization = start.optimization
+    if settings.optimize_graph is not None:
+        optimization = "all" if settings.optimize_graph else "basic"
+    shape = settings.static_shape
+    return {
+        "engine": settings.engine,
+        "opset": settings.opset_version or start.opset,
+        "shapes": "dynamic" if dynamic else "batch",
+        "batch": shape.batch,
+        "sequence": shape.sequence or None,
+        "past": shape.past or None,
+        "attention": settings.attention,
+        "optimization": optimization,
+    }
 
 
 def output_bytes(level: str, size: ModelSize) -> int:
@@ -80,6 +145,7 @@ FORMAT = Format(
     levels=("fp16", "int8", "int4"),
     refused_levels={"bf16": RefusedLevel("ONNX Runtime has no bf16 kernels on CPU", instead="fp16")},
     rank=10,
+    conflicts=conflicts,
     output_bytes=output_bytes,
     runtime=Runtime(
         name="onnxruntime",

@@ -5,8 +5,8 @@ Names are those that the field's runtimes expect; ``present.N`` of one call is `
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ SAMPLE_SIZES = {BATCH: 2, SEQUENCE: 3, PAST: 5, TOTAL: 8, SOURCE: 7}
 
 IDS, MASK, POSITIONS, TYPES = "input_ids", "attention_mask", "position_ids", "token_type_ids"
 FEATURES, SOURCE_MASK, LOGITS = "input_features", "encoder_attention_mask", "logits"
+ENCODED = "encoder_hidden_states"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class Port:
         if not self.name.endswith("mask"):
             return torch.zeros(sizes, dtype=self.dtype)
         mask = torch.ones(sizes, dtype=self.dtype)
-        mask[0, :2] = 0
+        mask[0, : min(2, sizes[1] - 1)] = 0
         return mask
 
 
@@ -95,16 +96,18 @@ class Component:
             tensors[POSITIONS] = (tensors[MASK].cumsum(1) - 1).clamp(min=0)[:, -new:]
         return tuple(tensors.values())
 
-    def fixed_batch(self) -> Component:
-        """Return the component with a batch of 1."""
+    def fixed(self, sizes: Mapping[str, int]) -> Component:
+        """Return the component with fixed sizes of some axes, by the name of the axis."""
 
-        def fixed(ports: tuple[Port, ...]) -> tuple[Port, ...]:
+        def fix(ports: tuple[Port, ...]) -> tuple[Port, ...]:
             return tuple(
-                Port(port.name, tuple(1 if axis == BATCH else axis for axis in port.shape), port.dtype)
+                replace(
+                    port, shape=tuple(sizes.get(axis, axis) if isinstance(axis, str) else axis for axis in port.shape)
+                )
                 for port in ports
             )
 
-        return Component(self.name, fixed(self.inputs), fixed(self.outputs), self.call, self.unread)
+        return replace(self, inputs=fix(self.inputs), outputs=fix(self.outputs))
 
 
 class FlatModule(torch.nn.Module):

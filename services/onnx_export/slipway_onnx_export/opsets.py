@@ -15,13 +15,13 @@ BEST_OPSET = 23
 def describe_replaced_opset(opset: int) -> str:
     """Describe the opset that is written instead if no engine writes the requested one; empty if one does, or for 0.
 
-    The recovery table decides this: an opset below 18 is raised to 18, a later one becomes the engine's best.
+    The recovery table decides this: an older opset is raised to the oldest that engines write, a later one becomes the engine's best.
     """
     if opset == 0 or any(opset in opsets for opsets in ENGINE_OPSETS.values()):
         return ""
     lowest = min(opsets.start for opsets in ENGINE_OPSETS.values())
     highest = max(opsets.stop for opsets in ENGINE_OPSETS.values()) - 1
-    instead = "opset 18" if opset < 18 else f"opset {BEST_OPSET}, the preferred engine's best,"
+    instead = f"opset {lowest}" if opset < lowest else f"opset {BEST_OPSET}, the preferred engine's best,"
     return (
         f"formats.onnx.opset_version is {opset}, and engines write opsets {lowest} to {highest} only: "
         f"the ONNX model will have {instead} instead"

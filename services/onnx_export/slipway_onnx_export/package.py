@@ -25,12 +25,15 @@ def complete_folder(folder: Path, *, source: ModelSource, params: OnnxExportPara
     """Add configuration, tokenizer, usage example and ``onnx_export.json`` to the exported model."""
     copy_companions(source.folder, folder)
     example = _EXAMPLES.get(source.family, "text.py")
+    if source.family is DECODER and not params.cache:
+        example = "decoder_without_cache.py"
+    elif source.family is DECODER and params.shapes == "static":
+        example = "decoder_static.py"
     shutil.copyfile(Path(__file__).parent / "examples" / example, folder / "example.py")
     record = {
         **facts,
         "model_type": source.config.model_type,
-        "dynamic_axes": params.dynamic_axes,
-        "optimize_graph": params.optimize_graph,
+        "optimization": params.optimization,
         **({"packaging": params.packaging} if params.packaging else {}),
         "versions": {name: version(name) for name in LIBRARIES},
     }

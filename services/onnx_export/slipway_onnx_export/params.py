@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from slipway.stage import StageParams
 from slipway_onnx_export.packaging.kinds import Kind
@@ -18,6 +18,15 @@ Runtime = Literal["onnxruntime", "tensorrt"]
 ParityMode = Literal["auto", "always", "never"]
 
 
+Shapes = Literal["dynamic", "batch", "static"]
+
+
+Attention = Literal["auto", "sdpa", "eager"]
+
+
+Optimization = Literal["none", "basic", "all"]
+
+
 class OnnxExportParams(StageParams):
     """Parameters of the onnx_export stage.
 
@@ -25,10 +34,18 @@ class OnnxExportParams(StageParams):
         engine: The engine that makes the graph: ``mobius`` builds it, ``dynamo`` and ``legacy`` trace it with torch. ``auto``
             is mobius for a text decoder, otherwise the tracer that writes the opset.
         opset: ONNX opset of the file; ``None`` uses the engine's best for the runtime.
-        dynamic_axes: Whether the batch may vary. ``False`` fixes it to 1; sequence and past always vary, because a KV cache
-            needs that.
-        optimize_graph: Whether ONNX Runtime's own fused operators may be used (``runtime`` onnxruntime only).
+        shapes: ``dynamic``: batch, sequence and past vary. ``batch``: the batch is fixed. ``static``: every axis is fixed.
+        batch: Rows, where the batch is fixed.
+        sequence: Tokens per call, where they are fixed; ``None`` is 1 with a cache, otherwise 256 or what the model has room for.
+        past: Tokens in the cache, where they are fixed; ``None`` fills up to 256 in all or what the model has room for.
+        attention: transformers' attention that is traced; ``auto`` takes sdpa for dynamo if the model has it, otherwise eager.
+        cache: Whether a model that generates takes and returns a KV cache. Without, each call reads the whole text again.
+        optimization: ``all`` also uses ONNX Runtime's own fused operators (``runtime`` onnxruntime only), ``basic`` folds constants
+            and fuses standard operators only, ``none`` leaves the traced graph as it is.
+        external_data: Whether weights lie in a data file beside the graph; within the graph, they may have 2 GB at most.
         runtime: The runtime of the file. ``tensorrt`` means standard operators only, opset 20 at most.
+        tracer_warnings: Branches of the traced code on values: ``refuse`` the trace, or ``prove`` by the comparison with PyTorch at
+            other shapes that they do no harm.
         parity: Comparison with PyTorch: ``auto`` skips it, with a warning, for models whose fp32 weights exceed the
             attempt's memory.
         parity_tolerance: Largest allowed difference of logits, relative to the largest reference logit above 1.
@@ -37,9 +54,30 @@ class OnnxExportParams(StageParams):
 
     engine: EngineName = "auto"
     opset: int | None = Field(default=None, ge=7, le=30)
-    dynamic_axes: bool = True
-    optimize_graph: bool = True
+    shapes: Shapes = "dynamic"
+    batch: int = Field(default=1, ge=1, le=1024)
+    sequence: int | None = Field(default=None, ge=1, le=1 << 20)
+    past: int | None = Field(default=None, ge=1, le=1 << 20)
+    attention: Attention = "auto"
+    cache: bool = True
+    optimization: Optimization = "all"
+    external_data: bool = True
     runtime: Runtime = "onnxruntime"
+    tracer_warnings: Literal["refuse", "prove"] = "refuse"
     parity: ParityMode = "auto"
     parity_tolerance: float = Field(default=1e-4, gt=0, le=0.1)
     packaging: tuple[Kind, ...] = ()
+
+    @model_validator(mode="after")
+    def _combinations(self) -> Self:
+        """Refuse parameters that have no effect together."""
+        if self.engine == "mobius" and self.attention != "auto":
+            raise ValueError(
+                f"attention {self.attention} needs engine dynamo or legacy: mobius does not trace the model"
+            )
+        if not self.cache and (self.engine == "mobius" or self.runtime == "tensorrt"):
+            who = "engine mobius" if self.engine == "mobius" else "runtime tensorrt"
+            raise ValueError(f"{who} makes graphs with a cache only: set cache to true, or engine to dynamo or legacy")
+        if self.tracer_warnings == "prove" and self.parity == "never":
+            raise ValueError("tracer_warnings prove needs the comparison with PyTorch: set parity to auto or always")
+        return self

@@ -42,10 +42,15 @@ def build_weightless(source: ModelSource, *, engine: str, attention: tuple[str, 
             failure = error
     else:
         raise ONNXExportError(
-            f"transformers cannot build {source.architecture}: {failure}",
+            f"transformers cannot build {source.architecture} with attention {' or '.join(attention)}: {failure}",
             reason="EXPORT_ENGINE_UNSUPPORTED",
-            remedy="use another engine",
-            about={"engine": engine, "architecture": source.architecture, "model_type": source.config.model_type},
+            remedy="use another engine" if "eager" in attention else "use attention eager",
+            about={
+                "engine": engine,
+                "attention": attention[-1],
+                "architecture": source.architecture,
+                "model_type": source.config.model_type,
+            },
         ) from failure
     _fill_with_zero(model)
     _load_buffers(model, source)

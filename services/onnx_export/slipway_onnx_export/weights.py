@@ -11,6 +11,7 @@ import onnx_ir as ir
 import torch
 
 from slipway.errors import ONNXExportError
+from slipway.sizes import format_size
 from slipway_onnx_export.loading.conversion import Stack, Weight, place_of
 
 DATA_SUFFIX = ".data"
@@ -22,6 +23,8 @@ SMALL = 64
 INLINE_BYTES = 1024
 # Rows are converted in slices of about this size: the memory that streaming needs besides the page cache.
 SLICE_BYTES = 32 << 20
+# protobuf's limit of 2 GiB, less room for the graph itself
+MOST_INLINE_BYTES = (2 << 30) - (64 << 20)
 
 OnTensor = Callable[[int, int], None]
 
@@ -120,6 +123,28 @@ class _Stored:
         if array.dtype in (np.float32, np.int64, np.bool_):
             return self._equal(torch.from_numpy(np.array(array)))
         return "constant", id(constant)
+
+
+def take_weights_in(graphs: Sequence[tuple[str, ir.Model]], *, folder: Path) -> None:
+    """Move the weights from the data files into the graphs, in memory, and delete the files.
+
+    Raises:
+        ONNXExportError: ``ONNX_TOO_LARGE`` if a graph would exceed the 2 GB that a protobuf file can have.
+    """
+    for file_name, model in graphs:
+        size = sum(
+            value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None
+        )
+        if size > MOST_INLINE_BYTES:
+            raise ONNXExportError(
+                f"{file_name} has {format_size(size)} of weights, and a graph can hold {format_size(MOST_INLINE_BYTES)}",
+                reason="ONNX_TOO_LARGE",
+                remedy="set external_data to true",
+                about={"file": file_name, "size_bytes": size},
+            )
+        ir.external_data.load_to_model(model)
+    for file_name, _ in graphs:
+        (folder / (file_name + DATA_SUFFIX)).unlink()
 
 
 def _constants(model: ir.Model, weights: Mapping[str, Weight]) -> Iterator[tuple[str, ir.TensorProtocol]]:

@@ -177,8 +177,9 @@ class RecoveryConfiguration(Section):
     """The recovery of failed stages.
 
     Attributes:
-        profile: Caution of the attempts: ``conservative``, ``balanced`` or ``aggressive``; ``auto`` chooses by the model's
-            size and history.
+        profile: Caution of the attempts: ``conservative``, ``balanced`` or ``aggressive``; ``auto`` begins with the most capable, and
+            chooses by the model's size and history after a failure. A profile that is set also shapes the first attempt of
+            formats with a choice (ONNX), as far as their own settings leave it open.
         max_attempts: Number of attempts of one task before its failure is final, 1 to 20.
     """
 

@@ -61,6 +61,7 @@ class FormatRequest(Generic[S]):
         model: Reference to the merged model.
         group_size: Number of weights in a row that share one scale (``optimization.group_size``).
         packed: Whether integer weights are stored packed (``optimization.compress_weights``).
+        profile: Caution of the attempts (``recovery.profile``), which may shape the first one too.
     """
 
     name: str
@@ -69,6 +70,7 @@ class FormatRequest(Generic[S]):
     model: str
     group_size: int = 32
     packed: bool = True
+    profile: str = "auto"
 
 
 def quantized(request: FormatRequest[Any], source: str) -> tuple[PlannedTask, ...]:

@@ -208,6 +208,7 @@ def format_tasks(
         model=model,
         group_size=configuration.optimization.group_size,
         packed=configuration.optimization.compress_weights,
+        profile=configuration.recovery.profile,
     )
     wanted = {each.output_name(level) for level in request.levels} | (set() if each.is_model else {each.name})
     known, ids = {model}, set(taken)

@@ -58,7 +58,7 @@ def test_interface(tied: Exported) -> None:
 
 
 def test_fixed_batch(family: Callable[[str], Path], export: Callable[..., Exported]) -> None:
-    exported = export(family("llama"), dynamic_axes=False)
+    exported = export(family("llama"), shapes="batch")
     shapes = {value.name: value.type.tensor_type.shape.dim for value in exported.onnx.graph.input}
     assert [dim.dim_value for dim in shapes["input_ids"]] == [1, 0]
     assert shapes["past_key_values.0.key"][0].dim_value == 1
@@ -116,7 +116,7 @@ def test_external_data_is_aligned(tied: Exported) -> None:
 def test_standard_operators_only_when_asked(
     family: Callable[[str], Path], export: Callable[..., Exported], params: dict[str, object]
 ) -> None:
-    for choice in ({"optimize_graph": False}, {"runtime": "tensorrt"}):
+    for choice in ({"optimization": "basic"}, {"runtime": "tensorrt"}):
         graph = export(family("qwen3-tied"), **params, **choice).onnx.graph
         assert {node.domain for node in graph.node} == {""}
 

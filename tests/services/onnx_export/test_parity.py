@@ -111,7 +111,7 @@ def test_the_parity_check_finds_a_wrong_graph(family: Callable[[str], Path], exp
     from slipway_onnx_export.parity.check import check_parity
     from slipway_onnx_export.source import open_source
 
-    exported = export(family("qwen3-tied"), opset=18, optimize_graph=False)
+    exported = export(family("qwen3-tied"), opset=18, optimization="basic")
     path = exported.folder / "model.onnx"
     source = open_source(family("qwen3-tied"))
     good = check_parity(source, path.parent, tolerance=1e-4)

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from slipway.errors import ModelExportError, ONNXExportError, TracerWarningError, UnorderedMapError
 from slipway.stage import Context
+from slipway_onnx_export.engines.failures import translate_capture_error, translate_tracer_error
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.parity.check import check_parity
 from slipway_onnx_export.source import open_source
@@ -198,9 +200,7 @@ def test_a_branch_on_values_is_refused_by_the_legacy_tracer() -> None:
     """The warning comes from the real tracer, on a module that does what it warns of."""
     import warnings
 
-    import torch
-
-    from slipway_onnx_export.engines.legacy import refuse_tracer_warnings
+    from slipway_onnx_export.engines.branches import harmful_branches, tracer_warning_error
 
     class Branches(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -209,18 +209,19 @@ def test_a_branch_on_values_is_refused_by_the_legacy_tracer() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.jit.trace(Branches(), torch.ones(2))
-    with pytest.raises(TracerWarningError) as error:
-        refuse_tracer_warnings(caught)
-    assert error.value.reason == "TRACER_WARNING"
-    assert error.value.about["file"] == Path(__file__).name
+    error = tracer_warning_error(harmful_branches(caught), attention="eager")
+    assert isinstance(error, TracerWarningError)
+    assert error.reason == "TRACER_WARNING"
+    assert error.about["file"] == Path(__file__).name
+    assert error.about["kind"] == "python boolean"
+    assert error.about["code"] == "return x * 2 if x.sum() > 0 else x"
 
 
 @pytest.mark.parametrize("words", ["unordered_map::at", "invalid unordered_map<K, T> key"])
 def test_the_tracers_lost_values_have_a_reason_of_their_own(family: Callable[[str], Path], words: str) -> None:
-    from slipway_onnx_export.engines.legacy import translate_tracer_error
     from slipway_onnx_export.source import open_source
 
-    error = translate_tracer_error(open_source(family("qwen3")), RuntimeError(words))
+    error = translate_tracer_error(open_source(family("qwen3")), RuntimeError(words), attention="eager")
     assert isinstance(error, UnorderedMapError)
     assert error.reason == "UNORDERED_MAP"
     assert error.about["engine"] == "legacy"
@@ -281,3 +282,56 @@ def test_what_mobius_builds_incorrectly_is_traced_at_once(tmp_path: Path, kind: 
     assert choose_engine(source, OnnxExportParams()).name == "dynamo"
     assert choose_engine(source, OnnxExportParams(opset=17)).name == "legacy"
     assert kind in INCORRECT
+
+
+class _Fixes(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.arange(3.0)
+
+
+class _BranchesOnValues(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.sum() > 0:
+            return x * 2
+        return x
+
+
+class _Bessel(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.special.bessel_j0(x)
+
+
+@pytest.mark.parametrize(
+    ("module", "reason", "about"),
+    [
+        (_Fixes(), "DYNAMIC_SHAPE", {"kind": "axis", "size": "3"}),
+        (_BranchesOnValues(), "DYNAMIC_SHAPE", {"kind": "data", "code": "if x.sum() > 0:"}),
+        (_Bessel(), "OPERATOR_UNSUPPORTED", {"operator": "prims.bessel_j0"}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+@pytest.mark.slow
+def test_what_torch_export_cannot_trace_is_told_apart(
+    family: Callable[[str], Path], module: torch.nn.Module, reason: str, about: dict[str, str]
+) -> None:
+    """The exceptions come from the real engine."""
+    error = None
+    try:
+        torch.onnx.export(
+            module, (torch.ones(2, 3),), dynamo=True, dynamic_shapes=({0: "rows", 1: "columns"},), verbose=False
+        )
+    except Exception as raised:  # noqa: BLE001 - whatever the engine raises
+        error = translate_capture_error(open_source(family("qwen3")), raised, attention="eager")
+    assert error is not None
+    assert error.reason == reason
+    assert about.items() <= error.about.items()
+
+
+def test_an_operator_that_the_legacy_tracer_lacks_is_named(family: Callable[[str], Path], tmp_path: Path) -> None:
+    error = None
+    try:
+        torch.onnx.export(_Bessel(), (torch.ones(2, 3),), tmp_path / "x.onnx", dynamo=False, opset_version=14)
+    except Exception as raised:  # noqa: BLE001 - whatever the engine raises
+        error = translate_tracer_error(open_source(family("qwen3")), raised, attention="eager")
+    assert error is not None
+    assert (error.reason, error.about["operator"]) == ("OPERATOR_UNSUPPORTED", "aten::special_bessel_j0")

@@ -6,6 +6,8 @@ step-by-step guidance from the table.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,6 +18,7 @@ from slipway.errors import Failure
 from slipway_coordinator.model.records import AttemptRecord, Resources
 from slipway_coordinator.model.rules import Profile, Rule, RuleTable, default_rules
 
+_NAME = re.compile(r"\{(\w+)\}")
 _LARGE_MODEL_BYTES = 16 << 30
 _SMALL_MODEL_BYTES = 2 << 30
 
@@ -33,6 +36,8 @@ class NextAttempt(BaseModel):
     elsewhere: bool = False
     remake_inputs: bool = False
     warning: str = ""
+    withdrawn: tuple[str, ...] = ()
+    """Warnings of rules before it, whose effect it takes back."""
 
 
 def choose_profile(configured: str, *, model_bytes: int, history: Sequence[AttemptRecord]) -> Profile:
@@ -84,17 +89,21 @@ def recover(
     table = table or default_rules()
     if len(history) >= max_attempts:
         return None
-    values = {"params": params, "about": failure.about, "facts": facts}
+    values = {"params": params, "about": failure.about, "facts": facts, "earlier": _count_failures(history[:-1])}
     for rule in table.rules:
         if not _applies(rule, failure, stage, profile=profile, values=values) or (rule.elsewhere and alone):
             continue
         applied = sum(attempt.rule == rule.name for attempt in history)
         if applied >= rule.limit:
             continue
-        found = _attempt(rule, params, history[-1].resources if history else Resources(), applied=applied)
+        first = history[0].params if history else params
+        restored = {**params, **{name: first[name] for name in rule.restore if name in first}}
+        for name in set(rule.restore) - set(first):
+            restored.pop(name, None)
+        found = _attempt(rule, restored, history[-1].resources if history else Resources(), applied=applied)
         tried = any(attempt.params == found.params and attempt.resources == found.resources for attempt in history)
         if rule.repeat or rule.elsewhere or rule.remake_inputs or not tried:
-            return found
+            return found.model_copy(update={"withdrawn": _withdrawn(found.params, history, table)})
     return None
 
 
@@ -105,9 +114,28 @@ def _applies(
         return False
     for path, condition in rule.when.items():
         kind, _, name = path.partition(".")
-        if not condition.holds(values[kind].get(name)):
+        found = values[kind].get(name, 0 if kind == "earlier" else None)
+        if not condition.holds(found):
             return False
     return True
+
+
+def _withdrawn(params: Mapping[str, Any], history: Sequence[AttemptRecord], table: RuleTable) -> tuple[str, ...]:
+    """Return the warnings of applied rules whose settings this attempt changes again."""
+    applied = {attempt.rule for attempt in history}
+    return tuple(
+        rule.warn
+        for rule in table.rules
+        if rule.name in applied and any(params.get(name) != rule.set.get(name) for name in rule.warns_of)
+    )
+
+
+def _count_failures(history: Sequence[AttemptRecord]) -> Mapping[str, int]:
+    """Count failed attempts by reason, and by reason with each value in ``about``."""
+    failures = [attempt.failure for attempt in history if attempt.failure is not None]
+    whole = (failure.reason for failure in failures)
+    parts = (f"{failure.reason}.{value}" for failure in failures for value in set(failure.about.values()))
+    return Counter((*whole, *parts))
 
 
 def _attempt(rule: Rule, params: Mapping[str, Any], before: Resources, *, applied: int) -> NextAttempt:
@@ -139,7 +167,11 @@ def with_guidance(failure: Failure, stage: str, *, attempts: int, table: RuleTab
     known = table.guidance.get((stage, failure.reason)) or table.guidance.get(("", failure.reason))
     if failure.remedy and known is None:
         return failure
-    steps = [step.replace("{stage}", stage) for step in known or table.guidance["", "default"]]
+    values = {**failure.about, "stage": stage}
+    wanted = known or table.guidance["", "default"]
+    steps = [
+        _NAME.sub(lambda found: values[found[1]], step) for step in wanted if set(_NAME.findall(step)) <= set(values)
+    ]
     text = " ".join(f"({number}) {step}" for number, step in enumerate(steps, start=1))
     tried = f"after {attempts} attempts, by hand: " if attempts > 1 else "by hand: "
     remedy = f"{failure.remedy}; {tried}{text}" if failure.remedy else f"{tried}{text}"

@@ -39,7 +39,8 @@ def _known(reason: str) -> str:
 
 Reason = Annotated[str, AfterValidator(_known)]
 Steps = tuple[str, ...]
-"""What a person can do, step by step; ``{stage}`` stands for the stage that failed."""
+"""What a person can do, step by step. ``{stage}`` stands for the stage that failed, and ``{NAME}`` for ``NAME`` in the failure's
+``about``; a step with a name that the failure lacks is left out."""
 
 
 class _Model(BaseModel):
@@ -86,7 +87,10 @@ class Rule(_Model):
         stages: Stages it applies to; empty for all.
         reasons: Reasons it applies to.
         profiles: Profiles it applies to.
-        when: Conditions on values by path: ``params.NAME``, ``about.NAME`` (of the failure), ``facts.NAME`` (of the model).
+        when: Conditions on values by path: ``params.NAME``, ``about.NAME`` (of the failure), ``facts.NAME`` (of the model), and
+            ``earlier.REASON`` or ``earlier.REASON.VALUE`` (how many attempts before failed for this reason, or with such a value in
+            ``about``).
+        restore: Parameters that have the task's first value again, before ``set``: another way to what was asked for begins there.
         set: Parameters that the next attempt changes.
         resources: Resources of the next attempt.
         repeat: Allow the same attempt again, because the cause may pass by itself.
@@ -97,6 +101,7 @@ class Rule(_Model):
         limit: How often it is applied to one task.
         say: Its effect, described for people.
         warn: A result that differs from the user's request; added to the export's warnings.
+        warns_of: Parameters that the warning is about; it is withdrawn when a later attempt changes one of them again.
     """
 
     name: str
@@ -104,6 +109,7 @@ class Rule(_Model):
     reasons: tuple[Reason, ...]
     profiles: tuple[Profile, ...] = tuple(Profile)
     when: dict[str, Condition] = Field(default_factory=dict)
+    restore: tuple[str, ...] = ()
     set: dict[str, Any] = Field(default_factory=dict)
     resources: ResourceChange = ResourceChange()
     repeat: bool = False
@@ -113,13 +119,17 @@ class Rule(_Model):
     limit: int = Field(default=1, ge=1)
     say: str
     warn: str = ""
+    warns_of: tuple[str, ...] = ()
 
     @pydantic.field_validator("when")
     @classmethod
     def _paths(cls, when: dict[str, Condition]) -> dict[str, Condition]:
         for path in when:
-            if path.partition(".")[0] not in {"params", "about", "facts"} or "." not in path:
-                raise ValueError(f"{path} is not a path: begin it with params., about. or facts.")
+            kind, _, name = path.partition(".")
+            if kind not in {"params", "about", "facts", "earlier"} or not name:
+                raise ValueError(f"{path} is not a path: begin it with params., about., facts. or earlier.")
+            if kind == "earlier":
+                _known(name.partition(".")[0])
         return when
 
 

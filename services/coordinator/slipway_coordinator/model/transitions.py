@@ -150,6 +150,8 @@ def undecided(record: ExportRecord) -> tuple[TaskRecord, ...]:
 def retry(record: ExportRecord, task_id: str, following: NextAttempt, *, now: float) -> ExportRecord:
     """Queue another attempt of a task that failed, or make its inputs again first."""
     task = record.task(task_id)
+    kept = tuple(warning for warning in record.warnings if warning not in following.withdrawn)
+    record = record.with_(warnings=kept)
     if following.warning:
         record = record.with_(warnings=_merge_warnings(record.warnings, (following.warning,)))
     if following.remake_inputs:

@@ -7,7 +7,7 @@ graph: named initializers that have no value, and the tensor of each.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 
 import onnx_ir as ir
@@ -17,7 +17,7 @@ from slipway.models.families import DECODER
 from slipway_onnx_export.interface import Component
 from slipway_onnx_export.loading.conversion import Weight
 from slipway_onnx_export.opsets import BEST_OPSET, ENGINE_OPSETS
-from slipway_onnx_export.params import OnnxExportParams, Runtime
+from slipway_onnx_export.params import Attention, OnnxExportParams, Optimization, Runtime
 from slipway_onnx_export.source import ModelSource
 
 
@@ -26,8 +26,17 @@ class GraphRequest:
     """A request to an engine: the parameters that shape the graph, with the chosen opset."""
 
     opset: int
-    optimize: bool
     runtime: Runtime
+    optimization: Optimization = "all"
+    attention: Attention = "auto"
+    cache: bool = True
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Fixed sizes of axes that do not vary, by name."""
+    prove_warnings: bool = False
+
+    def attentions(self, *default: str) -> tuple[str, ...]:
+        """Return the attention implementations to try in turn: the one that is asked for, or an engine's own."""
+        return default if self.attention == "auto" else (self.attention,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +47,15 @@ class EngineGraph:
         component: Its interface.
         model: The graph. Inputs and outputs have the usual names; every weight is an initializer without a value.
         weights: The tensor of each such initializer (a view of the source's mapped files), by name.
+        attention: The attention implementation that was traced; empty if the graph was built.
+        unproven: Places where the trace depends on its sample, unless the comparison with PyTorch shows otherwise.
     """
 
     component: Component
     model: ir.Model
     weights: Mapping[str, Weight]
+    attention: str = ""
+    unproven: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +104,12 @@ TENSORRT_MAX_OPSET = 20
 
 
 def choose_engine(source: ModelSource, params: OnnxExportParams) -> Engine:
-    """Return the engine that is asked for; for ``auto`` graph construction if it knows the model, otherwise the tracer that writes the opset."""
+    """Return the engine that is asked for; for ``auto`` graph construction if it can make this graph, otherwise the tracer that writes the opset."""
     if params.engine != "auto":
         return ENGINES[params.engine]
     mobius = ENGINES["mobius"]
-    if source.family is DECODER and import_module(mobius.module).supports(source):
+    traced = not params.cache or params.attention != "auto"
+    if source.family is DECODER and not traced and import_module(mobius.module).supports(source):
         return mobius
     return ENGINES["legacy" if params.opset in ENGINE_OPSETS["legacy"] else "dynamo"]
 

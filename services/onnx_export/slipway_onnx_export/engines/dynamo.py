@@ -8,9 +8,9 @@ import onnxscript.optimizer
 import onnxscript.rewriter.onnx_fusions
 import torch
 
-from slipway.errors import ONNXExportError
 from slipway_onnx_export.components import components_of
 from slipway_onnx_export.engines import EngineGraph, GraphRequest
+from slipway_onnx_export.engines.failures import translate_capture_error
 from slipway_onnx_export.engines.quiet import quiet_libraries
 from slipway_onnx_export.interface import Component
 from slipway_onnx_export.source import ModelSource
@@ -25,24 +25,25 @@ EAGER = ("falcon",)
 
 def build(source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
     """Trace the graphs of any model of a known family whose code torch.export supports."""
-    attention = ("eager",) if source.config.model_type in EAGER else ("sdpa", "eager")
-    whole = build_weightless(source, engine="dynamo", attention=attention)
+    usual = ("eager",) if source.config.model_type in EAGER else ("sdpa", "eager")
+    whole = build_weightless(source, engine="dynamo", attention=request.attentions(*usual))
+    attention = whole.config._attn_implementation
     weights = tied_weights(whole, source)
     parameters = {PREFIX + name for name, _ in whole.named_parameters(remove_duplicate=False)}
     graphs = []
-    for component in components_of(whole, source):
+    for component in (each.fixed(request.sizes) for each in components_of(whole, source, cache=request.cache)):
         model = _trace(component, whole, source, opset=request.opset)
         initializers = model.graph.initializers
         for name in [name for name in initializers if name in parameters]:
             # Remove the placeholder values before optimizing, or they would be folded into the graph.
             initializers[name].const_value = None
             initializers[name].name = name.removeprefix(PREFIX)
-        with quiet_libraries():
-            onnxscript.optimizer.optimize_ir(model, onnx_shape_inference=False)
-            onnxscript.rewriter.onnx_fusions.fuse(
-                model
-            )  # into the operators of opset 23, if the graph is written in it
-        graphs.append(EngineGraph(component, model, weights))
+        if request.optimization != "none":
+            with quiet_libraries():
+                onnxscript.optimizer.optimize_ir(model, onnx_shape_inference=False)
+                # into the operators of opset 23, if the graph is written in it
+                onnxscript.rewriter.onnx_fusions.fuse(model)
+        graphs.append(EngineGraph(component, model, weights, attention))
     return graphs
 
 
@@ -62,18 +63,8 @@ def _trace(component: Component, whole: Any, source: ModelSource, *, opset: int)
                 verbose=False,
             )
     except Exception as error:  # torch.export lets any exception of the model's or its own code through
-        raise ONNXExportError(
-            f"torch {torch.__version__} could not trace {source.architecture}: {_first_line(error)}",
-            reason="EXPORT_ENGINE_FAILED",
-            remedy="use engine legacy",
-            about={"engine": "dynamo", "architecture": source.architecture, "cause": type(error).__name__},
+        raise translate_capture_error(
+            source, error, attention=whole.config._attn_implementation, ports=component.inputs
         ) from error
     assert program is not None
     return program.model
-
-
-def _first_line(error: BaseException) -> str:
-    """Return the first line of the innermost cause's message."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -37,7 +37,7 @@ def build(source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
     which is wrong for left padding. So this requests the standard Attention operator, which takes the mask itself.
     """
     module, config = _find_module(source)
-    provider = "default" if request.optimize and request.runtime == "onnxruntime" else "onnx-standard"
+    provider = "default" if request.optimization == "all" and request.runtime == "onnxruntime" else "onnx-standard"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -54,7 +54,7 @@ def build(source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
     model.functions.clear()
     lower(model, request.opset)
     weights = module.preprocess_weights(dict(source.weights))
-    return [EngineGraph(untraced_decoder(source.layers), model, weights)]
+    return [EngineGraph(untraced_decoder(source.layers).fixed(request.sizes), model, weights)]
 
 
 def supports(source: ModelSource) -> bool:

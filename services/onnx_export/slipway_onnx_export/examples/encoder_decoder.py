@@ -46,24 +46,37 @@ def cached(results: dict[str, Any]) -> dict[str, Any]:
     return {name.replace("present.", "past_key_values."): value for name, value in presents.items()}
 
 
+def fitted(row: list[int], graph: Any, name: str) -> Any:
+    """Return a row in the shape of a graph's input: axes that are numbers are fixed, so that the row is padded and repeated to them."""
+    shape = next((value.shape for value in graph.get_inputs() if value.name == name), ["batch", "sequence"])
+    rows, length = (size if isinstance(size, int) else None for size in shape)
+    if length is not None and len(row) > length:
+        raise SystemExit(f"The text has {len(row)} tokens, and the model has room for {length}.")
+    return np.array([row + [0] * ((length or len(row)) - len(row))] * (rows or 1), np.int64)
+
+
 def generate(source: list[int], *, max_new_tokens: int) -> list[int]:
-    """Run the encoder once, then the decoder greedily, one call per token."""
+    """Run the encoder once, then the decoder greedily, one call per token; without a cache it reads all tokens again each time."""
     encoder, decoder = session("encoder_model.onnx"), session("decoder_model.onnx")
-    mask = np.ones((1, len(source)), np.int64)
-    encoded = run(encoder, {"input_ids": np.array([source], np.int64), "attention_mask": mask})
+    mask = fitted([1] * len(source), encoder, "attention_mask")
+    encoded = run(encoder, {"input_ids": fitted(source, encoder, "input_ids"), "attention_mask": mask})
     cache = cached(encoded)  # keys and values of the source: they stay the same
+    all_again = not cache
+    cache["encoder_hidden_states"] = encoded["last_hidden_state"]
     for value in decoder.get_inputs():
         if value.name.startswith("past_key_values.") and ".decoder." in value.name:
-            cache[value.name] = np.zeros((1, value.shape[1], 0, value.shape[3]), DTYPES[value.type])
+            cache[value.name] = np.zeros((len(mask), value.shape[1], 0, value.shape[3]), DTYPES[value.type])
     ends = setting("eos_token_id")
     ends = set(ends) if isinstance(ends, list) else {ends}
     never = {setting("pad_token_id")} - {None} - ends
-    new = int(setting("decoder_start_token_id") or 0)
+    start = new = int(setting("decoder_start_token_id") or 0)
     generated: list[int] = []
     while len(generated) < max_new_tokens:
-        results = run(decoder, {"input_ids": np.array([[new]], np.int64), "encoder_attention_mask": mask, **cache})
+        tokens = [start, *generated] if all_again else [new]
+        ids = fitted(tokens, decoder, "input_ids")
+        results = run(decoder, {"input_ids": ids, "encoder_attention_mask": mask, **cache})
         cache |= cached(results)
-        logits = results["logits"][0, -1].astype(np.float32)
+        logits = results["logits"][0, len(tokens) - 1].astype(np.float32)
         logits[list(never)] = -np.inf
         new = int(logits.argmax())
         if new in ends:

@@ -46,25 +46,40 @@ def cached(results: dict[str, Any]) -> dict[str, Any]:
     return {name.replace("present.", "past_key_values."): value for name, value in presents.items()}
 
 
+def fitted(row: list[int], graph: Any, name: str) -> Any:
+    """Return a row in the shape of a graph's input: axes that are numbers are fixed, so that the row is padded and repeated to them."""
+    shape = next((value.shape for value in graph.get_inputs() if value.name == name), ["batch", "sequence"])
+    rows, length = (size if isinstance(size, int) else None for size in shape)
+    if length is not None and len(row) > length:
+        raise SystemExit(f"The text has {len(row)} tokens, and the model has room for {length}.")
+    return np.array([row + [0] * ((length or len(row)) - len(row))] * (rows or 1), np.int64)
+
+
 def generate(features: Any, *, max_new_tokens: int) -> list[int]:
-    """Run the encoder once, then the decoder greedily, one call per token. features: (1, mel bins, frames)."""
+    """Run the encoder once, then the decoder greedily, one call per token. features: (1, mel bins, frames).
+
+    Without a cache, the decoder reads all tokens again each time.
+    """
     encoder, decoder = session("encoder_model.onnx"), session("decoder_model.onnx")
     wanted = encoder.get_inputs()[0]
-    cache = cached(
-        run(encoder, {wanted.name: features.astype(DTYPES[wanted.type])})
-    )  # those of the sound stay the same
+    rows = wanted.shape[0] if isinstance(wanted.shape[0], int) else 1
+    encoded = run(encoder, {wanted.name: features.astype(DTYPES[wanted.type]).repeat(rows, axis=0)})
+    cache = cached(encoded)  # those of the sound stay the same
+    all_again = not cache
+    cache["encoder_hidden_states"] = encoded["last_hidden_state"]
     for value in decoder.get_inputs():
         if value.name.startswith("past_key_values.") and ".decoder." in value.name:
-            cache[value.name] = np.zeros((1, value.shape[1], 0, value.shape[3]), DTYPES[value.type])
+            cache[value.name] = np.zeros((rows, value.shape[1], 0, value.shape[3]), DTYPES[value.type])
     ends = setting("eos_token_id")
     ends = set(ends) if isinstance(ends, list) else {ends}
     forced = [token for _, token in sorted(setting("forced_decoder_ids") or []) if token is not None]
-    new = [int(setting("decoder_start_token_id") or 0), *forced]
+    start = new = [int(setting("decoder_start_token_id") or 0), *forced]
     generated: list[int] = []
     while len(generated) < max_new_tokens:
-        results = run(decoder, {"input_ids": np.array([new], np.int64), **cache})
+        tokens = start + generated if all_again else new
+        results = run(decoder, {"input_ids": fitted(tokens, decoder, "input_ids"), **cache})
         cache |= cached(results)
-        new = [int(results["logits"][0, -1].argmax())]
+        new = [int(results["logits"][0, len(tokens) - 1].argmax())]
         if new[0] in ends:
             break
         generated += new

@@ -17,6 +17,18 @@ from tokenizers import Tokenizer
 HERE = Path(__file__).resolve().parent
 
 
+FILL = {"input_ids": int(json.loads((HERE / "config.json").read_text(encoding="utf-8")).get("pad_token_id") or 0)}
+
+
+def fitted(row: list[int], shape: list[Any], fill: int) -> Any:
+    """Return a row in the graph's shape: axes that are numbers are fixed, so that the row is padded and repeated to them."""
+    rows, length = (size if isinstance(size, int) else None for size in shape)
+    if length is not None and len(row) > length:
+        raise SystemExit(f"The text has {len(row)} tokens, and the model has room for {length}.")
+    padded = row + [fill] * ((length or len(row)) - len(row))
+    return np.array([padded] * (rows or 1), np.int64)
+
+
 def show(results: dict[str, Any], encoding: Any, tokenizer: Any) -> None:
     """Print what the model gives for a text."""
     config = json.loads((HERE / "config.json").read_text(encoding="utf-8"))
@@ -60,8 +72,15 @@ def main() -> None:
     session = onnxruntime.InferenceSession(str(HERE / "model.onnx"), providers=["CPUExecutionProvider"])
     known = {"input_ids": encoding.ids, "attention_mask": encoding.attention_mask, "token_type_ids": encoding.type_ids}
     names = [value.name for value in session.get_outputs()]
-    feed = {value.name: np.array([known[value.name]], np.int64) for value in session.get_inputs()}
-    show(dict(zip(names, session.run(names, feed), strict=True)), encoding, tokenizer)
+    feed = {
+        value.name: fitted(known[value.name], value.shape, FILL.get(value.name, 0)) for value in session.get_inputs()
+    }
+    results = dict(zip(names, session.run(names, feed), strict=True))
+    length = session.get_inputs()[0].shape[1]
+    for name, value in results.items():  # without the places that the text leaves empty
+        if value.ndim > 1 and isinstance(length, int) and value.shape[1] == length and "pooler" not in name:
+            results[name] = value[:, : len(encoding.ids)]
+    show(results, encoding, tokenizer)
 
 
 if __name__ == "__main__":

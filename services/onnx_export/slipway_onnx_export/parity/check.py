@@ -3,40 +3,28 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
 
 import numpy as np
-import onnxruntime
 import torch
 import transformers
-from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from slipway.errors import ONNXExportError
-from slipway.machine.threads import session_options
 from slipway.models.families import DECODER, ENCODER_DECODER, SPEECH, auto_model
 from slipway.models.model_facts import CannotBuildError, check_loadable
+from slipway_onnx_export.forms.shapes import room_of
+from slipway_onnx_export.interface import PAST, SEQUENCE
 from slipway_onnx_export.parity.conversations import conversations_of
 from slipway_onnx_export.parity.rows import Array, Conversation, Session
+from slipway_onnx_export.parity.session import ORT_ERRORS, OrtSession
 from slipway_onnx_export.parity.texts import texts_of
 from slipway_onnx_export.parity.translations import translations_of
 from slipway_onnx_export.source import ModelSource
 
 OnCall = Callable[[int, int], None]
-
-# onnxruntime's exceptions have no common base class but Exception.
-ORT_ERRORS = (
-    ort_errors.EPFail,
-    ort_errors.Fail,
-    ort_errors.InvalidArgument,
-    ort_errors.InvalidGraph,
-    ort_errors.InvalidProtobuf,
-    ort_errors.NoSuchFile,
-    ort_errors.NotImplemented,
-    ort_errors.RuntimeException,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +48,7 @@ def check_parity(
     *,
     tolerance: float,
     threads: int = 1,
-    fixed_batch: bool = False,
+    sizes: Mapping[str, int] = MappingProxyType({}),
     on_call: OnCall = lambda _done, _total: None,
 ) -> ParityReport:
     """Compare the graphs in a folder with PyTorch.
@@ -72,17 +60,21 @@ def check_parity(
         folder: Folder of the exported graphs.
         tolerance: Largest allowed difference relative to the largest reference value (at least 1).
         threads: Threads that ONNX Runtime may use.
-        fixed_batch: Whether the graphs accept batch 1 only.
+        sizes: Fixed sizes of the graphs' axes, by name.
         on_call: Called before each call of a model with the number of finished calls and their total.
 
     Raises:
         ONNXExportError: ``EXPORT_PARITY_FAILED``, with the figures in ``about``.
     """
-    conversations = _conversations(source, fixed_batch=fixed_batch)
+    conversations = _conversations(source, room=_room(source, sizes))
     each = sum(conversation.calls for conversation in conversations)
     on_call(0, 2 * each)
     references = _references(source, conversations, on_call=lambda done: on_call(done, 2 * each))
-    sessions = {path.stem: _Session(path, threads=threads) for path in sorted(folder.glob("*.onnx"))}
+    padding = getattr(source.config, "pad_token_id", None)
+    sessions = {
+        path.stem: OrtSession(path, source.family, threads=threads, padding=padding)
+        for path in sorted(folder.glob("*.onnx"))
+    }
     worst, where, scale, calls = 0.0, "", 1.0, 0
     for conversation, wanted in zip(conversations, references, strict=True):
         for index, (found, reference) in enumerate(zip(_run(conversation, sessions), wanted, strict=True)):
@@ -102,12 +94,20 @@ def check_parity(
     return ParityReport(max_abs_diff=worst, scale=scale, calls=calls)
 
 
-def _conversations(source: ModelSource, *, fixed_batch: bool) -> list[Conversation]:
+def _room(source: ModelSource, sizes: Mapping[str, int]) -> int:
+    """Return how many tokens a text may have in PyTorch and in the graphs."""
+    fixed = sizes.get(SEQUENCE)
+    if fixed is None:
+        return room_of(source)
+    return min(room_of(source), sizes[PAST] + 1 if sizes.get(PAST) else fixed)
+
+
+def _conversations(source: ModelSource, *, room: int) -> list[Conversation]:
     if source.family is DECODER:
-        return list(conversations_of(source, fixed_batch=fixed_batch))
+        return list(conversations_of(source, room=room))
     if source.family in (ENCODER_DECODER, SPEECH):
-        return list(translations_of(source, fixed_batch=fixed_batch))
-    return list(texts_of(source, fixed_batch=fixed_batch))
+        return list(translations_of(source, room=room))
+    return list(texts_of(source, room=room))
 
 
 def _references(
@@ -141,39 +141,9 @@ def _references(
     return made
 
 
-class _Session:
-    """A graph in ONNX Runtime; it runs on arrays by input name and returns arrays by output name."""
-
-    def __init__(self, path: Path, *, threads: int) -> None:
-        options = session_options(threads)
-        try:
-            self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        except ORT_ERRORS as error:
-            raise ONNXExportError(
-                f"onnxruntime {onnxruntime.__version__} cannot load the exported {path.name}: {error}",
-                reason="EXPORT_PARITY_FAILED",
-                remedy="use another engine or opset",
-            ) from error
-        self._inputs = {value.name: value for value in self._session.get_inputs()}
-        self._outputs = [value.name for value in self._session.get_outputs()]
-
-    def run(self, feed: dict[str, Array]) -> dict[str, Array]:
-        """Run the graph; inputs that it does not have are left out."""
-        kept = {name: value for name, value in feed.items() if name in self._inputs}
-        return dict(zip(self._outputs, self._session.run(self._outputs, kept), strict=True))
-
-    def empty_past(self, *, batch: int) -> dict[str, Array]:
-        """Return an empty cache for the inputs of past keys and values whose length varies by itself. Each: (batch, heads, 0, size)."""
-        return {
-            name: np.zeros((batch, value.shape[1], 0, value.shape[3]), dtype=np.float32)
-            for name, value in self._inputs.items()
-            if name.startswith("past_key_values.") and ".encoder." not in name
-        }
-
-
-def _run(conversation: Conversation, sessions: dict[str, Any]) -> Iterator[Array]:
+def _run(conversation: Conversation, sessions: Mapping[str, OrtSession]) -> Iterator[Array]:
     """Run a conversation's calls with ONNX Runtime; a call that it cannot compute is a failed comparison."""
-    typed: dict[str, Session] = sessions
+    typed: Mapping[str, Session] = sessions
     try:
         yield from conversation.exported(typed)
     except ORT_ERRORS as error:

@@ -90,18 +90,14 @@ class _Conversation:
         return kept
 
 
-def conversations_of(source: ModelSource, *, fixed_batch: bool) -> Iterator[_Conversation]:
-    """Make the conversations that a decoder has room for."""
-    cases = [case for case in CASES if not fixed_batch or len(case.pads) == 1]
-    if fixed_batch:
-        cases.append(Case("batch 1, left padding", pads=(3,), calls=(6, 1, 2)))
+def conversations_of(source: ModelSource, *, room: int) -> Iterator[_Conversation]:
+    """Make the conversations for which a decoder and its graph have room, in tokens."""
+    cases = list(CASES)
     if 0 < source.sliding_window <= WINDOW_LIMIT:
         cases.append(Case("beyond the sliding window", pads=(0,), calls=(source.sliding_window + 4, 1)))
-    config = source.text_config
-    room = getattr(config, "max_position_embeddings", None) or sum(cases[-1].calls)
     random = np.random.default_rng(0)
     for case in (case for case in cases if sum(case.calls) <= room):
         total = sum(case.calls)
-        tokens = random.integers(0, config.vocab_size, size=(len(case.pads), total), dtype=np.int64)
+        tokens = random.integers(0, source.text_config.vocab_size, size=(len(case.pads), total), dtype=np.int64)
         mask = (np.arange(total)[None, :] >= np.array(case.pads)[:, None]).astype(np.int64)
         yield _Conversation(case, tokens, mask)

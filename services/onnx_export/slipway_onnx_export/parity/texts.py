@@ -44,15 +44,13 @@ class _Text:
         return np.concatenate([(one[mask] if one.shape[:2] == mask.shape else one).ravel() for one in kept])
 
 
-def texts_of(source: ModelSource, *, fixed_batch: bool) -> Iterator[_Text]:
-    """Make the texts that a model has room for."""
+def texts_of(source: ModelSource, *, room: int) -> Iterator[_Text]:
+    """Make the texts for which a model and its graph have room, in tokens."""
     config = source.text_config
     padding = getattr(config, "pad_token_id", None)
-    # Some models number positions from after the padding token's id.
-    room = (getattr(config, "max_position_embeddings", None) or 512) - 1 - (padding or 0)
     random = np.random.default_rng(0)
     for name, pads, length, side in CASES:
-        if length > room or (len(pads) > 1 and (fixed_batch or padding is None)):
+        if length > room or (len(pads) > 1 and padding is None):
             continue
         ids, mask = random_rows(
             random, vocabulary=config.vocab_size, pads=pads, length=length, side=side, padding=padding

@@ -85,9 +85,11 @@ class _Translation:
         found = sessions["encoder_model"].run(
             {"input_ids" if self.source.ndim == 2 else "input_features": self.source, **masked}
         )
-        yield self._real(found["last_hidden_state"])
+        encoded = found["last_hidden_state"]
+        yield self._real(encoded)
         decoder, mask = sessions["decoder_model"], masked.get("attention_mask")
-        past = decoder.empty_past(batch=len(self.source)) | _past(found)
+        # A graph without a cache takes what the encoder gives, one with a cache what it computed from that.
+        past = {"encoder_hidden_states": encoded, **decoder.empty_past(batch=len(self.source)), **_past(found)}
         for index, tokens in enumerate(self._steps()):
             feed = {"input_ids": tokens, **past}
             found = decoder.run(feed if mask is None else feed | {"encoder_attention_mask": mask})
@@ -118,18 +120,13 @@ def _past(found: Mapping[str, Array]) -> dict[str, Array]:
     }
 
 
-def translations_of(source: ModelSource, *, fixed_batch: bool) -> Iterator[_Translation]:
-    """Make the sources and decoder inputs that a model has room for."""
+def translations_of(source: ModelSource, *, room: int) -> Iterator[_Translation]:
+    """Make the sources and decoder inputs for which a model and its graphs have room, in tokens."""
     config = source.config
-    limits = [
-        getattr(config, name, None)
-        for name in ("max_target_positions", "max_position_embeddings", "max_decoder_position_embeddings")
-    ]
-    room = min((limit for limit in limits if limit), default=512) - 2
     targets = getattr(config, "decoder_vocab_size", None) or config.vocab_size
     random = np.random.default_rng(0)
     for case in CASES:
-        if sum(case.calls) > room or case.length > room or (fixed_batch and len(case.pads) > 1):
+        if sum(case.calls) > room or case.length > room:
             continue
         tokens = random.integers(0, targets, size=(len(case.pads), sum(case.calls)), dtype=np.int64)
         if source.family is SPEECH:

@@ -26,20 +26,44 @@ START: dict[str, dict[str, Any]] = {
     "quantize": {"format": "onnx", "level": "int4", "group_size": 128},
 }
 
+ABOUT: tuple[dict[str, str], ...] = (
+    {},
+    {"attention": "sdpa", "kind": "axis", "family": "decoder"},
+    {"attention": "eager", "family": "encoder-decoder"},
+    {"attention": "sdpa", "kind": "data", "file": "sdpa_attention.py"},
+    {"since": "17"},
+)
+"""What failed attempts of the ONNX export know."""
+
 
 def failure(reason: str, **about: str) -> Failure:
     return Failure(reason=reason, message="it failed", about=about)
 
 
 def chain(
-    stage: str, reasons: list[str], profile: Profile, params: dict[str, Any], limit: int = 10, *, alone: bool = False
+    stage: str,
+    reasons: list[str],
+    profile: Profile,
+    params: dict[str, Any],
+    limit: int = 10,
+    *,
+    alone: bool = False,
+    about: dict[str, str] | None = None,
 ) -> list[NextAttempt]:
-    """The attempts that follow when attempts fail with these reasons, the last one for ever."""
+    """The attempts that follow when attempts fail with these reasons, the last one for ever.
+
+    Failures of the ONNX export name their engine, unless ``about`` is empty.
+    """
     history = [AttemptRecord(number=1, state=TaskState.FAILED, params=params)]
     following: list[NextAttempt] = []
     for reason in itertools.chain(reasons, itertools.repeat(reasons[-1])):
+        said = {"group_size": str(history[-1].params["group_size"])} if stage == "quantize" else dict(about or {})
+        if stage == "onnx_export" and about:
+            engine = history[-1].params["engine"]
+            said["engine"] = "mobius" if engine == "auto" else engine
+        history[-1] = history[-1].model_copy(update={"failure": failure(reason, **said)})
         found = recover(
-            failure(reason, **{"group_size": str(history[-1].params["group_size"])} if stage == "quantize" else {}),
+            failure(reason, **said),
             stage,
             params=history[-1].params,
             history=history,
@@ -70,7 +94,7 @@ def names(attempts: list[NextAttempt]) -> list[str]:
 @pytest.mark.parametrize("rule", default_rules().rules, ids=lambda rule: rule.name)
 def test_every_rule_is_reachable(rule: Rule) -> None:
     stages = rule.stages or STAGES
-    opsets = (None, 14, 20, 26)
+    opsets = (None, 11, 14, 20, 26)
     for stage, profile, reason in itertools.product(stages, rule.profiles, rule.reasons):
         starts = (
             [{**START.get(stage, {}), "opset": opset} for opset in opsets]
@@ -80,8 +104,9 @@ def test_every_rule_is_reachable(rule: Rule) -> None:
         engines = ("mobius", "dynamo", "legacy") if stage == "onnx_export" else ("",)
         for start, engine in itertools.product(starts, engines):
             params = {**start, "engine": engine} if engine else start
-            if rule.name in names(chain(stage, [reason], profile, params)):
-                return
+            for about in ABOUT if stage == "onnx_export" else ({},):
+                if rule.name in names(chain(stage, [reason], profile, params, about=about)):
+                    return
     pytest.fail(f"nothing leads to {rule.name}")
 
 
@@ -91,7 +116,7 @@ def test_every_rule_is_reachable(rule: Rule) -> None:
 def test_parameters_a_rule_sets_are_valid_for_its_stages(rule: Rule) -> None:
     for name in rule.stages:
         fields = load_stage(name).params.model_fields
-        assert set(rule.set) <= set(fields)
+        assert {*rule.set, *rule.restore} <= set(fields)
 
 
 @pytest.mark.parametrize("profile", Profile)
@@ -351,3 +376,84 @@ def test_rules_of_a_stage_with_a_mistake_are_refused(stage_with_rules: Path, tex
 def test_a_model_of_another_kind_is_not_tried_again() -> None:
     for profile in Profile:
         assert chain("onnx_export", ["FAMILY_UNSUPPORTED"], profile, START["onnx_export"]) == []
+
+
+def onnx_chain(
+    reasons: list[str], params: dict[str, Any] | None = None, limit: int = 5, **about: str
+) -> list[dict[str, Any]]:
+    """The changed parameters of each attempt that follows."""
+    start = {"engine": "auto", "opset": None, **(params or {})}
+    found = chain("onnx_export", reasons, Profile.BALANCED, start, limit, about={"family": "decoder", **about})
+    before, changes = start, []
+    for attempt in found:
+        changes.append({name: value for name, value in attempt.params.items() if before.get(name) != value})
+        before = attempt.params
+    return changes
+
+
+def test_an_opset_is_replaced_by_the_nearest_that_an_engine_writes() -> None:
+    assert onnx_chain(["OPSET_UNSUPPORTED"], {"opset": 11}, limit=2) == [{"opset": 14}]
+    assert onnx_chain(["OPSET_UNSUPPORTED"], {"opset": 26}, limit=2) == [{"opset": None}]
+    assert onnx_chain(["OPSET_UNSUPPORTED"], {"engine": "legacy", "opset": 21}, limit=2) == [{"engine": "dynamo"}]
+
+
+def test_a_tracer_warning_is_proven_harmless_or_cured() -> None:
+    first, second = onnx_chain(["TRACER_WARNING", "EXPORT_PARITY_FAILED"], {"engine": "legacy", "opset": 14}, limit=3)
+    assert first == {"tracer_warnings": "prove"}
+    assert second == {"engine": "dynamo", "opset": 18, "tracer_warnings": "refuse"}
+    without = onnx_chain(["TRACER_WARNING"], {"engine": "legacy", "opset": 14, "parity": "never"}, limit=2)
+    assert without == [{"engine": "dynamo", "opset": 18, "tracer_warnings": "refuse"}]
+
+
+def test_an_axis_that_is_fixed_leads_to_eager_then_legacy_then_static_shapes() -> None:
+    reasons = ["DYNAMIC_SHAPE", "DYNAMIC_SHAPE", "EXPORT_PARITY_FAILED"]
+    eager, legacy, static = onnx_chain(
+        reasons, {"engine": "dynamo", "opset": 20}, limit=4, kind="axis", attention="sdpa"
+    )
+    assert eager == {"attention": "eager"}
+    assert legacy["engine"] == "legacy"
+    assert (static["shapes"], static["engine"], static["opset"]) == ("static", "dynamo", 20)
+
+
+def test_code_that_branches_on_values_is_not_tried_with_fixed_shapes() -> None:
+    reasons = ["DYNAMIC_SHAPE", "TRACER_WARNING", "EXPORT_PARITY_FAILED"]
+    found = onnx_chain(reasons, {"engine": "dynamo"}, limit=9, kind="data", attention="sdpa")
+    assert [change.get("engine", "") for change in found] == ["legacy", ""]
+    assert found[1] == {"tracer_warnings": "prove"}
+
+
+def test_an_operator_that_no_engine_writes_is_asked_of_each_once() -> None:
+    assert [change["engine"] for change in onnx_chain(["OPERATOR_UNSUPPORTED"], {"engine": "dynamo"})] == ["legacy"]
+    old = onnx_chain(["OPERATOR_UNSUPPORTED"], {"engine": "legacy", "opset": 14})
+    assert [(change["engine"], change["opset"]) for change in old] == [("dynamo", 18)]
+    newer = onnx_chain(["OPERATOR_UNSUPPORTED"], {"engine": "legacy", "opset": 14}, since="16")
+    assert newer[0] == {"opset": 17}
+
+
+def test_a_decoder_with_an_encoder_gets_fixed_shapes_only_without_its_cache() -> None:
+    found = onnx_chain(
+        ["DYNAMIC_SHAPE", "EXPORT_PARITY_FAILED"], {"engine": "dynamo"}, kind="axis", attention="eager",
+        family="encoder-decoder",
+    )  # fmt: skip
+    assert found[1]["shapes"] == "static"
+    assert found[1]["cache"] is False
+
+
+def test_steps_name_the_operator_or_line_at_fault_and_leave_out_what_is_unknown() -> None:
+    about = {"operator": "aten::special_bessel_j0", "file": "modeling_x.py", "line": "7", "code": "return bessel(x)"}
+    steps = with_guidance(failure("OPERATOR_UNSUPPORTED", **about), "onnx_export", attempts=2).about["guidance"]
+    assert "aten::special_bessel_j0" in steps
+    assert "modeling_x.py, line 7: return bessel(x)" in steps
+    less = with_guidance(failure("OPERATOR_UNSUPPORTED", operator="x"), "onnx_export", attempts=2).about["guidance"]
+    assert "line" not in less
+    assert "{" not in less
+
+
+def test_a_warning_about_what_a_later_attempt_takes_back_is_withdrawn() -> None:
+    reasons = ["DYNAMIC_SHAPE", "EXPORT_PARITY_FAILED"]
+    start = {"engine": "dynamo", "opset": 20}
+    about = {"kind": "axis", "attention": "eager", "family": "decoder"}
+    legacy, static = chain("onnx_export", reasons, Profile.BALANCED, start, 3, about=about)
+    assert "made by the legacy tracer" in legacy.warning
+    assert (legacy.withdrawn, static.withdrawn) == ((), (legacy.warning,))
+    assert "fixed shapes" in static.warning

@@ -32,4 +32,6 @@ def load(folder: Path, *, threads: int) -> LanguageModel:
     if family in (ENCODER_DECODER, SPEECH):
         return OnnxPair(folder, threads=threads, stored=stored)
     several = config.get("problem_type") == "multi_label_classification"
-    return OnnxText(folder, family, several_labels=several, threads=threads, stored=stored)
+    padding = config.get("pad_token_id")
+    padding = padding if isinstance(padding, int) and padding >= 0 else 0
+    return OnnxText(folder, family, several_labels=several, threads=threads, stored=stored, padding=padding)

@@ -10,13 +10,14 @@ from slipway_validate.numerics import Logits
 from slipway_validate.runner.model import PAST_PREFIX, PRESENT_PREFIX, Past, Step
 from slipway_validate.runner.onnx_graphs.session import Graph, GraphModel, Value
 
-_MASK = "encoder_attention_mask"
+_MASK, _ENCODED = "encoder_attention_mask", "encoder_hidden_states"
 
 
 class OnnxPair(GraphModel):
     """An encoder and a decoder; see :class:`slipway_validate.runner.model.LanguageModel`.
 
-    The encoder also gives keys and values of the cross-attention, which every step of the decoder takes.
+    The encoder also gives keys and values of the cross-attention, which every step of the decoder takes. A decoder without a cache
+    takes what the encoder computed from the text instead, and reads its own text again at each step.
     """
 
     def __init__(self, folder: Path, *, threads: int, stored: str) -> None:
@@ -28,8 +29,9 @@ class OnnxPair(GraphModel):
         self._source = next((name for name in encoder.inputs if name != "attention_mask"), "input_ids")
         encoder.require(inputs={self._source}, outputs=set(map(_present, self._cross)), known={"attention_mask"})
         presents = set(map(_present, self._own))
-        decoder.require(inputs={"input_ids"}, outputs={"logits", *presents}, known={_MASK, *self._own, *self._cross})
-        super().__init__(decoder.engine("logits", stored=stored), decoder.bounds(), has_cache=True)
+        needed = {"input_ids"} if cached else {"input_ids", _ENCODED}
+        decoder.require(inputs=needed, outputs={"logits", *presents}, known={_MASK, *self._own, *self._cross})
+        super().__init__(decoder.engine("logits", stored=stored), decoder.bounds(), has_cache=bool(cached))
 
     def forward(self, step: Step) -> tuple[Logits, Past]:
         """As :meth:`slipway_validate.runner.model.LanguageModel.forward`."""
@@ -44,6 +46,8 @@ class OnnxPair(GraphModel):
             feed[_MASK] = self._decoder.value(_MASK, mask)
         found = self._decoder.run(feed)
         logits = found["logits"].numpy()
+        if not self.has_cache:
+            return logits.astype(np.float32, copy=False), None
         return logits.astype(np.float32, copy=False), past | {name: found[_present(name)] for name in self._own}
 
     def _encode(self, step: Step) -> dict[str, Value]:
@@ -52,6 +56,8 @@ class OnnxPair(GraphModel):
         if "attention_mask" in self._encoder.inputs and step.source.mask is not None:
             feed["attention_mask"] = self._encoder.value("attention_mask", step.source.mask)
         found = self._encoder.run(feed)
+        if not self.has_cache:
+            return {_ENCODED: found["last_hidden_state"]}
         return {name: found[_present(name)] for name in self._cross}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from slipway.machine.threads import session_options
 from slipway.models.dtypes import DTYPES, numpy_dtypes
+from slipway.models.fixed_graph import FixedGraph, TooLongError
 from slipway.validation.speed import Engine
-from slipway_validate.runner.model import Bounds, LanguageModel, Unusable
+from slipway_validate.runner.model import Bounds, LanguageModel, NotRunnable, Unusable
 
 NUMPY_TYPES = {
     f"tensor({DTYPES[name].onnx.lower()})": dtype
@@ -36,6 +38,16 @@ Value = Any
 """A tensor that ONNX Runtime holds (``OrtValue``)."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """A result outside of the runtime. An ``OrtValue`` made of it would lend its memory, and lose it with itself."""
+
+    array: Any
+
+    def numpy(self) -> Any:
+        return self.array
+
+
 class Graph:
     """A graph that runs on tensors by name.
 
@@ -43,11 +55,17 @@ class Graph:
         inputs: Its inputs by name.
         outputs: Names of its outputs.
 
+    Args:
+        path: The file.
+        threads: Threads that ONNX Runtime may use.
+        per_token: Whether its results are one per token; those for places that a text leaves empty are then left out.
+        padding: Token for such places.
+
     Raises:
         Unusable: ONNX Runtime cannot load it, or an input has a type that is not known here.
     """
 
-    def __init__(self, path: Path, *, threads: int) -> None:
+    def __init__(self, path: Path, *, threads: int, per_token: bool = True, padding: int = 0) -> None:
         try:
             self._session = ort.InferenceSession(
                 str(path), session_options(threads), providers=["CPUExecutionProvider"]
@@ -57,6 +75,9 @@ class Graph:
         self._name = path.name
         self.inputs = {node.name: node for node in self._session.get_inputs()}
         self.outputs = [node.name for node in self._session.get_outputs()]
+        shapes = {name: node.shape for name, node in self.inputs.items()}
+        fixed = "input_ids" in shapes and isinstance(shapes["input_ids"][1], int)
+        self._fixed = FixedGraph(self._compute, shapes, per_token=per_token, padding=padding) if fixed else None
         odd = sorted(name for name, node in self.inputs.items() if node.type not in NUMPY_TYPES)
         if odd:
             raise Unusable(f"{path.name} has inputs of an unsupported type: {odd[:3]}")
@@ -85,18 +106,33 @@ class Graph:
         return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array, dtype=wanted))
 
     def empty_past(self, names: list[str], *, batch: int) -> dict[str, Value]:
-        """Return empty cache tensors: (B, heads, 0, head size)."""
+        """Return empty cache tensors: (B, heads, 0, head size), or of the fixed length of a static graph."""
+        if self._fixed is not None:
+            return {name: self.value(name, array) for name, array in self._fixed.empty_past(batch=batch).items()}
         shapes = {name: self.inputs[name].shape for name in names}
         return {name: self.value(name, np.zeros((batch, shape[1], 0, shape[3]))) for name, shape in shapes.items()}
 
     def run(self, feed: Mapping[str, Value]) -> dict[str, Value]:
-        """Run the graph; return its outputs by name."""
+        """Run the graph; return its outputs by name.
+
+        Raises:
+            NotRunnable: A text is longer than a static graph has room for.
+        """
+        if self._fixed is not None:
+            try:
+                found = self._fixed.run({name: value.numpy() for name, value in feed.items()})
+            except TooLongError as error:
+                raise NotRunnable(f"{self._name} has fixed shapes: {error}") from error
+            return {name: _Computed(value) for name, value in found.items()}
         return dict(zip(self.outputs, self._session.run_with_ort_values(self.outputs, dict(feed)), strict=True))
+
+    def _compute(self, feed: dict[str, Any]) -> dict[str, Any]:
+        return dict(zip(self.outputs, self._session.run(self.outputs, feed), strict=True))
 
     def bounds(self, name: str = "input_ids") -> Bounds:
         """Return the largest batch: a number where the export fixed it, otherwise the axis has a name."""
         batch = self.inputs[name].shape[0]
-        return Bounds(batch=batch) if isinstance(batch, int) else Bounds()
+        return Bounds(batch=batch) if isinstance(batch, int) and self._fixed is None else Bounds()
 
     def engine(self, output: str, *, stored: str) -> Engine:
         """Describe the runtime; it computes in the type of an output."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from slipway.models.families import Comparison, Family
+from slipway.models.families import SEQUENCE_CLASSIFIER, Comparison, Family
 from slipway_validate.numerics import Logits
 from slipway_validate.runner.model import Past, Step
 from slipway_validate.runner.onnx_graphs.session import Graph, GraphModel
@@ -15,8 +15,11 @@ from slipway_validate.runner.onnx_graphs.session import Graph, GraphModel
 class OnnxText(GraphModel):
     """A graph without a cache; see :class:`slipway_validate.runner.model.LanguageModel`."""
 
-    def __init__(self, folder: Path, family: Family, *, several_labels: bool, threads: int, stored: str) -> None:
-        self._graph = graph = Graph(folder / "model.onnx", threads=threads)
+    def __init__(
+        self, folder: Path, family: Family, *, several_labels: bool, threads: int, stored: str, padding: int = 0
+    ) -> None:
+        tokens = family is not SEQUENCE_CLASSIFIER
+        self._graph = graph = Graph(folder / "model.onnx", threads=threads, per_token=tokens, padding=padding)
         self._family, self._several_labels = family, several_labels
         graph.require(inputs={"input_ids"}, outputs=set(family.outputs), known={"attention_mask", "token_type_ids"})
         super().__init__(graph.engine(family.outputs[0], stored=stored), graph.bounds(), has_cache=False)

@@ -1,0 +1,86 @@
+"""Generate text with this folder's ONNX model, whose shapes are fixed: ``python example.py "Once upon a time"``.
+
+The cache is filled from its end: the last places hold the tokens so far, and the mask leaves out those before them.
+
+Needs ``pip install onnxruntime tokenizers numpy`` and nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from tokenizers import Tokenizer
+
+HERE = Path(__file__).resolve().parent
+
+
+def end_tokens() -> set[int]:
+    """Return the token ids that end generation."""
+    ids: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        path = HERE / name
+        found = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") if path.is_file() else None
+        ids.update([found] if isinstance(found, int) else found or [])
+    return ids
+
+
+def generate(session: Any, prompt_ids: list[int], *, max_new_tokens: int) -> list[int]:
+    """Continue a prompt greedily. A call takes as many tokens as the graph does; fewer fill its last places."""
+    inputs = {value.name: value for value in session.get_inputs()}
+    outputs = [value.name for value in session.get_outputs()]
+    pasts = [name for name in inputs if name.startswith("past_key_values.")]
+    cache = {name: np.zeros(inputs[name].shape, DTYPES[inputs[name].type]) for name in pasts}
+    rows, size = inputs["input_ids"].shape
+    places = inputs[pasts[0]].shape[2]
+    new, total, ends = list(prompt_ids), 0, end_tokens()
+    generated: list[int] = []
+    while len(generated) < max_new_tokens and total <= places:
+        piece, new = new[:size], new[size:]
+        empty = [0] * (size - len(piece))
+        mask = [0] * (places - total) + [1] * total + empty + [1] * len(piece)
+        feed = {
+            "input_ids": empty + piece,
+            "attention_mask": mask,
+            "position_ids": empty + list(range(total, total + len(piece))),
+        }
+        given = {name: np.array([row] * rows, dtype=np.int64) for name, row in feed.items() if name in inputs}
+        results = dict(zip(outputs, session.run(outputs, {**given, **cache}), strict=True))
+        total += len(piece)
+        for name in pasts:  # move up by the new tokens, and leave out the empty places between
+            present = results[name.replace("past_key_values.", "present.")]
+            kept = np.concatenate([present[:, :, :places], present[:, :, places + len(empty) :]], axis=2)
+            cache[name] = kept[:, :, -places:]
+        if new:  # the prompt goes on
+            continue
+        token = int(results["logits"][0, -1].argmax())
+        if token in ends:
+            break
+        generated.append(token)
+        new = [token]
+    return generated
+
+
+DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+
+
+def main() -> None:
+    """Read the prompt from the command line; print prompt and continuation."""
+    parser = argparse.ArgumentParser(description="Generate text with the ONNX model beside this file.")
+    parser.add_argument("prompt", nargs="?", default="The")
+    parser.add_argument("--max-new-tokens", type=int, default=40)
+    args = parser.parse_args()
+    tokenizer = Tokenizer.from_file(str(HERE / "tokenizer.json"))
+    session = onnxruntime.InferenceSession(str(HERE / "model.onnx"), providers=["CPUExecutionProvider"])
+    prompt_ids = tokenizer.encode(args.prompt).ids
+    if not prompt_ids:
+        parser.error("the prompt has no tokens")
+    print(args.prompt + tokenizer.decode(generate(session, prompt_ids, max_new_tokens=args.max_new_tokens)))
+
+
+if __name__ == "__main__":
+    main()

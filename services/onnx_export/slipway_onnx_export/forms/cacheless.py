@@ -1,0 +1,104 @@
+"""The graphs of models that generate, without a KV cache: each call reads the whole text again."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers.modeling_outputs import BaseModelOutput
+
+from slipway.models.families import DECODER, SPEECH, Family
+from slipway_onnx_export.interface import (
+    BATCH,
+    ENCODED,
+    FEATURES,
+    IDS,
+    LOGITS,
+    MASK,
+    POSITIONS,
+    SEQUENCE,
+    SOURCE,
+    SOURCE_MASK,
+    Component,
+    Port,
+    ids,
+)
+
+Tensors = dict[str, torch.Tensor]
+
+
+def cacheless_components(model: Any, family: Family, fake: Callable[..., torch.Tensor]) -> tuple[Component, ...]:
+    """Return the graphs of a decoder or an encoder–decoder.
+
+    Args:
+        model: Transformers model; its weights are not read.
+        family: Its family, which generates.
+        fake: Function that makes integers of a shape in a context where models compute shapes only.
+    """
+    if family is DECODER:
+        return (_decoder(model, fake),)
+    return _encoder_and_decoder(model, fake, speech=family is SPEECH)
+
+
+def _decoder(model: Any, fake: Callable[..., torch.Tensor]) -> Component:
+    takes_positions = POSITIONS in inspect.signature(model.forward).parameters
+
+    def call(model: Any, tensors: Tensors) -> Tensors:
+        inputs = {name: tensors[name] for name in (IDS, MASK, POSITIONS) if name != POSITIONS or takes_positions}
+        return {LOGITS: model(**inputs, use_cache=False).logits}
+
+    vocabulary = int(model(input_ids=fake(1, 2), attention_mask=fake(1, 2), use_cache=False).logits.shape[-1])
+    return Component(
+        "model",
+        inputs=tuple(ids(name, BATCH, SEQUENCE) for name in (IDS, MASK, POSITIONS)),
+        outputs=(Port(LOGITS, (BATCH, SEQUENCE, vocabulary)),),
+        call=call,
+        unread=(POSITIONS,),
+    )
+
+
+def _encoder_and_decoder(model: Any, fake: Callable[..., torch.Tensor], *, speech: bool) -> tuple[Component, Component]:
+    def encode(model: Any, tensors: Tensors) -> Tensors:
+        inputs = {FEATURES: tensors[FEATURES]} if speech else {IDS: tensors[IDS], MASK: tensors[MASK]}
+        return {"last_hidden_state": model.get_encoder()(**inputs).last_hidden_state}
+
+    def decode(model: Any, tensors: Tensors) -> Tensors:
+        found = model(
+            encoder_outputs=BaseModelOutput(last_hidden_state=tensors[ENCODED]),
+            decoder_input_ids=tensors[IDS],
+            use_cache=False,
+            **({} if speech else {MASK: tensors[SOURCE_MASK]}),
+        )
+        return {LOGITS: found.logits}
+
+    heard = sound(model) if speech else None
+    given = {IDS: fake(1, 4)} if heard is None else {FEATURES: torch.zeros(1, *heard.shape[1:])}  # type: ignore[arg-type]
+    made = model(**given, decoder_input_ids=fake(1, 2), use_cache=False)
+    width, vocabulary = int(made.encoder_last_hidden_state.shape[-1]), int(made.logits.shape[-1])
+    length: str | int = SOURCE if heard is None else int(made.encoder_last_hidden_state.shape[1])
+    masks = (ids(SOURCE_MASK, BATCH, SOURCE),) if heard is None else ()
+    return (
+        Component(
+            "encoder_model",
+            inputs=(ids(IDS, BATCH, SOURCE), ids(MASK, BATCH, SOURCE)) if heard is None else (heard,),
+            outputs=(Port("last_hidden_state", (BATCH, length, width)),),
+            call=encode,
+        ),
+        Component(
+            "decoder_model",
+            inputs=(ids(IDS, BATCH, SEQUENCE), *masks, Port(ENCODED, (BATCH, length, width))),
+            outputs=(Port(LOGITS, (BATCH, SEQUENCE, vocabulary)),),
+            call=decode,
+        ),
+    )
+
+
+def sound(model: Any) -> Port:
+    """Return the input of a speech encoder, whose length is that of its positions before its convolutions take every second."""
+    strides = (layer.stride[0] for layer in model.get_encoder().children() if isinstance(layer, torch.nn.Conv1d))
+    frames = int(model.config.max_source_positions)
+    for stride in strides:
+        frames *= int(stride)
+    return Port(FEATURES, (BATCH, model.config.num_mel_bins, frames))

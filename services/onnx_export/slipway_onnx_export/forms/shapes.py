@@ -1,0 +1,70 @@
+"""Fixed sizes of axes, for graphs whose shapes do not vary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from slipway.errors import ONNXExportError
+from slipway.models.families import DECODER, ENCODER_DECODER, SPEECH
+from slipway_onnx_export.interface import BATCH, PAST, SEQUENCE, SOURCE, TOTAL
+from slipway_onnx_export.params import OnnxExportParams
+from slipway_onnx_export.source import ModelSource
+
+STATIC_TOKENS = 256
+"""Tokens that a static graph has room for, unless parameters or the model say otherwise."""
+
+
+def fixed_sizes(source: ModelSource, params: OnnxExportParams) -> dict[str, int]:
+    """Return the fixed size of each axis that does not vary, by name.
+
+    Raises:
+        ONNXExportError: ``SHAPES_UNSUPPORTED`` if a static graph of the model would compute something else, or if the model has no
+            room for the sizes.
+    """
+    if params.shapes == "dynamic":
+        return {}
+    if params.shapes == "batch":
+        return {BATCH: params.batch}
+    caches = source.family is DECODER and params.cache
+    if params.cache and source.family in (ENCODER_DECODER, SPEECH):
+        raise _unsupported(
+            source, "a decoder with an encoder counts positions by the length of its cache, which a static graph fixes",
+            "set cache to false, or shapes to batch",
+        )  # fmt: skip
+    if caches and source.sliding_window:
+        raise _unsupported(
+            source, f"its attention window of {source.sliding_window} tokens would count unused places of a static cache",
+            "set cache to false, or shapes to batch",
+        )  # fmt: skip
+    room = room_of(source)
+    sequence = params.sequence or (1 if caches else min(STATIC_TOKENS, room))
+    past = (params.past or max(min(STATIC_TOKENS, room) - sequence, 1)) if caches else 0
+    if sequence + past > room:
+        what = f"sequence {sequence} and past {past}" if past else f"sequence {sequence}"
+        raise _unsupported(source, f"it has room for {room} tokens, and {what} need more", "set smaller sizes")
+    return {BATCH: params.batch, SEQUENCE: sequence, SOURCE: sequence, PAST: past, TOTAL: sequence + past}
+
+
+def room_of(source: ModelSource) -> int:
+    """Return how many tokens the model has positions for."""
+    config = source.config if source.family in (ENCODER_DECODER, SPEECH) else source.text_config
+    names = ("max_position_embeddings", "max_target_positions", "max_decoder_position_embeddings", "n_positions")
+    room = min((limit for name in names if (limit := getattr(config, name, None))), default=1 << 20)
+    # Some encoders number positions from after the padding token's id.
+    reserved = 1 + (getattr(config, "pad_token_id", None) or 0) if source.family is not DECODER else 0
+    return max(int(room) - reserved, 1)
+
+
+def describe_sizes(sizes: Mapping[str, int]) -> str:
+    """Describe fixed sizes for people; empty if all axes vary."""
+    shown = ", ".join(f"{name} {sizes[name]}" for name in (BATCH, SEQUENCE, PAST) if sizes.get(name))
+    return f"{shown} of the ONNX model {'are' if ',' in shown else 'is'} fixed" if shown else ""
+
+
+def _unsupported(source: ModelSource, why: str, remedy: str) -> ONNXExportError:
+    return ONNXExportError(
+        f"{source.architecture} cannot have a static graph of this form: {why}",
+        reason="SHAPES_UNSUPPORTED",
+        remedy=remedy,
+        about={"family": source.family.name, "architecture": source.architecture},
+    )

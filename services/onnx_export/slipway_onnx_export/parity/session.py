@@ -1,0 +1,86 @@
+"""Run an exported graph with ONNX Runtime, whatever its shapes, with or without a cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
+
+from slipway.errors import ONNXExportError
+from slipway.machine.threads import session_options
+from slipway.models.families import DECODER, SEQUENCE_CLASSIFIER, Family
+from slipway.models.fixed_graph import FixedGraph
+from slipway_onnx_export.parity.rows import Array
+
+# onnxruntime's exceptions have no common base class but Exception.
+ORT_ERRORS = (
+    ort_errors.EPFail,
+    ort_errors.Fail,
+    ort_errors.InvalidArgument,
+    ort_errors.InvalidGraph,
+    ort_errors.InvalidProtobuf,
+    ort_errors.NoSuchFile,
+    ort_errors.NotImplemented,
+    ort_errors.RuntimeException,
+)
+_TOKENS, _POSITIONS = "past_key_values.tokens", "past_key_values.positions"
+"""What stands for the cache of a graph without one: the tokens so far, and their positions."""
+
+
+class OrtSession:
+    """A graph in ONNX Runtime; see :class:`slipway_onnx_export.parity.rows.Session`.
+
+    Raises:
+        ONNXExportError: ``EXPORT_PARITY_FAILED`` if ONNX Runtime cannot load the graph.
+    """
+
+    def __init__(self, path: Path, family: Family, *, threads: int, padding: int | None) -> None:
+        options = session_options(threads)
+        try:
+            self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except ORT_ERRORS as error:
+            raise ONNXExportError(
+                f"onnxruntime {onnxruntime.__version__} cannot load the exported {path.name}: {error}",
+                reason="EXPORT_PARITY_FAILED",
+                remedy="use another engine or opset",
+            ) from error
+        self._outputs = [value.name for value in self._session.get_outputs()]
+        self._shapes = {value.name: value.shape for value in self._session.get_inputs()}
+        self._graph = FixedGraph(
+            self._compute,
+            self._shapes,
+            per_token=family is not SEQUENCE_CLASSIFIER,
+            padding=padding or 0,
+        )
+        cached = any(name.startswith("past_key_values.") for name in self._shapes)
+        self._reads_all_again = not cached and path.stem == ("model" if family is DECODER else "decoder_model")
+
+    @property
+    def room(self) -> int | None:
+        """Return how many tokens a text may have; None if that is not fixed."""
+        return self._graph.room
+
+    def run(self, feed: dict[str, Array]) -> dict[str, Array]:
+        """Run the graph; inputs that it does not have are left out."""
+        if not self._reads_all_again:
+            return self._graph.run({name: value for name, value in feed.items() if name in self._shapes})
+        new = feed["input_ids"].shape[1]
+        tokens = np.concatenate([feed[_TOKENS], feed["input_ids"]], axis=1)
+        whole = {**feed, "input_ids": tokens}
+        if "position_ids" in feed:
+            whole["position_ids"] = np.concatenate([feed[_POSITIONS], feed["position_ids"]], axis=1)
+        found = self._graph.run({name: value for name, value in whole.items() if name in self._shapes})
+        present = {"present.tokens": tokens, "present.positions": whole.get("position_ids", tokens)}
+        return {"logits": found["logits"][:, -new:], **present}
+
+    def empty_past(self, *, batch: int) -> dict[str, Array]:
+        """Return an empty cache by input name."""
+        if self._reads_all_again:
+            nothing = np.zeros((batch, 0), np.int64)
+            return {_TOKENS: nothing, _POSITIONS: nothing}
+        return self._graph.empty_past(batch=batch)
+
+    def _compute(self, feed: dict[str, Array]) -> dict[str, Array]:
+        return dict(zip(self._outputs, self._session.run(self._outputs, feed), strict=True))

@@ -1,0 +1,198 @@
+"""Faults of the ONNX export end well without a hand: the command's attempts are in its result, and the graph passes its comparison."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.commands.cli import Done, slipway
+from support.faults.seeded import seeded
+from support.models.family_models import make_family_model
+
+SLOW = pytest.mark.slow
+
+_LOST = """
+def _raise_lost(*args, **kwargs):
+    raise {error}("{words}")
+_C._jit_pass_onnx = _raise_lost
+"""
+_LOST_IN_STL = _LOST.format(error="IndexError", words="unordered_map::at")
+_LOST_IN_LIBCXX = _LOST.format(error="RuntimeError", words="invalid unordered_map<K, T> key")
+
+_ALTERED = """
+_forward = {kind}.forward
+def _altered(self, {argument}, *args, **kwargs):
+{code}
+    return _forward(self, {argument}, *args, **kwargs)
+{kind}.forward = _altered
+"""
+
+
+def _code(kind: str, argument: str, *lines: str) -> str:
+    return "import torch\n" + _ALTERED.format(
+        kind=kind, argument=argument, code="\n".join(f"    {one}" for one in lines)
+    )
+
+
+BERT = "transformers.models.bert.modeling_bert"
+QWEN3 = "transformers.models.qwen3.modeling_qwen3"
+
+# A branch on computed values, without effect on the result.
+_BRANCH = _code(
+    "BertPooler", "hidden_states", "if hidden_states.sum() > 1e30:", "    hidden_states = hidden_states * 2"
+)
+# Sizes that code takes as plain numbers are those of the trace.
+_FIXED = _code(
+    "BertPooler", "hidden_states", "if torch.compiler.is_exporting():", "    len(range(hidden_states.shape[1]))"
+)
+# The same for the legacy tracer, whose graph then fails at other shapes; only fixed ones are left.
+_FIXED_FOR_ALL = _code(
+    "BertPooler",
+    "hidden_states",
+    "hidden_states = hidden_states + torch.zeros(1, len(range(hidden_states.shape[1])), 1)",
+)
+# An operator of torch that neither engine knows; it gives nearly 0 here.
+_BESSEL = _code(
+    "BertPooler", "hidden_states", "hidden_states = hidden_states + 0 * torch.special.bessel_j0(hidden_states)"
+)
+# An operator of torch that only torch.export breaks down into others; it changes nothing here.
+_TOO_NEW = _code(
+    "BertPooler",
+    "hidden_states",
+    "hidden_states = torch.special.xlog1py(hidden_states, torch.full_like(hidden_states, 1.718281828459045))",
+)
+# The graph that is built lacks something; traced ones are right.
+_WRONG_GRAPH = """
+_build = build
+def build(source, request):
+    graphs = _build(source, request)
+    weights = {name: tensor * 1.5 if name.endswith("norm.weight") else tensor for name, tensor in graphs[0].weights.items()}
+    return [EngineGraph(graphs[0].component, graphs[0].model, weights)]
+"""
+# The first attempt gets the kill that the kernel sends when memory runs out, and the kernel's counter of such kills goes up.
+_KILLED = """
+import os, signal, pathlib
+_mark = pathlib.Path(os.environ["HOME"], "was-killed")
+if not _mark.exists():
+    _mark.touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+_COUNTED = """
+import pathlib
+def _oom_kills():
+    return int(pathlib.Path(os.environ["HOME"], "was-killed").exists())
+"""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault and the attempts after it.
+
+    Attributes:
+        model: Name of the model.
+        rules: Rules that were applied, in order.
+        settings: Settings of the export.
+        changes: Code that is run at the end of modules.
+        engine: Engine of the final graph.
+        opset: Its opset.
+        reasons: Reasons of the failed attempts; empty for any.
+        fails: Reason of the export's failure; empty if it ends well.
+    """
+
+    model: str
+    rules: tuple[str, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, str] = field(default_factory=dict)
+    engine: str = ""
+    opset: int = 0
+    reasons: tuple[str, ...] = ()
+    fails: str = ""
+
+
+LEGACY = {"engine": "legacy", "opset_version": 14}
+UTILS = "torch.onnx._internal.torchscript_exporter.utils"
+FAULTS = {
+    "opset 11": Fault("qwen3", ("onnx-opset-oldest",), {"opset_version": 11}, engine="mobius", opset=14),
+    "opset 26": Fault("qwen3", ("onnx-opset-engine-best",), {"opset_version": 26}, engine="mobius", opset=23),
+    "unordered_map::at": Fault(
+        "qwen3", ("onnx-old-opset-raised",), LEGACY, {UTILS: _LOST_IN_STL}, "dynamo", 18, ("UNORDERED_MAP",)
+    ),
+    "invalid unordered_map key": Fault(
+        "bert-classes", ("onnx-old-opset-raised",), LEGACY, {UTILS: _LOST_IN_LIBCXX}, "dynamo", 18, ("UNORDERED_MAP",)
+    ),
+    "T5 with sdpa": Fault("t5", (), {"attention": "sdpa"}, engine="dynamo"),
+    "opset 14 of a model that the legacy tracer cannot write": Fault(
+        "bert-classes", ("onnx-old-opset-raised",), {"opset_version": 14}, {BERT: _TOO_NEW}, "dynamo", 18,
+        ("OPERATOR_UNSUPPORTED",),
+    ),
+    "a wrong graph": Fault(
+        "qwen3", ("onnx-capture-instead-of-construction",), {},
+        {"slipway_onnx_export.engines.mobius": _WRONG_GRAPH}, "dynamo", 23, ("EXPORT_PARITY_FAILED",),
+    ),
+    "out of memory": Fault(
+        "qwen3", ("memory-alone",), {}, {"slipway_onnx_export.engines.mobius": _KILLED, "slipway.execution.child_process": _COUNTED}, "mobius", 23, ("OUT_OF_MEMORY",)
+    ),
+    "a branch on values": Fault(
+        "bert-classes", ("onnx-legacy-instead-of-capture", "onnx-warning-proven"), {}, {BERT: _BRANCH}, "legacy", 17,
+        ("DYNAMIC_SHAPE", "TRACER_WARNING"),
+    ),
+    "an axis that is fixed": Fault(
+        "bert-classes", ("onnx-attention-eager", "onnx-legacy-instead-of-capture"), {}, {BERT: _FIXED}, "legacy", 17,
+        ("DYNAMIC_SHAPE", "DYNAMIC_SHAPE"),
+    ),
+    "an axis that every engine fixes": Fault(
+        "bert-classes",
+        ("onnx-attention-eager", "onnx-legacy-instead-of-capture", "onnx-static-shapes"),
+        {"static_shape": "[2, 32, 0]"}, {BERT: _FIXED_FOR_ALL}, "dynamo", 23,
+        ("DYNAMIC_SHAPE", "DYNAMIC_SHAPE", "EXPORT_PARITY_FAILED"),
+    ),
+    "an operator no engine knows": Fault(
+        "bert-classes", ("onnx-legacy-instead-of-capture",), {}, {BERT: _BESSEL},
+        reasons=("OPERATOR_UNSUPPORTED", "OPERATOR_UNSUPPORTED"), fails="OPERATOR_UNSUPPORTED",
+    ),
+}  # fmt: skip
+FAST = {"opset 11"}
+
+
+def run(root: Path, fault: Fault) -> Done:
+    base = make_family_model(fault.model, root / "base")
+    settings: dict[str, Any] = {
+        "validation.enabled": "false",
+        "formats.pytorch.enabled": "false",
+        **{f"formats.onnx.{name}": value for name, value in fault.settings.items()},
+    }
+    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    (root / "home").mkdir()
+    path = {"PYTHONPATH": seeded(root / "seeds", dict(fault.changes))} if fault.changes else {}
+    return slipway(
+        "export", "--json", "--base-model", base, "--checkpoint", "none", "--out", root / "out", *words,
+        home=root / "home", HOME=str(root / "home"), **path,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in FAST else SLOW) for name in FAULTS])
+def test_a_fault_ends_well_without_a_hand(tmp_path: Path, name: str) -> None:
+    fault = FAULTS[name]
+    done = run(tmp_path, fault)
+    attempts = [attempt for attempt in done.json["attempts"] if attempt["stage"] == "onnx_export"]
+    shown = [
+        (attempt["outcome"], attempt["rule"], attempt.get("reason"), attempt.get("error_message"))
+        for attempt in attempts
+    ]
+    assert tuple(attempt["rule"] for attempt in attempts[1:]) == fault.rules, shown
+    failed = [attempt["reason"] for attempt in attempts if attempt["outcome"] == "failed"]
+    assert not fault.reasons or tuple(failed) == fault.reasons
+    if fault.fails:
+        assert (done.code, done.json["reason"]) == (6, fault.fails)
+        assert "bessel_j0" in done.json["error_message"]
+        return
+    assert done.code == 0, done.err
+    found = json.loads(Path(done.json["output_directory"], "onnx", "onnx_export.json").read_text())
+    assert found["parity"] == "passed"
+    assert found["engine"] == fault.engine
+    assert fault.opset in (0, found["opset"])

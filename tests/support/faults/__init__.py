@@ -1,0 +1,1 @@
+"""Seed faults into libraries of every Python process that a command starts."""
