@@ -12,18 +12,29 @@ from support.models.judged_families import make
 from support.models.merge_cases import save_case
 from support.models.merge_models import make_family
 
+LEVELS = ("fp16", "int8", "int4")
 SETTINGS = {
-    "formats.onnx.enabled": "false",
-    "optimization.quantization": "fp16,int8",
+    "optimization.quantization": ",".join(LEVELS),
     "validation.test_samples": "4",
     "validation.benchmark_performance": "false",
 }
-OUTPUTS = ["pytorch", "pytorch-fp16", "pytorch-int8"]
+OUTPUTS = {name + level for name in ("pytorch", "onnx") for level in ("", *(f"-{level}" for level in LEVELS))}
+SLOW = pytest.mark.slow
+FAMILIES = (
+    "marian",
+    *(
+        pytest.param(name, marks=SLOW)
+        for name in (
+            *("t5", "bart", "whisper", "bert-classes", "bert-tokens", "bert-answers", "bert-masked", "bert-embeddings"),
+            *("roberta-classes", "qwen3-classes"),
+        )
+    ),
+)
 
 
-def export(root: Path, name: str, *more: str | Path) -> dict[str, object]:
+def export(root: Path, name: str, *more: str | Path, **changes: str) -> dict[str, object]:
     model = make(name, root / name)
-    settings = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
+    settings = [word for key, value in (SETTINGS | changes).items() for word in ("--set", f"{key}={value}")]
     checkpoint = more or ("--checkpoint", model.adapter)
     words = ("export", "--json", "--base-model", model.base, *checkpoint, "--out", root / "out", *settings)
     done = slipway(*words, home=root / "home")
@@ -31,21 +42,14 @@ def export(root: Path, name: str, *more: str | Path) -> dict[str, object]:
     return done.json
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "marian",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("t5", "bart", "whisper", "bert-classes", "roberta-classes", "qwen3-classes")
-        ),
-    ],
-)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_each_family_is_exported_and_passes(tmp_path: Path, name: str) -> None:
     result = export(tmp_path, name)
-    assert list(result["formats"]) == OUTPUTS
+    assert set(result["formats"]) == OUTPUTS
+    assert {output: each["status"] for output, each in result["formats"].items()} == dict.fromkeys(OUTPUTS, "passed")
     assert result["validation_passed"] is True
-    assert {attempt["stage"] for attempt in result["attempts"]} == {"merge", "quantize", "validate"}
+    assert {attempt["stage"] for attempt in result["attempts"]} == {"merge", "quantize", "onnx_export", "validate"}
+    assert {attempt["outcome"] for attempt in result["attempts"]} == {"done"}
 
 
 @pytest.mark.slow

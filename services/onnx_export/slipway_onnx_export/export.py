@@ -19,6 +19,7 @@ from slipway_onnx_export.graph import declare_interface, normalize_graph
 from slipway_onnx_export.package import complete_folder
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.parity.check import check_parity
+from slipway_onnx_export.sentences import warn_of_unknown_pooling
 from slipway_onnx_export.source import ModelSource, open_source
 from slipway_onnx_export.weights import stream_weights
 
@@ -42,7 +43,16 @@ def export_model(source_folder: Path, params: OnnxExportParams, ctx: Context) ->
             remedy="leave the TensorRT format out for this model",
             about={"family": source.family.name, "model_type": source.config.model_type},
         )
+    warn_of_unknown_pooling(source, ctx)
     engine = choose_engine(source, params)
+    try:
+        return _export(source, engine, params, ctx, started=started)
+    except ONNXExportError as error:
+        error.about.setdefault("engine", engine.name)  # the next attempt depends on the engine that ``auto`` chose
+        raise
+
+
+def _export(source: ModelSource, engine: Engine, params: OnnxExportParams, ctx: Context, *, started: float) -> Path:
     opset = choose_opset(engine, params.opset, runtime=params.runtime)
 
     ctx.progress("graph", done=0, total=1, unit="graphs")
