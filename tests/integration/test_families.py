@@ -17,6 +17,8 @@ SETTINGS = {
     "optimization.quantization": ",".join(LEVELS),
     "validation.test_samples": "4",
     "validation.benchmark_performance": "false",
+    # Random weights suffer more from 4 bits than trained ones: a group has no small weights.
+    "validation.limits": "int4.mean_kl=0.1,int4.case_mean_kl=0.2,int4.perplexity_ratio=1.3,int4.top1_agreement=0.6",
 }
 OUTPUTS = {name + level for name in ("pytorch", "onnx") for level in ("", *(f"-{level}" for level in LEVELS))}
 SLOW = pytest.mark.slow

@@ -65,7 +65,7 @@ def pair(tmp_path: Path) -> Path:
             ]
         out = helper.make_tensor_value_info(nodes[-1].output[0], TensorProto.FLOAT, ["batch", "sequence", width])
         graph = helper.make_graph(nodes, "g", [ids], [out], [table])
-        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]), folder / name)
+        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), folder / name)
     return folder
 
 
