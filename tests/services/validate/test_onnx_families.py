@@ -68,7 +68,7 @@ def test_right_graphs_pass_and_wrong_ones_fail_by_name(name: str, tmp_path: Path
     outputs = {"onnx": right}
     for level in ("fp16", "int8"):
         (work := tmp_path / level).mkdir()
-        params = QuantizeParams(format="onnx", level=level)
+        params = QuantizeParams(format="onnx", level=level, group_size=16)  # few results average little noise out
         outputs[f"onnx-{level}"] = QUANTIZE.run({"model": right}, params, Context(workdir=work))["model"]
     for output, folder in outputs.items():
         found = run.output(output, folder)
@@ -81,5 +81,5 @@ def test_right_graphs_pass_and_wrong_ones_fail_by_name(name: str, tmp_path: Path
     if name != "whisper":  # sound has one length and no mask
         blind = run.output("onnx-blind", ignore_mask(right, tmp_path / "blind"))
         broken = {check.name.partition(".")[0] for check in blind.failed_checks}
-        assert {"right_padded", "decode_right_padded", "sentence_embedding"} & broken
+        assert {"right_padded", "left_padded", "decode_right_padded", "sentence_embedding"} & broken
         assert not {"mean_kl", "relative_error"} & broken  # without padding it is right
