@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from support.commands.cli import Done, run_here, slipway
 from support.models.family_models import given_by, make_family_adapter, make_family_model
+from support.models.merge_models import make_family
 
 QUICK = ("--set", "validation.enabled=false", "--set", "formats.onnx.enabled=false")
 
@@ -97,11 +98,11 @@ def test_the_plan_says_that_there_is_no_adapter(
 
 
 def test_the_plan_says_which_formats_are_not_made_of_the_model(
-    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
-    where = ("--base-model", str(models / "tiny-marian"), "--checkpoint", str(models / "run"), "--out", str(tmp_path))
-    assert run_here("export", "--plan", "--json", *where) == 0
+    make_family("t5 without a head").save_pretrained(tmp_path / "base")
+    assert run_here("export", "--plan", "--json", "--base-model", str(tmp_path / "base"), "--out", str(tmp_path)) == 0
     findings = json.loads(capsys.readouterr().out)["preflight"]["findings"]
     (found,) = [finding for finding in findings if "not run" in finding["message"]]
     assert (found["check"], found["verdict"], found["reason"]) == (
@@ -109,21 +110,21 @@ def test_the_plan_says_which_formats_are_not_made_of_the_model(
         "warning",
         "FAMILY_UNSUPPORTED",
     )
-    assert "encoder-decoder (MarianMTModel)" in found["message"]
+    assert "T5Model" in found["message"]
 
 
 @pytest.mark.slow
-def test_a_translator_is_exported_and_its_onnx_is_not_run(models: Path, tmp_path: Path) -> None:
+def test_a_translator_is_exported_with_both_of_its_graphs(models: Path, tmp_path: Path) -> None:
     more = ("--checkpoint", models / "run", "--set", "validation.enabled=false")
     levels = ("--set", "optimization.quantization=fp16,int8")
     done = export(models, "tiny-marian", *more, *levels, out=tmp_path)
-    assert (done.code, done.json["reason"]) == (6, "FAMILY_UNSUPPORTED")
-    assert list(done.json["formats"]) == ["pytorch", "pytorch-fp16", "pytorch-int8"]
-    assert {name: (each["state"], each["reason"]) for name, each in done.json["failed"].items()} == dict.fromkeys(
-        ("onnx", "onnx-fp16", "onnx-int8"), ("not_run", "FAMILY_UNSUPPORTED")
-    )
+    assert done.code == 0, done.err
+    assert set(done.json["formats"]) == {
+        *("pytorch", "pytorch-fp16", "pytorch-int8", "onnx", "onnx-fp16", "onnx-int8"),
+    }
+    folder = Path(done.json["output_directory"])
+    for name in ("onnx", "onnx-fp16", "onnx-int8"):
+        graphs = {path.name for path in (folder / name).glob("*.onnx")}
+        assert graphs == {"encoder_model.onnx", "decoder_model.onnx"}
     tried = [attempt for attempt in done.json["attempts"] if attempt["stage"] == "onnx_export"]
-    assert [(attempt["outcome"], attempt["rule"]) for attempt in tried] == [("failed", "")]
-    assert not any("tracer" in warning for warning in done.json["warnings"])
-    card = (Path(done.json["output_directory"]) / "README.md").read_text()
-    assert "| onnx | – | – | not run |" in card
+    assert [(attempt["outcome"], attempt["rule"]) for attempt in tried] == [("succeeded", "")]

@@ -21,6 +21,7 @@ from slipway.models.families import (
     TOKEN_CLASSIFIER,
     Family,
 )
+from slipway.models.sentences.pooling import SENTENCE_EMBEDDING, Pooling, pool
 from slipway_onnx_export.forms.cacheless import cacheless_components, sound
 from slipway_onnx_export.interface import (
     BATCH,
@@ -40,6 +41,7 @@ from slipway_onnx_export.interface import (
     Port,
     ids,
 )
+from slipway_onnx_export.sentences import pooling_of
 from slipway_onnx_export.source import ModelSource
 
 Tensors = dict[str, torch.Tensor]
@@ -67,7 +69,7 @@ def components_of(model: Any, source: ModelSource, *, cache: bool = True) -> tup
             return (_decoder(model),)
         if source.family in (ENCODER_DECODER, SPEECH):
             return _encoder_and_decoder(model, speech=source.family is SPEECH)
-        return (_whole_text(model, source.family),)
+        return (_whole_text(model, source.family, pooling_of(source)),)
     except ONNXExportError:
         raise
     except Exception as error:  # the model's own code may raise anything
@@ -191,7 +193,7 @@ def _encoder_and_decoder(model: Any, *, speech: bool) -> tuple[Component, Compon
 # Models that read a whole text in one call.
 
 
-def _whole_text(model: Any, family: Family) -> Component:
+def _whole_text(model: Any, family: Family, pooling: Pooling | None) -> Component:
     accepted = inspect.signature(model.forward).parameters
     names = [IDS, MASK] + ([TYPES] if TYPES in accepted and _token_types(model.config) > 1 else [])
     rows: str | int = BATCH
@@ -205,7 +207,8 @@ def _whole_text(model: Any, family: Family) -> Component:
         if rotates:  # with a row of positions for each row of tokens, which fused rotation wants
             inputs[POSITIONS] = torch.arange(tensors[IDS].shape[1])[None].expand_as(tensors[IDS])
         found = model(**inputs)
-        return {name: found[name] for name in family.outputs}
+        given = {name: found[name] for name in family.outputs}
+        return given | ({SENTENCE_EMBEDDING: pool(found[0], tensors[MASK], pooling)} if pooling else {})
 
     shape: tuple[str | int, ...]
     if family is SEQUENCE_CLASSIFIER:
@@ -218,10 +221,13 @@ def _whole_text(model: Any, family: Family) -> Component:
         with _without_computing() as fake:
             width = int(model(**{name: fake(1, 3) for name in names})[family.outputs[0]].shape[-1])
         shape = (rows, SEQUENCE, width)
+    outputs = [Port(name, shape) for name in family.outputs]
+    if pooling:
+        outputs.append(Port(SENTENCE_EMBEDDING, (rows, int(shape[-1]) * len(pooling.modes))))
     return Component(
         "model",
         inputs=tuple(Port(name, (rows, SEQUENCE), torch.int64) for name in names),
-        outputs=tuple(Port(name, shape) for name in family.outputs),
+        outputs=tuple(outputs),
         call=call,
     )
 

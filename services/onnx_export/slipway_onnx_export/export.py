@@ -24,6 +24,7 @@ from slipway_onnx_export.package import complete_folder, describe_model
 from slipway_onnx_export.packaging.packages import write_packages
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.parity.check import check_parity
+from slipway_onnx_export.sentences import warn_of_unknown_pooling
 from slipway_onnx_export.source import ModelSource, open_source
 from slipway_onnx_export.weights import stream_weights, take_weights_in
 
@@ -47,6 +48,7 @@ def export_model(source_folder: Path, params: OnnxExportParams, ctx: Context) ->
             remedy="leave the TensorRT format out for this model",
             about={"family": source.family.name, "model_type": source.config.model_type},
         )
+    warn_of_unknown_pooling(source, ctx)
     sizes = fixed_sizes(source, params)
     engine = choose_engine(source, params)
     known = {"engine": engine.name, "family": source.family.name}

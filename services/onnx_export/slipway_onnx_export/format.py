@@ -22,6 +22,7 @@ from slipway.formats import (
     quantized,
     wrong_value,
 )
+from slipway.models.families import ENCODER_DECODER, SPEECH
 from slipway.settings.sections import Listed, as_tuple
 from slipway_onnx_export.packaging.kinds import Kind
 from slipway_onnx_export.params import Attention, EngineName, Optimization
@@ -163,6 +164,11 @@ FORMAT = Format(
         packages="onnxruntime tokenizers numpy",
         # transformers applies a chat template with jinja2, which torch depends on and transformers does not.
         chat_packages="onnxruntime transformers jinja2 numpy",
+        family_packages={
+            # Translators have two vocabularies, which the file of tokenizers does not hold.
+            ENCODER_DECODER.name: "onnxruntime transformers sentencepiece numpy",
+            SPEECH.name: "onnxruntime transformers numpy",
+        },
     ),
     media_types={".onnx": "application/vnd.onnx"},
     sample='{enabled: true, dynamic_axes: true, optimize_graph: true, quantization: ["int8", "int4"]}',

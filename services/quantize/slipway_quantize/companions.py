@@ -11,14 +11,18 @@ from typing import Any
 from slipway.errors import QuantizationError
 from slipway.files import json_documents
 from slipway.files.links import all_files
+from slipway.models.sentences.files import sentence_files
 
 _WEIGHTS = (".safetensors", ".safetensors.index.json", ".onnx", ".onnx.data", ".onnx_data", ".bin", ".pt", ".pth")
 
 
 def copy_companions(source: Path, target: Path) -> None:
     """Copy every file of ``source`` that holds no weights (config, tokenizer, chat template, example, metadata)."""
+    further = {
+        path.relative_to(source).as_posix() for path in sentence_files(source)
+    }  # with weights of their own, rarely
     for name, path in all_files(source):
-        if not name.endswith(_WEIGHTS) and ".onnx_data_" not in name:
+        if name in further or (not name.endswith(_WEIGHTS) and ".onnx_data_" not in name):
             copy = target / name
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)  # content only: inputs may be read-only

@@ -25,8 +25,11 @@ def family_named(name: str) -> Family:
     return next(family for family in FAMILIES if family.name == name)
 
 
-def shape_cases(family: Family, windows: int, length: int) -> tuple[Case, ...]:
-    """Return the cases for ``windows`` windows of ``length`` tokens (at least MIN_LENGTH)."""
+def shape_cases(family: Family, windows: int, length: int, *, embedding: bool = False) -> tuple[Case, ...]:
+    """Return the cases for ``windows`` windows of ``length`` tokens (at least MIN_LENGTH).
+
+    With ``embedding``, the vectors that a sentence encoder makes of the padded rows are compared too.
+    """
     full = min(LENGTH, length)
     steps = min(DECODE_STEPS, full // 4)
     padded = tuple(
@@ -37,9 +40,12 @@ def shape_cases(family: Family, windows: int, length: int) -> tuple[Case, ...]:
             return _of_decoder(padded, full=full, steps=steps)
         case Comparison.TEACHER_FORCED:
             return _of_encoder_decoder(family, padded, full=full, steps=steps)
+    whole = Case(name="right_padded", rows=padded, segments=(full,), padding="right", plain="rows")
+    vector = whole.model_copy(update={"name": "sentence_embedding", "plain": "vectors", "embedding": True})
     return (
-        Case(name="right_padded", rows=padded, segments=(full,), padding="right", plain="rows"),
+        whole,
         Case(name="left_padded", rows=padded, segments=(full,), plain="rows"),
+        *((vector,) if embedding else ()),
     )
 
 

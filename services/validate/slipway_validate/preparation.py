@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from slipway.errors import StageError, ValidationError
-from slipway.models.families import Comparison, Family
+from slipway.models.families import FEATURE_EXTRACTION, Comparison, Family
 from slipway.models.model_files import CONFIG
+from slipway.models.sentences.files import UnknownPoolingError, read_pooling
 from slipway.stage import Context
 from slipway.validation.findings import ValidationInputs
 from slipway_validate import texts
@@ -42,6 +43,7 @@ class Prepared:
         samples: The samples that every model computes.
         padding_token: Token that pads a batch.
         tokenizer: Folder of the tokenizer.
+        embeds: Whether the model is a sentence encoder of a known pooling.
     """
 
     family: Family
@@ -51,6 +53,7 @@ class Prepared:
     samples: Samples
     padding_token: int
     tokenizer: Path
+    embeds: bool = False
 
     def prompts(self, count: int) -> tuple[tuple[int, ...], ...]:
         """Return the beginnings of the first windows; for an encoder–decoder, the decoder's first token."""
@@ -76,7 +79,7 @@ class Prepared:
             padding_token=self.padding_token,
             threads=threads,
             write_logits=compare,
-            cases=shape_cases(self.family, *self.samples.tokens.shape) if compare else (),
+            cases=shape_cases(self.family, *self.samples.tokens.shape, embedding=self.embeds) if compare else (),
             prompts=self.prompts(params.greedy_prompts) if compare else (),
             new_tokens=params.max_new_tokens,
             benchmark=benchmark if params.benchmark_performance else None,
@@ -138,7 +141,18 @@ def prepare(
     count = len(samples.tokens)
     if count < params.test_samples:
         ctx.warn(f"only {count} of {params.test_samples} test samples: more do not fit the text or max_logit_bytes")
-    return Prepared(family, text, result.source, folder, samples, padding_token(inputs["base"], family), tokenizer)
+    padding = padding_token(inputs["base"], family)
+    return Prepared(
+        family, text, result.source, folder, samples, padding, tokenizer, embeds=_embeds(inputs, family, ctx)
+    )
+
+
+def _embeds(inputs: Mapping[str, Path], family: Family, ctx: Context) -> bool:
+    try:
+        return family is FEATURE_EXTRACTION and read_pooling(inputs.get("adapter"), inputs["base"]) is not None
+    except UnknownPoolingError as error:
+        ctx.warn(f"sentence embeddings were not compared: {error}")
+        return False
 
 
 def require_success(result: RunResult, *, what: str, remedy: str) -> None:

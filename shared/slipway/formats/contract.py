@@ -96,6 +96,7 @@ class Usage:
         library: ``library_name`` of the card's front matter.
         packages: Packages that the code needs, as arguments of ``pip install``.
         chat_packages: The same for code that applies a chat template.
+        family_packages: The same by name of a family whose code needs others.
         level_packages: Further packages by level.
     """
 
@@ -103,6 +104,7 @@ class Usage:
     library: str
     packages: str
     chat_packages: str = ""
+    family_packages: Mapping[str, str] = field(default_factory=dict)
     level_packages: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -17,6 +17,7 @@ from slipway.files.links import files_in, real_file
 from slipway.files.regular_file import read_regular
 from slipway.files.user_paths import user_path
 from slipway.models.safetensors_file import INDEX_SUFFIX, read_index
+from slipway.models.sentences.files import sentence_files
 from slipway.texts import printable
 
 CONFIG = "config.json"
@@ -85,29 +86,30 @@ def has_chat_template(folder: Path) -> bool:
 
 
 def companion_files(folder: Path) -> list[Path]:
-    """Return the files beside a model's weights: configuration, generation settings, tokenizer, chat templates; sorted."""
-    return sorted([*files_in(folder, (CONFIG, GENERATION_CONFIG)), *tokenizer_files(folder)])
+    """Return the files beside a model's weights, sorted: configuration, generation settings, tokenizer, chat templates, pooling."""
+    own = files_in(folder, (CONFIG, GENERATION_CONFIG))
+    return sorted([*own, *tokenizer_files(folder), *sentence_files(folder)])
 
 
 def copy_companions(source: Path, target: Path) -> None:
     """Copy :func:`companion_files` into an existing folder; contents only, because inputs may be read-only."""
     for path in companion_files(source):
         copy = target / path.relative_to(source)
-        copy.parent.mkdir(exist_ok=True)
+        copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(real_file(source, path.relative_to(source)), copy)
 
 
 def travelling_files(folder: Path) -> list[Path]:
-    """Return a checkpoint's files to copy: adapter configuration and weights, tokenizer, chat template, generation settings.
+    """Return a checkpoint's files to copy: adapter configuration and weights, tokenizer, chat template, generation settings, pooling.
 
     A ``config.json`` beside them names the labels of a head that was trained.
     """
     own = (ADAPTER_CONFIG, ADAPTER_WEIGHTS, CONFIG, GENERATION_CONFIG)
-    return sorted([*files_in(folder, own), *tokenizer_files(folder)])
+    return sorted([*files_in(folder, own), *tokenizer_files(folder), *sentence_files(folder)])
 
 
 def model_files(folder: Path) -> list[Path]:
-    """Return a model's files to copy: configuration, weights (the shards its index names), tokenizer, chat template.
+    """Return a model's files to copy: configuration, weights (the shards its index names), tokenizer, chat template, pooling.
 
     Weights are safetensors or, if there are none, the ``pytorch_model.bin`` files that the prepare stage converts.
 
@@ -130,7 +132,8 @@ def model_files(folder: Path) -> list[Path]:
     else:
         index = [MODEL_PICKLE_INDEX] if folder / MODEL_PICKLE not in named else []
         weights = [*index, *(path.name for path in sorted(set(pickle_files(folder).values())))]
-    return sorted([*files_in(folder, (CONFIG, *weights, GENERATION_CONFIG)), *tokenizer_files(folder)])
+    own = files_in(folder, (CONFIG, *weights, GENERATION_CONFIG))
+    return sorted([*own, *tokenizer_files(folder), *sentence_files(folder)])
 
 
 def has_safetensors(folder: Path) -> bool:

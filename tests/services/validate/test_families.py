@@ -21,6 +21,7 @@ from slipway_validate.stage import STAGE
 from support.models import family_models, judged_families
 from support.models.judged_families import MAKERS, FamilyModel
 from support.models.merge_models import make_family
+from support.models.sentence_models import write_modules
 from support.models.validated_here import PARAMS, Validated
 from support.models.validation_models import TEXT
 
@@ -147,6 +148,21 @@ def test_a_plain_model_is_its_own_reference(name: str, tmp_path: Path) -> None:
     assert "not those of the base model" in changed.explanation
 
 
+def test_a_sentence_encoder_s_vectors_are_compared_too(tmp_path: Path) -> None:
+    model = judged_families.make("bert-embeddings", tmp_path / "model")
+    right, other, lost = (model.output(name, model.merged()) for name in ("pytorch", "other", "lost"))
+    for folder, mode in ((model.base, "mean"), (right, "mean"), (other, "cls")):
+        write_modules(folder, settings={"pooling_mode": mode}, normalized=True)
+    run = validated(model, tmp_path / "work")
+    found = run.output("pytorch", right)
+    assert found.passed, found.explanation
+    (vector,) = (case for case in found.cases if case.name == "sentence_embedding")
+    assert vector.relative_error is not None
+    assert vector.relative_error < 1e-5
+    assert failed(run.output("pytorch-other", other)) == {"sentence_embedding.relative_error"}
+    assert "gives no sentence_embedding" in run.output("pytorch-lost", lost).explanation
+
+
 def test_speech_without_a_tokenizer_is_taught_drawn_tokens(tmp_path: Path) -> None:
     model = judged_families.make("whisper", tmp_path / "whisper", tokenizer=False)
     merged = model.output("pytorch", model.merged())
@@ -216,7 +232,8 @@ class TestAsAStage:
             "onnx": tmp_path / "onnx",
         }
         outputs["onnx"].mkdir()
-        (outputs["onnx"] / "model.onnx").write_bytes(b"a graph of an encoder")
+        (outputs["onnx"] / "config.json").write_bytes((model.base / "config.json").read_bytes())
+        (outputs["onnx"] / "encoder_model.onnx").write_bytes(b"no graph of an encoder")
         timing = {"benchmark_performance": True, "benchmark_repeats": 1, "benchmark_decode_steps": 2}
         report = self.run({"base": model.base, "adapter": model.adapter, **outputs}, context, **timing)
         assert report.inputs.family == "encoder-decoder"
@@ -228,9 +245,9 @@ class TestAsAStage:
         assert merged.speed.decode_steps == 2
         assert "behaves like the base model" in report.output("pytorch-noop").explanation
         onnx = report.output("onnx")
-        assert onnx.status is OutputStatus.NOT_RUN
-        assert "encoder-decoder" in onnx.status_reason
-        assert report.failed_outputs == ("pytorch-noop",)
+        assert onnx.status is OutputStatus.FAILED
+        assert "cannot load onnx/encoder_model.onnx" in onnx.explanation
+        assert report.failed_outputs == ("onnx", "pytorch-noop")
 
     def test_a_plain_model(self, tmp_path: Path, context: Context) -> None:
         model = judged_families.make("gpt2", tmp_path / "gpt2")

@@ -48,7 +48,7 @@ def test_bash_completes_settings_and_their_values(tmp_path: Path, words: list[st
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["stage", "onnx_export", "--param", "en"], ["engine=mobius", "engine=dynamo", "engine=legacy"]),
+        (["stage", "onnx_export", "--param", "en"], ["engine=auto", "engine=mobius", "engine=dynamo", "engine=legacy"]),
         (["stage", "onnx_export", "--out", "x", "--param", "engine", "=", "m"], ["mobius"]),
         (["stage", "nonesuch", "--param", "e"], []),
         (["stage", "merge", "--input", "ad"], ["adapter="]),

@@ -37,7 +37,7 @@ def test_the_help_of_a_stage_lists_what_it_takes(tmp_path: Path, width: str) -> 
     for words in (("stage", "onnx_export", "--help"), ("stage", "-h", "onnx_export")):
         done = slipway(*words, home=tmp_path, COLUMNS=width)
         assert done.code == 0
-        for said in ("pytorch", "engine", "mobius | dynamo | legacy", 'by default "mobius"', "opset", "≥ 7 ≤ 30"):
+        for said in ("pytorch", "engine", "auto | mobius | dynamo | legacy", 'by default "auto"', "opset", "≥ 7 ≤ 30"):
             assert said in done.out, said
     assert "mobius" not in slipway("stage", "--help", home=tmp_path).out
     between = slipway("stage", "--out", "merged", "onnx_export", "--help", home=tmp_path, COLUMNS=width)

@@ -77,11 +77,11 @@ def test_recovery_leads_to_the_opset_that_is_announced(opset: int) -> None:
     from slipway_coordinator.model.rules import Profile
     from slipway_coordinator.model.states import TaskState
 
-    params: dict[str, Any] = {"engine": "mobius", "opset": opset}
+    params: dict[str, Any] = {"engine": "auto", "opset": opset}
     history = [AttemptRecord(number=1, state=TaskState.FAILED, params=params)]
-    while params["opset"] is not None and params["opset"] not in ENGINE_OPSETS[params["engine"]]:
+    while params["opset"] is not None and params["opset"] not in ENGINE_OPSETS[_engine(params)]:
         found = recover(
-            Failure("OPSET_UNSUPPORTED", "it cannot"),
+            Failure("OPSET_UNSUPPORTED", "it cannot", about={"engine": _engine(params)}),
             "onnx_export",
             params=params,
             history=history,
@@ -93,6 +93,11 @@ def test_recovery_leads_to_the_opset_that_is_announced(opset: int) -> None:
         params = found.params
         history.append(AttemptRecord(number=len(history) + 1, state=TaskState.FAILED, params=params, rule=found.rule))
     assert f"opset {params['opset'] or BEST_OPSET}" in describe_replaced_opset(opset)
+
+
+def _engine(params: dict[str, Any]) -> str:
+    """The engine of an attempt at a decoder."""
+    return "mobius" if params["engine"] == "auto" else str(params["engine"])
 
 
 def test_a_small_disk_is_a_warning_with_the_figures(base: Path, small_disk: Path) -> None:
@@ -132,8 +137,12 @@ def test_a_file_in_the_way_of_the_output_is_found_before_any_work(base: Path, tm
     ("config", "said"),
     [
         ({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}, ""),
-        ({"architectures": ["BertModel"], "model_type": "bert", "vocab_size": 9}, "feature extraction (BertModel)"),
+        ({"architectures": ["BertModel"], "model_type": "bert", "vocab_size": 9}, ""),
         ({"architectures": ["ViTModel"], "model_type": "vit"}, "ViTModel"),
+        (
+            {"architectures": ["MambaForCausalLM"], "model_type": "mamba", "state_size": 16},
+            "decoder (MambaForCausalLM) with layers that keep a state",
+        ),
     ],
 )
 def test_a_format_that_is_not_made_of_this_kind_of_model_is_a_warning(

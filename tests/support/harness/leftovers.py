@@ -43,6 +43,7 @@ PERMANENT_THREADS = {
 
 LIBRARY_LOGGERS = {
     "dbos": "its first launch sets it up, for good",
+    "torch.__trace": "the first capture of a model replaces its handler",
     **dict.fromkeys(("mlflow", "alembic", "huey", "urllib3.connectionpool"), "mlflow sets them up when it is imported"),
 }
 """Loggers that a library sets up permanently after its import, with the reason."""
@@ -54,6 +55,29 @@ LIBRARY_CONTEXT = {
     "deterministic": "torch's compiler follows whether algorithms are deterministic, which is looked at by itself",
     "torch._dynamo.config.": "torch's compiler keeps one for each of its decorators",
     "torch._inductor.config.": "torch's compiler keeps what it knows of its settings",
+    **dict.fromkeys(
+        (
+            "torch._functorch.config.",
+            "torch.fx.experimental._config.",
+            "allow_rnn",
+            "assume_static_by_default",
+            "automatic_dynamic_shapes",
+            "backed_size_oblivious",
+            "capture_dynamic_output_shape_ops",
+            "capture_scalar_outputs",
+            "decompose_custom_triton_ops",
+            "do_not_emit_runtime_asserts",
+            "dont_skip_tracing",
+            "fake_tensor_allow_unsafe_data_ptr_access",
+            "prefer_deferred_runtime_asserts_over_guards",
+            "reorderable_logging_functions",
+            "replay_side_effects",
+            "side_effect_replay_policy",
+            "specialize_float",
+            "specialize_int",
+        ),
+        "the first capture of a model by torch.export fixes its settings",
+    ),
 }
 """Prefixes of context variables that a library sets after its import, with the reason."""
 

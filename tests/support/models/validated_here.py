@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.models.families import model_family
+from slipway.stage import Context
 from slipway.validation.findings import OutputValidation
 from slipway_validate.folders import runtime_for, stored_dtype, why_not_run
 from slipway_validate.judging.compare import CaseResults, compare_case
@@ -14,7 +15,7 @@ from slipway_validate.judging.evaluate import Evaluator
 from slipway_validate.judging.limits import LIMITS, level_of
 from slipway_validate.judging.reference_run import ReferenceRun
 from slipway_validate.params import ValidateParams
-from slipway_validate.preparation import Prepared, _affordable, padding_token
+from slipway_validate.preparation import Prepared, _affordable, _embeds, padding_token
 from slipway_validate.protocol.messages import RunResult, RunSpec, Spec, TokenizeSpec
 from slipway_validate.reference import RUNTIME
 from slipway_validate.runner.main import execute
@@ -53,8 +54,9 @@ class Validated:
         said = HeldOutText(TEXT, "test", ("text.txt",), held_out=True)
         samples = Samples.read(told.samples)
         self.prepared = Prepared(
-            family, said, made.source, told.samples, samples, padding_token(settings, family), settings
-        )
+            family, said, made.source, told.samples, samples, padding_token(settings, family), settings,
+            embeds=_embeds({"base": base}, family, Context(workdir=work)),
+        )  # fmt: skip
         spec = self.spec(RUNTIME, base).model_copy(update={"adapter": adapter})
         result = self._run(Spec(run=spec), work / "reference")
         self.reference = ReferenceRun(

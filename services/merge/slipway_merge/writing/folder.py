@@ -21,6 +21,7 @@ from slipway.models.model_files import (
     PROCESSOR_FILES,
     tokenizer_files,
 )
+from slipway.models.sentences.files import sentence_files
 
 #: Safetensors names of data types → names in ``config.json``.
 DTYPE_NAMES = {name: DTYPES[name].torch for name in FLOATS}
@@ -76,9 +77,9 @@ def write_config(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def copy_small_files(base: Path, adapter: Path, output: Path, *, tokenizer: bool) -> list[str]:
-    """Copy generation settings, tokenizer and processor from the checkpoint if it has them, otherwise from the base.
+    """Copy generation settings, pooling, tokenizer and processor from the checkpoint if it has them, otherwise from the base.
 
-    Tokenizer files come from one place and are never mixed, except that the base's chat template is used for a checkpoint whose
+    A model that got a new head is no sentence encoder any more. Tokenizer files come from one place and are never mixed, except that the base's chat template is used for a checkpoint whose
     tokenizer has none. The same holds for a processor's files, which a run that got only the tokenizer does not save.
 
     Returns:
@@ -88,6 +89,9 @@ def copy_small_files(base: Path, adapter: Path, output: Path, *, tokenizer: bool
     generation = next((f / GENERATION_CONFIG for f in (adapter, base) if (f / GENERATION_CONFIG).is_file()), None)
     if generation:
         chosen[GENERATION_CONFIG] = generation
+    if base_format.read_config(base).get("architectures") == base_format.read_config(output).get("architectures"):
+        encoder = next((folder for folder in (adapter, base) if sentence_files(folder)), base)
+        chosen |= {path.relative_to(encoder).as_posix(): path for path in sentence_files(encoder)}
     if tokenizer:
         own, others = _by_kind(adapter), _by_kind(base)
         chosen |= (own["tokenizer"] or others["tokenizer"]) | (own["processor"] or others["processor"])

@@ -1,6 +1,7 @@
 """Translate or rewrite a text with this folder's ONNX model: ``python example.py "A house by the sea"``.
 
-Needs ``pip install onnxruntime tokenizers numpy`` and nothing else.
+Needs ``pip install onnxruntime tokenizers numpy``. Without a ``tokenizer.json``, as translators of two vocabularies have none,
+also ``transformers sentencepiece``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
-from tokenizers import Tokenizer
 
 HERE = Path(__file__).resolve().parent
 DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
@@ -85,17 +85,30 @@ def generate(source: list[int], *, max_new_tokens: int) -> list[int]:
     return generated
 
 
+def tokenizer() -> tuple[Any, Any]:
+    """Return functions from a text to its tokens and back."""
+    if (HERE / "tokenizer.json").is_file():
+        from tokenizers import Tokenizer
+
+        fast = Tokenizer.from_file(str(HERE / "tokenizer.json"))
+        return lambda text: fast.encode(text).ids, fast.decode
+    from transformers import AutoTokenizer
+
+    slow = AutoTokenizer.from_pretrained(HERE)
+    return lambda text: slow(text)["input_ids"], lambda tokens: slow.decode(tokens, skip_special_tokens=True)
+
+
 def main() -> None:
     """Read the text from the command line; print the result."""
     parser = argparse.ArgumentParser(description="Translate or rewrite text with the ONNX model beside this file.")
     parser.add_argument("text", nargs="?", default="A house by the sea")
     parser.add_argument("--max-new-tokens", type=int, default=60)
     args = parser.parse_args()
-    tokenizer = Tokenizer.from_file(str(HERE / "tokenizer.json"))
-    source = tokenizer.encode(args.text).ids
+    encode, decode = tokenizer()
+    source = encode(args.text)
     if not source:
         parser.error("the text has no tokens")
-    print(tokenizer.decode(generate(source, max_new_tokens=args.max_new_tokens)))
+    print(decode(generate(source, max_new_tokens=args.max_new_tokens)))
 
 
 if __name__ == "__main__":

@@ -37,8 +37,11 @@ def show(results: dict[str, Any], encoding: Any, tokenizer: Any) -> None:
     if "start_logits" in results:
         start, end = (int(results[name][0].argmax()) for name in ("start_logits", "end_logits"))
         print(tokenizer.decode(encoding.ids[start : end + 1]))
+    elif "sentence_embedding" in results:
+        print(" ".join(f"{value:.4f}" for value in results["sentence_embedding"][0]))
     elif "last_hidden_state" in results:
-        print(" ".join(f"{value:.4f}" for value in results["last_hidden_state"][0].mean(axis=0)))
+        tokens = results["last_hidden_state"][0][np.array(encoding.attention_mask, bool)]
+        print(" ".join(f"{value:.4f}" for value in tokens.mean(axis=0)))
     elif "MaskedLM" in architecture:
         print(tokenizer.decode([int(token) for token in results["logits"][0].argmax(-1)]))
     elif results["logits"].ndim == 3:

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from slipway.models.sentences.pooling import SENTENCE_EMBEDDING, Pooling, pool
 from slipway_onnx_export.parity.rows import Array, Session, random_rows
+from slipway_onnx_export.sentences import pooling_of
 from slipway_onnx_export.source import ModelSource
 
 CASES = (
@@ -28,19 +30,27 @@ class _Text:
     name: str
     feed: dict[str, Array]
     outputs: tuple[str, ...]
+    pooling: Pooling | None = None
     calls: int = 1
 
     def reference(self, model: Any) -> Iterator[Array]:
-        found = model(**{name: torch.from_numpy(value.copy()) for name, value in self.feed.items()})
-        yield self._real({name: found[name].numpy() for name in self.outputs})
+        feed = {name: torch.from_numpy(value.copy()) for name, value in self.feed.items()}
+        found = dict(model(**feed))
+        if self.pooling:
+            found[SENTENCE_EMBEDDING] = pool(found["last_hidden_state"], feed["attention_mask"], self.pooling)
+        yield self._real({name: found[name].numpy() for name in self._compared})
 
     def exported(self, sessions: Mapping[str, Session]) -> Iterator[Array]:
         yield self._real(sessions["model"].run(self.feed))
 
+    @property
+    def _compared(self) -> tuple[str, ...]:
+        return (*self.outputs, *((SENTENCE_EMBEDDING,) if self.pooling else ()))
+
     def _real(self, found: Mapping[str, Array]) -> Array:
         """Join all outputs: whole ones, and those that have a value per token without padding."""
         mask = self.feed["attention_mask"].astype(bool)
-        kept = [found[name] for name in self.outputs]
+        kept = [found[name] for name in self._compared]
         return np.concatenate([(one[mask] if one.shape[:2] == mask.shape else one).ravel() for one in kept])
 
 
@@ -48,7 +58,7 @@ def texts_of(source: ModelSource, *, room: int) -> Iterator[_Text]:
     """Make the texts for which a model and its graph have room, in tokens."""
     config = source.text_config
     padding = getattr(config, "pad_token_id", None)
-    random = np.random.default_rng(0)
+    random, pooling = np.random.default_rng(0), pooling_of(source)
     for name, pads, length, side in CASES:
         if length > room or (len(pads) > 1 and padding is None):
             continue
@@ -63,4 +73,4 @@ def texts_of(source: ModelSource, *, room: int) -> Iterator[_Text]:
         kinds = int(getattr(config, "type_vocab_size", 0) or 0)
         if kinds > 1:
             feed["token_type_ids"] = (np.arange(length)[None, :] >= length // 2).astype(np.int64).repeat(len(pads), 0)
-        yield _Text(name, feed, source.family.outputs)
+        yield _Text(name, feed, source.family.outputs, pooling)

@@ -57,6 +57,7 @@ class Case(_Message):
         segments: Columns per call, with the sum L; every call after the first uses the KV cache.
         padding: Side of the padding.
         plain: Name of the results of each row alone (:func:`plain_file`), for the comparison. Empty: compare with the windows.
+        embedding: Whether the compared result of a row is its sentence embedding, one vector of the whole text.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Case(_Message):
     segments: tuple[int, ...]
     padding: Literal["left", "right"] = "left"
     plain: str = ""
+    embedding: bool = False
 
 
 class Benchmark(_Message):

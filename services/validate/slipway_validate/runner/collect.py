@@ -13,7 +13,17 @@ from slipway.models.families import DECODER
 from slipway_validate.cases import family_named
 from slipway_validate.numerics import Ints, Logits
 from slipway_validate.protocol.messages import Case, CaseRow, RunSpec, case_file, plain_file
-from slipway_validate.runner.model import LanguageModel, Source, padded, plain_step, run_segments, segments_within
+from slipway_validate.runner.model import (
+    LanguageModel,
+    Source,
+    Step,
+    Unusable,
+    padded,
+    plain_step,
+    positions_of,
+    run_segments,
+    segments_within,
+)
 from slipway_validate.runner.row_selectors import choose_row_selector, join_rows, per_token
 from slipway_validate.samples import Samples
 
@@ -30,6 +40,10 @@ class Batch:
     ids: Ints
     mask: Ints
     source: Source | None = None
+
+    def step(self) -> Step:
+        """Return the call that computes all of it."""
+        return Step(self.ids, self.mask, positions_of(self.mask), source=self.source)
 
     def part(self, start: int, count: int) -> Batch:
         """Return some of the rows with the padding of the whole batch."""
@@ -101,7 +115,7 @@ class Collector:
             return
         batch, step = self._batch(case, case.rows), self._model.bounds.batch
         parts = [batch.part(start, step) for start in range(0, len(batch.ids), step)]
-        results = join_rows([row for part in parts for row in self._real_rows(part, case.segments)])
+        results = join_rows([row for part in parts for row in self._rows_of(case, part, case.segments)])
         self._count_non_finite(results, f"the shape case {case.name}")
         if self._write:
             np.save(self._folder / case_file(case.name), results)
@@ -112,7 +126,7 @@ class Collector:
         if not self._write or not case.plain or file.is_file() or case.name in self.skipped:
             return
         alone = [self._batch(case, (row,)) for row in case.rows]
-        np.save(file, join_rows([row for batch in alone for row in self._real_rows(batch, (sum(case.segments),))]))
+        np.save(file, join_rows([row for batch in alone for row in self._rows_of(case, batch, (sum(case.segments),))]))
 
     def continuation(self, index: int, prompt: tuple[int, ...], new_tokens: int) -> tuple[int, ...]:
         """Continue a prompt of window ``index`` greedily, through the KV cache if the model has one."""
@@ -126,8 +140,10 @@ class Collector:
             fresh, past = (tokens[-1:], cache) if self._model.has_cache else (tokens, None)
         return tuple(tokens[len(prompt) :])
 
-    def _real_rows(self, batch: Batch, segments: tuple[int, ...]) -> list[Logits]:
-        """Return the results of each row without padding, (P, V)."""
+    def _rows_of(self, case: Case, batch: Batch, segments: tuple[int, ...]) -> list[Logits]:
+        """Return the compared results of each row, (P, V): those without padding, or the text's vector."""
+        if case.embedding:
+            return list(self._model.embed(batch.step()))
         parts = [found for _, found in run_segments(self._model, batch.ids, batch.mask, segments, source=batch.source)]
         return self._read(np.concatenate(parts, axis=1), batch.mask)
 
@@ -156,6 +172,10 @@ class Collector:
 
     def _why_not(self, case: Case) -> str:
         bounds, model = self._model.bounds, self._model
+        if case.embedding and not model.embeds:
+            if model.embeds is None:
+                return "its runtime gives no sentence embedding"
+            raise Unusable("it gives no sentence_embedding, which the base model's modules.json asks for")
         if len(case.segments) > 1 and not model.has_cache:
             return "the model has no KV cache"
         if max(case.segments) > bounds.sequence or sum(case.segments[:-1]) > bounds.past:

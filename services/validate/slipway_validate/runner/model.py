@@ -76,6 +76,7 @@ class LanguageModel(Protocol):
         has_cache: Whether it accepts and returns a KV cache.
         bounds: Largest shapes that it accepts.
         architecture: Class of the model, empty when unknown.
+        embeds: Whether it gives the sentence embedding of a text. None: its runtime has no such result.
     """
 
     engine: Engine
@@ -84,6 +85,7 @@ class LanguageModel(Protocol):
     has_cache: bool
     bounds: Bounds
     architecture: str = ""
+    embeds: bool | None = None
 
     def forward(self, step: Step) -> tuple[Logits, Past]:
         """Return results in float32, and the cache extended by this call's tokens.
@@ -92,6 +94,10 @@ class LanguageModel(Protocol):
         start and end of a span (P = 2, V = S).
         """
         ...
+
+    def embed(self, step: Step) -> Logits:
+        """Return the sentence embedding of each row, (B, 1, V); only for a model that embeds."""
+        raise Unusable(f"its runtime gives no sentence embedding of {len(step.input_ids)} texts")
 
     def prepare_comparison(self) -> None:
         """Switch to the arithmetic in which logits are compared: float32 if the runtime allows a choice."""

@@ -18,11 +18,12 @@ from slipway.models.families import Family
 from slipway.models.model_files import ADAPTER_WEIGHTS
 from slipway.models.module_patterns import check_patterns, names_in
 from slipway.models.safetensors_file import read_safetensors
+from slipway.models.sentences.pooling import Pooling
 from slipway.models.trained.trained_model import TrainedModel, trained_model
 from slipway_validate.folders import stored_dtype
 from slipway_validate.runner.adapter_names import load_ignored_tensors
 from slipway_validate.runner.model import Unusable
-from slipway_validate.runner.runtime_transformers import TransformersModel, from_pretrained
+from slipway_validate.runner.runtime_transformers import TransformersModel, from_pretrained, known_pooling
 
 #: Parts that peft inserts between the name of a layer and that of its weight.
 _WRAPPER = re.compile(r"\.(modules_to_save|original_module|token_adapter|base_layer)(?:\.default)?(?=\.)")
@@ -31,8 +32,8 @@ _WRAPPER = re.compile(r"\.(modules_to_save|original_module|token_adapter|base_la
 class ReferenceModel(TransformersModel):
     """Base + adapter; the adapter can be switched off."""
 
-    def __init__(self, module: Any, family: Family, *, stored: str) -> None:
-        super().__init__(module, family, stored=stored)
+    def __init__(self, module: Any, family: Family, *, stored: str, pooling: Pooling | None = None) -> None:
+        super().__init__(module, family, stored=stored, pooling=pooling)
         config = module.peft_config["default"]
         kind = getattr(config.peft_type, "value", config.peft_type)
         rank, alpha = getattr(config, "r", "?"), getattr(config, "lora_alpha", "?")
@@ -54,13 +55,14 @@ def load(base: Path, adapter: Path | None = None, *, threads: int) -> Transforme
     torch.set_num_threads(threads)
     trained = _trained(base, adapter) if adapter else None
     module, family = from_pretrained(base, dtype=torch.float32, trained=trained)
+    pooling = known_pooling(adapter, base)
     if adapter is None:
-        return TransformersModel(module.float(), family, stored=stored_dtype(base))
+        return TransformersModel(module.float(), family, stored=stored_dtype(base), pooling=pooling)
     module = _adapted(module, adapter)
     if trained:
         _use_trained_head_alone(module)
     _name_replicated_layers(module)
-    return ReferenceModel(module.float(), family, stored=stored_dtype(base))
+    return ReferenceModel(module.float(), family, stored=stored_dtype(base), pooling=pooling)
 
 
 def _trained(base: Path, adapter: Path) -> TrainedModel | None:

@@ -12,6 +12,8 @@ from slipway.errors import CheckpointValidationError
 from slipway.models.base_format import read_config
 from slipway.models.families import DECODER, Comparison, Family, auto_model, described, family_of
 from slipway.models.model_facts import CannotBuildError, check_loadable, configuration_of
+from slipway.models.sentences.files import UnknownPoolingError, read_pooling
+from slipway.models.sentences.pooling import Pooling, pool
 from slipway.models.trained.trained_model import TrainedModel
 from slipway.validation.speed import Engine
 from slipway_validate.folders import stored_dtype
@@ -28,7 +30,7 @@ class TransformersModel:
 
     device = "cpu"
 
-    def __init__(self, module: Any, family: Family = DECODER, *, stored: str) -> None:
+    def __init__(self, module: Any, family: Family = DECODER, *, stored: str, pooling: Pooling | None = None) -> None:
         self._module = module.eval()
         plain = module.get_base_model() if hasattr(module, "get_base_model") else module
         # peft's own classes accept the arguments of some families only; the adapter is in the layers.
@@ -36,6 +38,8 @@ class TransformersModel:
         self._call = choose_call(family.comparison, plain)
         self._served_as: dict[str, torch.dtype] = {}
         self.has_cache = family.generates
+        self._pooling = pooling
+        self.embeds: bool | None = pooling is not None
         self.architecture = type(plain).__name__
         self.native_dtype = str(plain.dtype).removeprefix("torch.")
         limits = (getattr(plain.config, name, None) for name in LIMITS_OF_LENGTH)
@@ -56,6 +60,14 @@ class TransformersModel:
         """As :meth:`slipway_validate.runner.model.LanguageModel.forward`."""
         results, past = self._call(self._called, step)
         return results.float().numpy(), past
+
+    @torch.no_grad()
+    def embed(self, step: Step) -> Logits:
+        """As :meth:`slipway_validate.runner.model.LanguageModel.embed`."""
+        assert self._pooling is not None
+        results, _ = self._call(self._called, step)
+        vectors: Logits = pool(results.float(), torch.from_numpy(step.attention_mask), self._pooling).numpy()
+        return vectors[:, None]
 
     def prepare_comparison(self) -> None:
         """Switch to float32. The weights keep their stored values: widening a float is exact."""
@@ -87,7 +99,15 @@ def load(folder: Path, *, threads: int) -> TransformersModel:
     """
     torch.set_num_threads(threads)
     module, family = from_pretrained(folder, dtype="auto")
-    return TransformersModel(module, family, stored=stored_dtype(folder))
+    return TransformersModel(module, family, stored=stored_dtype(folder), pooling=known_pooling(folder))
+
+
+def known_pooling(*folders: Path | None) -> Pooling | None:
+    """Return how a sentence encoder makes one vector of a text, by the first folder that says; None if that is not known."""
+    try:
+        return read_pooling(*folders)
+    except UnknownPoolingError:
+        return None
 
 
 def from_pretrained(folder: Path, *, dtype: Any, trained: TrainedModel | None = None) -> tuple[Any, Family]:

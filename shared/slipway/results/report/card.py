@@ -108,10 +108,11 @@ def _family(folder: Path) -> Family | None:
 
 def _example(kind: str, folders: list[str], usage: Usage, *, chat: bool, family: Family) -> _Example:
     template = markdown_environment().from_string(usage.path.read_text(encoding="utf-8"))
+    chat = chat and family.generates
     return _Example(
         kind=kind,
         folders=folders,
-        needs=(usage.chat_packages if chat else "") or usage.packages,
+        needs=usage.family_packages.get(family.name) or (usage.chat_packages if chat else "") or usage.packages,
         more={name: more for name in folders if (more := usage.level_packages.get(split_output(name)[1]))},
-        code=template.render(folder=folders[0], others=folders[1:], chat=chat and family.generates, family=family),
+        code=template.render(folder=folders[0], others=folders[1:], chat=chat, family=family),
     )

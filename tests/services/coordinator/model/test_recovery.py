@@ -19,10 +19,11 @@ from slipway_coordinator.model.records import AttemptRecord, Resources
 from slipway_coordinator.model.recovery import NextAttempt, choose_profile, recover, with_guidance
 from slipway_coordinator.model.rules import Profile, Rule, default_rules, load_rules
 from slipway_coordinator.model.states import TaskState
+from slipway_onnx_export.opsets import ENGINE_OPSETS
 
 STAGES = ("merge", "quantize", "onnx_export", "tensorrt_build", "validate")
 START: dict[str, dict[str, Any]] = {
-    "onnx_export": {"engine": "mobius", "opset": None},
+    "onnx_export": {"engine": "auto", "opset": None},
     "quantize": {"format": "onnx", "level": "int4", "group_size": 128},
 }
 
@@ -101,7 +102,7 @@ def test_every_rule_is_reachable(rule: Rule) -> None:
             if stage == "onnx_export"
             else [START.get(stage, {})]
         )
-        engines = ("mobius", "dynamo", "legacy") if stage == "onnx_export" else ("",)
+        engines = ("auto", "mobius", "dynamo", "legacy") if stage == "onnx_export" else ("",)
         for start, engine in itertools.product(starts, engines):
             params = {**start, "engine": engine} if engine else start
             for about in ABOUT if stage == "onnx_export" else ({},):
@@ -156,6 +157,77 @@ def test_every_engine_gets_its_turn_and_none_twice() -> None:
     assert [attempt.params["engine"] for attempt in found[:2]] == ["dynamo", "legacy"]
     tried = [tuple(sorted((k, str(v)) for k, v in attempt.params.items())) for attempt in found]
     assert len(set(tried)) == len(tried)
+
+
+def ran(params: dict[str, Any], *, built: bool) -> str:
+    """The engine of an attempt: for ``auto`` as the stage chooses it, for a decoder that mobius builds or another model."""
+    if params["engine"] != "auto":
+        return str(params["engine"])
+    if built:
+        return "mobius"
+    return "legacy" if params["opset"] in ENGINE_OPSETS["legacy"] else "dynamo"
+
+
+ENGINE_FAILURES = ("EXPORT_ENGINE_FAILED", "EXPORT_ENGINE_UNSUPPORTED", "EXPORT_PARITY_FAILED")
+DYNAMO, DYNAMO_18 = ("dynamo", None), ("dynamo", 18)
+
+
+@pytest.mark.parametrize("reason", ENGINE_FAILURES)
+@pytest.mark.parametrize(
+    ("built", "opset", "engines"),
+    [
+        (True, None, [("mobius", None), DYNAMO, ("legacy", 17), DYNAMO_18]),
+        (True, 20, [("mobius", 20), ("dynamo", 20), ("legacy", 17), DYNAMO_18]),
+        (True, 15, [("mobius", 15), ("legacy", 15), DYNAMO_18, ("legacy", 17)]),
+        (False, None, [DYNAMO, ("legacy", 17), DYNAMO_18]),
+        (False, 20, [("dynamo", 20), ("legacy", 17), DYNAMO_18]),
+        (False, 15, [("legacy", 15), DYNAMO_18, ("legacy", 17)]),
+    ],
+)
+def test_after_the_chosen_engine_each_other_one_runs_and_none_twice(
+    reason: str, built: bool, opset: int | None, engines: list[tuple[str, int | None]]
+) -> None:
+    assert chosen(reason, built=built, opset=opset) == engines
+
+
+@pytest.mark.parametrize("built", [True, False])
+@pytest.mark.parametrize(("opset", "last"), [(8, DYNAMO_18), (26, None), (13, DYNAMO_18)])
+def test_an_opset_that_the_chosen_engine_does_not_write(built: bool, opset: int, last: object) -> None:
+    found = chosen("OPSET_UNSUPPORTED", built=built, opset=opset, until_written=True)
+    assert found[0] == ("mobius" if built else "dynamo", opset)
+    assert found[-1] == (last or ("mobius" if built else "dynamo", None))
+    assert len(found) <= 3
+
+
+@pytest.mark.parametrize("reason", ["TRACER_WARNING", "UNORDERED_MAP"])
+def test_what_only_the_legacy_tracer_says_leads_to_capture(reason: str) -> None:
+    assert chosen(reason, built=False, opset=14)[:2] == [("legacy", 14), DYNAMO_18]
+
+
+def chosen(reason: str, *, built: bool, opset: int | None, until_written: bool = False) -> list[tuple[str, int | None]]:
+    """Engine and opset of every attempt of an export that begins with ``auto``, if each fails for this reason."""
+    params: dict[str, Any] = {"engine": "auto", "opset": opset}
+    history: list[AttemptRecord] = []
+    found: list[tuple[str, int | None]] = []
+    rule = ""
+    while True:
+        engine = ran(params, built=built)
+        found.append((engine, params["opset"]))
+        if until_written and (params["opset"] is None or params["opset"] in ENGINE_OPSETS[engine]):
+            return found
+        history.append(AttemptRecord(number=len(found), state=TaskState.FAILED, params=params, rule=rule))
+        following = recover(
+            failure(reason, engine=engine),
+            "onnx_export",
+            params=params,
+            history=history,
+            profile=Profile.BALANCED,
+            facts={},
+            max_attempts=20,
+        )
+        if following is None:
+            return found
+        params, rule = following.params, following.rule
 
 
 def test_profiles_differ() -> None:

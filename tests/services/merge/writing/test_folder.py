@@ -15,7 +15,8 @@ from slipway.stage import Context
 from slipway_merge.params import MergeParams
 from slipway_merge.stage import STAGE
 from slipway_merge.writing import output_file
-from slipway_merge.writing.folder import merged_config
+from slipway_merge.writing.folder import copy_small_files, merged_config
+from support.models.sentence_models import write_modules
 
 LEFTOVERS = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt", "trainer_state.json", "training_args.bin")
 
@@ -182,3 +183,24 @@ def test_config_keeps_what_it_does_not_change():
         "tie_word_embeddings": False,
     }  # fmt: skip
     assert config["text_config"]["vocab_size"] == 10
+
+
+@pytest.mark.parametrize(
+    ("own", "trained", "expected"),
+    [(False, "BertModel", "base"), (True, "BertModel", "checkpoint"), (False, "BertForSequenceClassification", "")],
+)
+def test_a_sentence_encoder_keeps_its_pooling_unless_it_got_a_head(
+    tmp_path: Path, own: bool, trained: str, expected: str
+) -> None:
+    base, adapter, output = (tmp_path / name for name in ("base", "adapter", "output"))
+    write_modules(base, settings={"pooling_mode": "mean", "of": "base"}, normalized=True)
+    for folder in (adapter, output):
+        folder.mkdir()
+    if own:
+        write_modules(adapter, settings={"pooling_mode": "cls", "of": "checkpoint"})
+    for folder, name in ((base, "BertModel"), (output, trained)):
+        (folder / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": [name]}))
+    copied = copy_small_files(base, adapter, output, tokenizer=False)
+    pooling = output / "1_Pooling" / "config.json"
+    assert (json.loads(pooling.read_text())["of"] if pooling.is_file() else "") == expected
+    assert ("modules.json" in copied) is bool(expected)

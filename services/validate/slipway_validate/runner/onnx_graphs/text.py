@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from slipway.models.families import SEQUENCE_CLASSIFIER, Comparison, Family
+from slipway.models.sentences.pooling import SENTENCE_EMBEDDING
 from slipway_validate.numerics import Logits
 from slipway_validate.runner.model import Past, Step
 from slipway_validate.runner.onnx_graphs.session import Graph, GraphModel
@@ -23,21 +24,29 @@ class OnnxText(GraphModel):
         self._family, self._several_labels = family, several_labels
         graph.require(inputs={"input_ids"}, outputs=set(family.outputs), known={"attention_mask", "token_type_ids"})
         super().__init__(graph.engine(family.outputs[0], stored=stored), graph.bounds(), has_cache=False)
+        self.embeds = SENTENCE_EMBEDDING in graph.outputs
 
     def forward(self, step: Step) -> tuple[Logits, Past]:
         """As :meth:`slipway_validate.runner.model.LanguageModel.forward`."""
+        values = self._run(step, self._family.outputs)
+        if self._family.comparison is Comparison.SPANS:
+            return np.stack(values, axis=1), None
+        if self._family.comparison is Comparison.CLASSES:
+            return self._classes(values[0]), None
+        return values[0], None
+
+    def embed(self, step: Step) -> Logits:
+        """As :meth:`slipway_validate.runner.model.LanguageModel.embed`."""
+        return self._run(step, (SENTENCE_EMBEDDING,))[0][:, None]
+
+    def _run(self, step: Step, outputs: tuple[str, ...]) -> list[Logits]:
         given = {
             "input_ids": step.input_ids,
             "attention_mask": step.attention_mask,
             "token_type_ids": np.zeros_like(step.input_ids),
         }
         found = self._graph.run({name: self._graph.value(name, given[name]) for name in self._graph.inputs})
-        values = [found[name].numpy().astype(np.float32, copy=False) for name in self._family.outputs]
-        if self._family.comparison is Comparison.SPANS:
-            return np.stack(values, axis=1), None
-        if self._family.comparison is Comparison.CLASSES:
-            return self._classes(values[0]), None
-        return values[0], None
+        return [found[name].numpy().astype(np.float32, copy=False) for name in outputs]
 
     def _classes(self, logits: Logits) -> Logits:
         """Return classes as :mod:`slipway_validate.runner.calls` does: (B, 1, C), (B, S, C), or (B, C, 2) for several labels."""

@@ -1,0 +1,116 @@
+"""Find the files of sentence-transformers beside a model, and read from them how it makes one vector of a text."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from slipway.files.json_documents import read_json, read_json_object
+from slipway.files.links import file_in
+from slipway.models.sentences.pooling import MODES, SENTENCE_EMBEDDING, Pooling
+from slipway.texts import printable
+
+MODULES = "modules.json"
+_SETTINGS = ("config_sentence_transformers.json", "sentence_bert_config.json")
+_MODULE_FILES = ("config.json", "model.safetensors")
+_FOLDER = re.compile(r"\w[\w.-]{0,99}")
+_MOST_MODULES = 20
+_SWITCHES = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+"""Modes by their settings before version 5.5, in the order in which their vectors are joined."""
+
+
+class UnknownPoolingError(Exception):
+    """The files say that the model makes one vector of a text in a way that is not known here; the message says what."""
+
+
+def sentence_files(folder: Path) -> list[Path]:
+    """Return the files that make a model a sentence encoder: the list of modules, settings, and the modules' own files.
+
+    Raises:
+        ArtifactError: As :func:`slipway.files.links.file_in`.
+    """
+    if file_in(folder, MODULES) is None:
+        return []
+    try:
+        modules = _modules(folder)
+    except UnknownPoolingError:
+        modules = []
+    places = [f"{path}/{name}" for _, path in modules if _FOLDER.fullmatch(path) for name in _MODULE_FILES]
+    return [folder / name for name in (MODULES, *_SETTINGS, *places) if file_in(folder, name) is not None]
+
+
+def read_pooling(*folders: Path | None) -> Pooling | None:
+    """Return how a sentence encoder makes one vector of a text; None if no folder has the list of modules.
+
+    Args:
+        folders: The folders to look into; the first with a list of modules decides.
+
+    Raises:
+        UnknownPoolingError: The files are not readable, or name something else than a pooling of token vectors, scaled or not.
+    """
+    folder = next((each for each in folders if each is not None and (each / MODULES).is_file()), None)
+    if folder is None:
+        return None
+    modules = _modules(folder)
+    kinds = [kind for kind, _ in modules]
+    if kinds[:1] != ["Transformer"] or modules[0][1]:
+        raise UnknownPoolingError(f"{MODULES} does not begin with a transformer in the folder itself")
+    if kinds[1:2] != ["Pooling"] or kinds[2:] not in ([], ["Normalize"]):
+        odd = next((kind for kind in kinds[1:] if kind not in ("Pooling", "Normalize")), "another order of modules")
+        raise UnknownPoolingError(f"{MODULES} has {odd}, and only Pooling and then Normalize are known")
+    if len(kinds) == 3 and _settings(folder, modules[2][1]).get("module_input_name", SENTENCE_EMBEDDING) != (
+        SENTENCE_EMBEDDING
+    ):
+        raise UnknownPoolingError("Normalize is applied to something else than the sentence embedding")
+    return Pooling(_modes(_settings(folder, modules[1][1])), normalized=len(kinds) == 3)
+
+
+def _modules(folder: Path) -> list[tuple[str, str]]:
+    """Return class name and folder of each module, in order."""
+    try:
+        listed = read_json(folder / MODULES, lenient=True)
+    except (OSError, ValueError) as error:
+        raise UnknownPoolingError(f"{MODULES} cannot be read ({error})") from error
+    if not isinstance(listed, list) or len(listed) > _MOST_MODULES:
+        raise UnknownPoolingError(f"{MODULES} is not a list of modules")
+    return [_module(each) for each in listed]
+
+
+def _module(listed: Any) -> tuple[str, str]:
+    kind, path = (listed.get(key) if isinstance(listed, dict) else None for key in ("type", "path"))
+    if not isinstance(kind, str) or not isinstance(path, str):
+        raise UnknownPoolingError(f"{MODULES} has a module without type and path")
+    if path and not _FOLDER.fullmatch(path):
+        raise UnknownPoolingError(
+            f"{MODULES} has a module in {printable(path)[:100]!r}, which is not a folder beside it"
+        )
+    own = kind.startswith("sentence_transformers.")
+    return (kind.rpartition(".")[2] if own else printable(kind)[:100]), path
+
+
+def _settings(folder: Path, path: str) -> dict[str, Any]:
+    file = folder / path / "config.json"
+    try:
+        return read_json_object(file, lenient=True) if path and file.is_file() else {}
+    except (OSError, ValueError) as error:
+        raise UnknownPoolingError(f"{path}/config.json cannot be read ({error})") from error
+
+
+def _modes(settings: dict[str, Any]) -> tuple[str, ...]:
+    named = settings.get("pooling_mode")
+    if named is None:
+        named = [mode for switch, mode in _SWITCHES.items() if settings.get(switch) is True] or ["mean"]
+    modes = [named] if isinstance(named, str) else named
+    if not isinstance(modes, list) or not modes or not all(isinstance(mode, str) and mode in MODES for mode in modes):
+        raise UnknownPoolingError(f"the pooling {printable(str(named))[:100]} is not known")
+    if settings.get("include_prompt", True) is not True:
+        raise UnknownPoolingError("the pooling leaves the tokens of a prompt out, which a graph cannot know")
+    return tuple(modes)

@@ -1,0 +1,106 @@
+"""An encoder and a decoder that share weights: each is stored once at every level, and both graphs run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from slipway.stage import Context
+from slipway_onnx_export.params import OnnxExportParams
+from slipway_onnx_export.stage import STAGE as EXPORT
+from support.models.family_models import make_family_model
+
+Quantize = Callable[..., tuple[Path, Context]]
+LEVELS = ("fp16", "int8", "int4")
+ROWS, WIDTH = 96, 64
+TABLE = np.random.default_rng(3).standard_normal((ROWS, WIDTH)).astype(np.float32)
+
+
+def places(folder: Path, name: str) -> dict[str, tuple[str, int]]:
+    """File and offset of each external tensor of a graph."""
+    found = {}
+    for tensor in onnx.load(folder / name, load_external_data=False).graph.initializer:
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        if entries:
+            found[tensor.name] = entries["location"], int(entries.get("offset", 0))
+    return found
+
+
+def data_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.onnx.data"))
+
+
+def run(folder: Path, name: str, ids: Any) -> Any:
+    import onnxruntime
+
+    graph = onnxruntime.InferenceSession(str(folder / name), providers=["CPUExecutionProvider"])
+    return graph.run(None, {"input_ids": ids})[0].astype(np.float32)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Path:
+    """A folder whose graphs look up the same table, which the decoder multiplies with too, as tied heads do."""
+    folder = tmp_path / "pair"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "encoder_model.onnx.data").write_bytes(TABLE.tobytes())
+    (folder / "decoder_model.onnx.data").write_bytes(b"")
+    ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch", "sequence"])
+    for name, width in (("encoder_model.onnx", WIDTH), ("decoder_model.onnx", ROWS)):
+        table = TensorProto(name="shared.weight", data_type=TensorProto.FLOAT, dims=TABLE.shape)
+        table.data_location = TensorProto.EXTERNAL
+        for key, value in (("location", "encoder_model.onnx.data"), ("offset", "0"), ("length", str(TABLE.nbytes))):
+            table.external_data.add(key=key, value=value)
+        nodes = [helper.make_node("Gather", ["shared.weight", "input_ids"], ["found"])]
+        if name == "decoder_model.onnx":
+            nodes += [
+                helper.make_node("Transpose", ["shared.weight"], ["turned"], perm=[1, 0]),
+                helper.make_node("MatMul", ["found", "turned"], ["out"]),
+            ]
+        out = helper.make_tensor_value_info(nodes[-1].output[0], TensorProto.FLOAT, ["batch", "sequence", width])
+        graph = helper.make_graph(nodes, "g", [ids], [out], [table])
+        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), folder / name)
+    return folder
+
+
+@pytest.mark.parametrize(("level", "bits"), [("fp16", 16), ("int8", 9), ("int4", 5)])
+def test_a_table_of_both_graphs_is_stored_once(quantize: Quantize, pair: Path, level: str, bits: int) -> None:
+    output, _ = quantize(pair, format="onnx", level=level, check=False)
+    encoder, decoder = (places(output, f"{part}_model.onnx") for part in ("encoder", "decoder"))
+    assert set(encoder.values()) == set(decoder.values())
+    assert len({file for file, _ in decoder.values()}) == 1
+    assert data_bytes(output) <= TABLE.size * bits / 8 + 4096  # scales are 1 bit a weight
+    ids = np.array([[3, 1, 95], [0, 7, 7]])
+    looked_up = run(output, "encoder_model.onnx", ids)
+    assert np.abs(looked_up - TABLE[ids]).max() < {"fp16": 2e-3, "int8": 2e-2, "int4": 0.3}[level]
+    found = run(output, "decoder_model.onnx", ids)
+    assert np.abs(found - looked_up @ TABLE.T).max() < {"fp16": 0.05, "int8": 0.4, "int4": 5}[level]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["bart", "t5", "marian"])
+def test_a_translator_gets_smaller_and_shares_what_it_shared(quantize: Quantize, tmp_path: Path, kind: str) -> None:
+    work = tmp_path / "export"
+    work.mkdir()
+    source = make_family_model(kind, tmp_path / "model")
+    exported = EXPORT.run({"pytorch": source}, OnnxExportParams(parity="never"), Context(workdir=work))["onnx"]
+    shared = shared_places(exported)
+    assert shared
+    sizes = [data_bytes(exported)]
+    for level in LEVELS:
+        output, ctx = quantize(exported, format="onnx", level=level)
+        assert ctx.facts["check"] == "passed"
+        assert len(shared_places(output)) >= len(shared)
+        sizes.append(data_bytes(output))
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def shared_places(folder: Path) -> set[tuple[str, int]]:
+    encoder, decoder = (places(folder, f"{part}_model.onnx") for part in ("encoder", "decoder"))
+    return set(encoder.values()) & set(decoder.values())

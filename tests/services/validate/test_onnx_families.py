@@ -1,0 +1,85 @@
+"""Graphs of every family are judged: right ones pass, one without the adapter and one that ignores the mask fail by name."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from slipway.stage import Context
+from slipway_onnx_export.params import OnnxExportParams
+from slipway_onnx_export.stage import STAGE as EXPORT
+from slipway_quantize.params import QuantizeParams
+from slipway_quantize.stage import STAGE as QUANTIZE
+from support.models import judged_families
+from support.models.sentence_models import write_modules
+from support.models.validated_here import Validated
+
+SLOW = pytest.mark.slow
+OTHERS = (
+    *("marian", "t5", "bart", "whisper", "bert-tokens", "bert-answers", "bert-masked", "bert-embeddings"),
+    *("bert-labels", "bert-score", "qwen3-classes"),
+)
+
+
+def exported(source: Path, work: Path) -> Path:
+    work.mkdir()
+    return EXPORT.run({"pytorch": source}, OnnxExportParams(parity="never"), Context(workdir=work))["onnx"]
+
+
+def ignore_mask(folder: Path, copy: Path) -> Path:
+    """Copy a folder, and let every graph read a mask of ones in place of its own."""
+    import numpy as np
+
+    shutil.copytree(folder, copy)
+    for path in copy.glob("*.onnx"):
+        model = onnx.load(path, load_external_data=False)
+        for name in ("attention_mask", "encoder_attention_mask"):
+            for node in model.graph.node:
+                for at, given in enumerate(node.input):
+                    if given == name:
+                        node.input[at] = "ones"
+            if any("ones" in node.input for node in model.graph.node) and not _made(model):
+                for value, made in ((0, "nothing"), (1, "one")):
+                    model.graph.initializer.append(numpy_helper.from_array(np.array(value, np.int64), made))
+                model.graph.node.insert(0, helper.make_node("Mul", [name, "nothing"], ["none"]))
+                model.graph.node.insert(1, helper.make_node("Add", ["none", "one"], ["ones"]))
+        onnx.save(model, path)
+    return copy
+
+
+def _made(model: onnx.ModelProto) -> bool:
+    return any("ones" in node.output for node in model.graph.node)
+
+
+@pytest.mark.parametrize("name", ["bert-classes", *(pytest.param(name, marks=SLOW) for name in OTHERS)])
+def test_right_graphs_pass_and_wrong_ones_fail_by_name(name: str, tmp_path: Path) -> None:
+    model = judged_families.make(name, tmp_path / name)
+    merged = model.output("pytorch", model.merged())
+    if name == "bert-embeddings":
+        for folder in (model.base, merged):
+            write_modules(folder, normalized=True)
+    right = exported(merged, tmp_path / "right")
+    (tmp_path / "work").mkdir()
+    run = Validated(model.base, model.adapter, tmp_path / "work", merged=merged)
+    outputs = {"onnx": right}
+    for level in ("fp16", "int8"):
+        (work := tmp_path / level).mkdir()
+        params = QuantizeParams(format="onnx", level=level, group_size=16)  # few results average little noise out
+        outputs[f"onnx-{level}"] = QUANTIZE.run({"model": right}, params, Context(workdir=work))["model"]
+    for output, folder in outputs.items():
+        found = run.output(output, folder)
+        assert found.passed, f"{output}: {found.explanation}"
+        assert found.engine is not None
+        assert found.engine.runtime == "onnxruntime"
+        assert any(case.name == "sentence_embedding" for case in found.cases) is (name == "bert-embeddings")
+    lost = run.output("onnx-noop", exported(model.base, tmp_path / "noop"))
+    assert lost.explanation.startswith("it behaves like the base model: the adapter is missing from it")
+    if name != "whisper":  # sound has one length and no mask
+        blind = run.output("onnx-blind", ignore_mask(right, tmp_path / "blind"))
+        broken = {check.name.partition(".")[0] for check in blind.failed_checks}
+        assert {"right_padded", "left_padded", "decode_right_padded", "sentence_embedding"} & broken
+        assert not {"mean_kl", "relative_error"} & broken  # without padding it is right

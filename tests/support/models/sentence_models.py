@@ -1,0 +1,38 @@
+"""The files of sentence-transformers beside a small model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def write_modules(
+    folder: Path,
+    *,
+    modules: Sequence[str] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    normalized: bool = False,
+) -> Path:
+    """Write a list of modules, by default a pooling of the mean, as sentence-transformers does."""
+    names = modules if modules is not None else ["Transformer", "Pooling", *(["Normalize"] if normalized else [])]
+    folder.mkdir(parents=True, exist_ok=True)
+    listed = [
+        {
+            "idx": at,
+            "name": str(at),
+            "path": f"{at}_{name}" if at else "",
+            "type": f"sentence_transformers.models.{name}",
+        }
+        for at, name in enumerate(names)
+    ]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 64, "do_lower_case": False}))
+    for each in listed[1:]:
+        place = folder / str(each["path"])
+        place.mkdir(exist_ok=True)
+        kind = str(each["type"]).rpartition(".")[2]
+        if kind != "Normalize":
+            (place / "config.json").write_text(json.dumps(settings or {} if kind == "Pooling" else {}))
+    return folder
