@@ -11,9 +11,12 @@ import onnx_ir as ir
 import torch
 
 from slipway.errors import ONNXExportError
+from slipway.models.activations import ActivationRequest
 from slipway.models.families import DECODER
 from slipway.sizes import format_size
 from slipway.stage import Context
+from slipway_onnx_export.activations.interface import contract_of
+from slipway_onnx_export.activations.recording import Wanted
 from slipway_onnx_export.engines import Engine, GraphRequest, choose_engine, choose_opset
 from slipway_onnx_export.graph import declare_interface, normalize_graph
 from slipway_onnx_export.package import complete_folder
@@ -46,10 +49,18 @@ def export_model(source_folder: Path, params: OnnxExportParams, ctx: Context) ->
     opset = choose_opset(engine, params.opset, runtime=params.runtime)
 
     ctx.progress("graph", done=0, total=1, unit="graphs")
-    graphs = engine.build(source, GraphRequest(opset=opset, optimize=params.optimize_graph, runtime=params.runtime))
+    graphs = engine.build(
+        source,
+        GraphRequest(
+            opset=opset,
+            optimize=params.optimize_graph,
+            runtime=params.runtime,
+            activations=ActivationRequest.of(params.activations),
+        ),
+    )
     bound = [normalize_graph(made.model, made.weights, source=source, engine=engine.name) for made in graphs]
-    for made in graphs:
-        component = made.component if params.dynamic_axes else made.component.fixed_batch()
+    components = [made.component if params.dynamic_axes else made.component.fixed_batch() for made in graphs]
+    for made, component in zip(graphs, components, strict=True):
         declare_interface(made.model, component)
     ctx.progress("graph", done=1, total=1, unit="graphs")
 
@@ -78,7 +89,12 @@ def export_model(source_folder: Path, params: OnnxExportParams, ctx: Context) ->
         "graph_bytes": sum((folder / made.component.file).stat().st_size for made in graphs),
         "data_bytes": data_bytes,
     }
-    facts |= _compare_with_pytorch(source, folder, params, ctx)
+    contract = contract_of(components[0])
+    if contract is not None:
+        contract.write(folder)
+        facts["activations"] = [output.name for output in contract.outputs]
+    observed = tuple(components[0].observed.modules) if components[0].observed else ()
+    facts |= _compare_with_pytorch(source, folder, params, ctx, observed)
     complete_folder(folder, source=source, params=params, facts=facts)
     ctx.record(**facts, seconds=round(time.monotonic() - started, 3))
     return folder
@@ -111,7 +127,9 @@ def _verify_opset(path: Path, engine: Engine, opset: int) -> None:
         ) from error
 
 
-def _compare_with_pytorch(source: ModelSource, folder: Path, params: OnnxExportParams, ctx: Context) -> dict[str, Any]:
+def _compare_with_pytorch(
+    source: ModelSource, folder: Path, params: OnnxExportParams, ctx: Context, observed: Wanted
+) -> dict[str, Any]:
     """Compare with PyTorch, unless this is turned off or the memory does not suffice."""
     needed = int(source.fp32_bytes * PARITY_OVERHEAD)
     if params.parity == "never" or (params.parity == "auto" and needed > ctx.max_memory_bytes):
@@ -125,6 +143,7 @@ def _compare_with_pytorch(source: ModelSource, folder: Path, params: OnnxExportP
         tolerance=params.parity_tolerance,
         threads=ctx.threads,
         fixed_batch=not params.dynamic_axes,
+        observed=observed,
         on_call=lambda done, total: ctx.progress("parity", done=done, total=total, unit="calls"),
     )
     ctx.progress("parity", done=2 * report.calls, total=2 * report.calls, unit="calls")
@@ -133,4 +152,5 @@ def _compare_with_pytorch(source: ModelSource, folder: Path, params: OnnxExportP
         "parity_max_abs_diff": report.max_abs_diff,
         "parity_scale": report.scale,
         "parity_calls": report.calls,
+        **({} if report.activations is None else {"parity_activations": report.activations}),
     }

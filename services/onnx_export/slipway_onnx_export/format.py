@@ -17,6 +17,7 @@ from slipway.formats import (
     quantized,
     wrong_value,
 )
+from slipway_onnx_export.activation_settings import Activations, activation_params
 
 
 class OnnxConfiguration(LevelSettings):
@@ -26,12 +27,16 @@ class OnnxConfiguration(LevelSettings):
         opset_version: Operator set to write, 7 to 26; 0 lets the engine choose its best.
         dynamic_axes: Dynamic batch, sequence and past length.
         optimize_graph: Fuse for ONNX Runtime; false writes standard operators only.
+        activations: Activations to return beside the results: ``layers`` (numbers from 0, ``last`` or ``all``) and ``kinds``
+            (``hidden_states``, ``attentions``, ``mlp``, ``embeddings``), such as ``{layers: [0, 5, 11], kinds: [attentions]}``, or as
+            text ``layers=0,5,11,kinds=attentions``. If only one is given, the other is all layers or ``hidden_states``.
     """
 
     enabled: bool = True
     opset_version: int = Field(default=0, examples=[0, *range(14, 25)])
     dynamic_axes: bool = True
     optimize_graph: bool = True
+    activations: Activations = Field(default_factory=dict)
 
     @field_validator("opset_version")
     @classmethod
@@ -51,6 +56,7 @@ def plan(request: FormatRequest[OnnxConfiguration]) -> tuple[PlannedTask, ...]:
             "opset": request.settings.opset_version or None,
             "dynamic_axes": request.settings.dynamic_axes,
             "optimize_graph": request.settings.optimize_graph,
+            **activation_params(request.settings.activations),
         },
         inputs={"pytorch": request.model},
         format=request.name,
@@ -80,6 +86,7 @@ FORMAT = Format(
         families=None,
         precision_file="onnx_export.json",
         stored_dtype="float32",
+        inspect="slipway_onnx_export.inspection.stage:INSPECTION",
     ),
     quantizer="slipway_quantize.own_quantizers:GRAPHS",
     usage=Usage(

@@ -5,11 +5,13 @@ Names are those that the field's runtimes expect; ``present.N`` of one call is `
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+
+from slipway.models.activations import Kind
 
 BATCH, SEQUENCE, PAST, TOTAL, SOURCE = (
     "batch",
@@ -61,6 +63,19 @@ Call = Callable[[Any, dict[str, torch.Tensor]], dict[str, torch.Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
+class Observed:
+    """The activations among a graph's outputs.
+
+    Attributes:
+        layers: Number of the model's layers.
+        modules: Path in transformers' model of the module that each belongs to, by kind and layer.
+    """
+
+    layers: int
+    modules: Mapping[tuple[Kind, int | None], str]
+
+
+@dataclass(frozen=True, slots=True)
 class Component:
     """One graph of an export.
 
@@ -70,6 +85,7 @@ class Component:
         outputs: Outputs, in order.
         call: Function that computes the outputs with transformers' model; None if an engine builds the graph without it.
         unread: Inputs that a graph need not read.
+        observed: The activations among its outputs; None for none.
     """
 
     name: str
@@ -77,6 +93,7 @@ class Component:
     outputs: tuple[Port, ...]
     call: Call | None
     unread: tuple[str, ...] = ()
+    observed: Observed | None = None
 
     @property
     def file(self) -> str:
@@ -104,7 +121,7 @@ class Component:
                 for port in ports
             )
 
-        return Component(self.name, fixed(self.inputs), fixed(self.outputs), self.call, self.unread)
+        return replace(self, inputs=fixed(self.inputs), outputs=fixed(self.outputs))
 
 
 class FlatModule(torch.nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import Field
@@ -28,6 +29,8 @@ class OnnxExportParams(StageParams):
             needs that.
         optimize_graph: Whether ONNX Runtime's own fused operators may be used (``runtime`` onnxruntime only).
         runtime: The runtime of the file. ``tensorrt`` means standard operators only, opset 20 at most.
+        activations: Activations to return beside the results, as ``layers`` (numbers, ``last`` or ``all``) and ``kinds``
+            (:data:`slipway.models.activations.KINDS`); empty for none. Only engines that trace return them.
         parity: Comparison with PyTorch: ``auto`` skips it, with a warning, for models whose fp32 weights exceed the
             attempt's memory.
         parity_tolerance: Largest allowed difference of logits, relative to the largest reference logit above 1.
@@ -38,5 +41,6 @@ class OnnxExportParams(StageParams):
     dynamic_axes: bool = True
     optimize_graph: bool = True
     runtime: Runtime = "onnxruntime"
+    activations: Mapping[Literal["layers", "kinds"], tuple[str, ...]] = Field(default_factory=dict)
     parity: ParityMode = "auto"
     parity_tolerance: float = Field(default=1e-4, gt=0, le=0.1)

@@ -13,6 +13,7 @@ FLAGS: Mapping[str, str] = {
     "--base-model": "base_model.name",
     "--checkpoint": "checkpoint.path",
     "--out": "output.directory",
+    "--layers": "formats.onnx.activations.layers",
 }
 
 

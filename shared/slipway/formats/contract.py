@@ -61,6 +61,8 @@ class Runtime:
         prefers: Needs of a worker that runs outputs; None for nothing.
         precision_file: JSON file of an output whose ``precision`` names the type of its weights; empty for none.
         stored_dtype: Type of the weights if no file names one; empty if unknown.
+        inspect: ``module:ATTRIBUTE`` of a stage for ``slipway inspect``: input ``model``, parameter ``file``, and an output
+            ``inspection`` as :class:`slipway.models.inspected_graphs.Inspection` writes it; empty for none.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Runtime:
     prefers: Needs | None = None
     precision_file: str = ""
     stored_dtype: str = ""
+    inspect: str = ""
 
     def __post_init__(self) -> None:
         """Refuse a pattern that no folder can be searched for.
@@ -182,7 +185,8 @@ class Format(Generic[S]):
         wrong = [name for name in names if not _VARIABLE.fullmatch(name) or names.count(name) > 1]
         if wrong:
             raise ValueError(f"{wrong[0]!r} is not EXPORT_NAME, or belongs to two settings")
-        for reference in filter(None, (self.quantizer, self.runtime.load if self.runtime else "")):
+        named = (self.runtime.load, self.runtime.inspect) if self.runtime else ()
+        for reference in filter(None, (self.quantizer, *named)):
             if not _REFERENCE.fullmatch(reference):
                 raise ValueError(f"{reference!r} is not module:attribute")
 

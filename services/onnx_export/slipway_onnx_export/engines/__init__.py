@@ -14,6 +14,7 @@ import onnx_ir as ir
 import torch
 
 from slipway.errors import ONNXExportError
+from slipway.models.activations import ActivationRequest
 from slipway.models.families import DECODER
 from slipway_onnx_export.interface import Component
 from slipway_onnx_export.opsets import BEST_OPSET, ENGINE_OPSETS
@@ -23,11 +24,12 @@ from slipway_onnx_export.source import ModelSource
 
 @dataclass(frozen=True, slots=True)
 class GraphRequest:
-    """A request to an engine: the parameters that shape the graph, with the chosen opset."""
+    """A request to an engine: the parameters that shape the graph, with the chosen opset and the activations to return."""
 
     opset: int
     optimize: bool
     runtime: Runtime
+    activations: ActivationRequest | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ def choose_engine(source: ModelSource, params: OnnxExportParams) -> Engine:
     if params.engine != "auto":
         return ENGINES[params.engine]
     mobius = ENGINES["mobius"]
-    if source.family is DECODER and import_module(mobius.module).supports(source):
+    if not params.activations and source.family is DECODER and import_module(mobius.module).supports(source):
         return mobius
     return ENGINES["legacy" if params.opset in ENGINE_OPSETS["legacy"] else "dynamo"]
 

@@ -9,6 +9,7 @@ import onnxscript.rewriter.onnx_fusions
 import torch
 
 from slipway.errors import ONNXExportError
+from slipway_onnx_export.activations.interface import with_activations
 from slipway_onnx_export.components import components_of
 from slipway_onnx_export.engines import EngineGraph, GraphRequest
 from slipway_onnx_export.engines.quiet import quiet_libraries
@@ -22,11 +23,13 @@ PREFIX = "model."
 
 def build(source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
     """Trace the graphs of any model of a known family whose code torch.export supports."""
-    whole = build_weightless(source, engine="dynamo", attention=("sdpa", "eager"))
+    # Only eager attention returns its weights.
+    watched = request.activations is not None and "attentions" in request.activations.kinds
+    whole = build_weightless(source, engine="dynamo", attention=("eager",) if watched else ("sdpa", "eager"))
     weights = tied_weights(whole, source)
     parameters = {PREFIX + name for name, _ in whole.named_parameters(remove_duplicate=False)}
     graphs = []
-    for component in components_of(whole, source):
+    for component in with_activations(components_of(whole, source), whole, request.activations):
         model = _trace(component, whole, source, opset=request.opset)
         initializers = model.graph.initializers
         for name in [name for name in initializers if name in parameters]:

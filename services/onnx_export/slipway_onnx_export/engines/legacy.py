@@ -15,6 +15,7 @@ import torch
 from torch.jit._trace import TracerWarning
 
 from slipway.errors import ONNXExportError, TracerWarningError, UnorderedMapError
+from slipway_onnx_export.activations.interface import with_activations
 from slipway_onnx_export.components import components_of
 from slipway_onnx_export.engines import EngineGraph, GraphRequest
 from slipway_onnx_export.engines.quiet import quiet_libraries
@@ -35,7 +36,7 @@ def build(source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
     whole = build_weightless(source, engine="legacy", attention=("eager",))
     weights = tied_weights(whole, source)
     graphs = []
-    for component in components_of(whole, source):
+    for component in with_activations(components_of(whole, source), whole, request.activations):
         model = _trace(component, whole, source, opset=request.opset)
         graph = model.graph
         names = {port.name for port in component.inputs}
