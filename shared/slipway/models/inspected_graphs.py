@@ -73,15 +73,17 @@ class GraphReport(BaseModel):
                 yield f"{self.file}: {wanted.name} is {dtype}, and the contract says {wanted.dtype}"
             if found.found is None:
                 continue
-            expected = tuple(sizes.get(axis, axis) if isinstance(axis, str) else axis for axis in wanted.shape)
-            same = len(expected) == len(found.found) and all(
-                each == size for each, size in zip(expected, found.found, strict=True) if isinstance(each, int)
-            )
-            if not same:
+            if not _fits(wanted.shape, found.found, sizes):
                 shape = ", ".join(map(str, wanted.shape))
                 yield f"{self.file}: {wanted.name} has the shape {list(found.found)}, and the contract says ({shape})"
-                continue
-            sizes |= {axis: size for axis, size in zip(wanted.shape, found.found, strict=True) if isinstance(axis, str)}
+
+
+def _fits(axes: tuple[str | int, ...], found: tuple[int, ...], sizes: dict[str, int]) -> bool:
+    """Compare a shape with axes; a name that is new gets its size here."""
+    return len(axes) == len(found) and all(
+        size == (sizes.setdefault(axis, size) if isinstance(axis, str) else axis)
+        for axis, size in zip(axes, found, strict=True)
+    )
 
 
 class Inspection(BaseModel):
