@@ -11,7 +11,7 @@ import onnx_ir as ir
 import torch
 
 from slipway.errors import ONNXExportError
-from slipway.models.activations import ActivationRequest
+from slipway.models.activations.request import ActivationRequest
 from slipway.models.families import DECODER
 from slipway.sizes import format_size
 from slipway.stage import Context

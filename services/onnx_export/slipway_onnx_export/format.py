@@ -17,7 +17,7 @@ from slipway.formats import (
     quantized,
     wrong_value,
 )
-from slipway_onnx_export.activation_settings import Activations, activation_params
+from slipway_onnx_export.activations.settings import Activations, activation_params
 
 
 class OnnxConfiguration(LevelSettings):
@@ -78,6 +78,7 @@ FORMAT = Format(
     levels=("fp16", "int8", "int4"),
     refused_levels={"bf16": RefusedLevel("ONNX Runtime has no bf16 kernels on CPU", instead="fp16")},
     rank=10,
+    flags={"--layers": "activations.layers"},
     output_bytes=output_bytes,
     runtime=Runtime(
         name="onnxruntime",

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from slipway.models.activations import Kind
+from slipway.models.activations.request import Kind
 
 BATCH, SEQUENCE, PAST, TOTAL, SOURCE = (
     "batch",

@@ -30,7 +30,7 @@ class OnnxExportParams(StageParams):
         optimize_graph: Whether ONNX Runtime's own fused operators may be used (``runtime`` onnxruntime only).
         runtime: The runtime of the file. ``tensorrt`` means standard operators only, opset 20 at most.
         activations: Activations to return beside the results, as ``layers`` (numbers, ``last`` or ``all``) and ``kinds``
-            (:data:`slipway.models.activations.KINDS`); empty for none. Only engines that trace return them.
+            (:data:`slipway.models.activations.request.KINDS`); empty for none. Only engines that trace return them.
         parity: Comparison with PyTorch: ``auto`` skips it, with a warning, for models whose fp32 weights exceed the
             attempt's memory.
         parity_tolerance: Largest allowed difference of logits, relative to the largest reference logit above 1.

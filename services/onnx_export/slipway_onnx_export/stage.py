@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slipway.stage import Context, Effort, Stage
-from slipway_onnx_export.activation_sizes import describe_activations
+from slipway_onnx_export.activations.sizes import describe_activations
 from slipway_onnx_export.families import refusal_reason
 from slipway_onnx_export.opsets import opset_advice
 from slipway_onnx_export.params import OnnxExportParams

@@ -63,7 +63,7 @@ Layers = Annotated[
     typer.Option(
         "--layers",
         metavar="N,N,…",
-        help="Return these layers' activations from the ONNX graph: numbers from 0, last or all (formats.onnx.activations).",
+        help="Return these layers' activations from exported graphs: numbers from 0, last or all.",
     ),
 ]
 AllLayers = Annotated[bool, flag("--all-layers", "The same as --layers all.")]

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from slipway.errors import ModelExportError
-from slipway.models.activations import CONTRACT, CONTRACT_PAGE, KINDS, read_contract
+from slipway.models.activations.contract import CONTRACT, CONTRACT_PAGE, read_contract
+from slipway.models.activations.request import KINDS
 from slipway.stage import Context
 from support.models.family_models import CASES, make_family_model
 from support.models.onnx_models import Exported

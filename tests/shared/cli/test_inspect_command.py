@@ -14,8 +14,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from slipway.errors import ModelExportError
-from slipway.models.activations import CONTRACT, ActivationContract, ContractOutput
-from slipway.models.inspected_graphs import GraphReport
+from slipway.models.activations.contract import CONTRACT, ActivationContract, ContractOutput
+from slipway.models.activations.inspection import GraphReport
 from support.commands.cli import slipway
 
 OUTPUT = ContractOutput(
@@ -26,7 +26,7 @@ OUTPUT = ContractOutput(
     dtype="float32",
     shape=("batch", "sequence", 4),
 )
-AGREED = ActivationContract(layers=1, outputs=(OUTPUT,))
+AGREED = ActivationContract(file="model.onnx", layers=1, outputs=(OUTPUT,))
 
 
 def small(

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch._subclasses import FakeTensorMode
 
-from slipway.models.activations import ActivationContract, ActivationRequest, ContractOutput, activation_name
+from slipway.models.activations.contract import ActivationContract, ContractOutput
+from slipway.models.activations.request import ActivationRequest, activation_name
 from slipway_onnx_export.activations.recording import Place, layers_of, places_of, recording, unsupported
 from slipway_onnx_export.interface import IDS, MASK, SAMPLE_SIZES, SEQUENCE, Component, Observed, Port
 

@@ -12,7 +12,7 @@ import torch
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from slipway.errors import ONNXExportError
-from slipway.models.activations import Kind, activation_name
+from slipway.models.activations.request import Kind, activation_name
 
 Wanted = tuple[tuple[Kind, int | None], ...]
 """Kind and layer of each output."""
@@ -127,6 +127,6 @@ def unsupported(model: Any, what: str) -> ONNXExportError:
     return ONNXExportError(
         f"{type(model).__name__} {what}, so its activations cannot be exported",
         reason="FAMILY_UNSUPPORTED",
-        remedy="leave formats.onnx.activations out for this model, or ask for other kinds",
+        remedy="ask for other kinds of activations, or for none",
         about={"architecture": type(model).__name__, "model_type": model.config.model_type},
     )

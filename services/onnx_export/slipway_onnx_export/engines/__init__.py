@@ -14,7 +14,7 @@ import onnx_ir as ir
 import torch
 
 from slipway.errors import ONNXExportError
-from slipway.models.activations import ActivationRequest
+from slipway.models.activations.request import ActivationRequest
 from slipway.models.families import DECODER
 from slipway_onnx_export.interface import Component
 from slipway_onnx_export.opsets import BEST_OPSET, ENGINE_OPSETS

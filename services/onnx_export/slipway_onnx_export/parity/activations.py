@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from slipway.errors import ONNXExportError
-from slipway.models.activations import activation_name
+from slipway.models.activations.request import activation_name
 from slipway_onnx_export.activations.recording import Wanted, places_of, recording
 from slipway_onnx_export.parity.rows import Array, Conversation, Session, largest_difference
 

@@ -10,16 +10,16 @@ import typer
 from slipway.cli.options import Debug, Json, examples
 
 if TYPE_CHECKING:
-    from slipway.models.activations import ActivationContract
+    from slipway.models.activations.contract import ActivationContract
 
 INSPECT_EXAMPLES = examples(
-    "slipway inspect exported/qwen3/onnx", "slipway inspect model.onnx --contract activations.json --json"
+    "slipway inspect exported/qwen3/FORMAT", "slipway inspect GRAPH --contract activations.json --json"
 )
 _SECONDS = 300.0
 
 
 def inspect(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A graph (.onnx), or a folder of graphs.")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="File of a graph, or a folder of graphs.")],
     contract: Annotated[
         Path | None,
         typer.Option(
@@ -66,7 +66,7 @@ def _contract(model: Path, given: Path | None) -> ActivationContract | None:
     """Read the contract; None if none is given and none lies beside the graph."""
     import os
 
-    from slipway.models.activations import CONTRACT, read_contract
+    from slipway.models.activations.contract import CONTRACT, read_contract
 
     path = given or (model if model.is_dir() else model.parent) / CONTRACT
     return read_contract(path) if given is not None or os.path.lexists(path) else None

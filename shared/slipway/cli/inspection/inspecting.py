@@ -12,7 +12,7 @@ from slipway.files.local_folders import check_local
 from slipway.files.regular_file import check_regular
 from slipway.formats.registry import formats
 from slipway.machine.cgroup import ControlGroup, available_memory
-from slipway.models.inspected_graphs import Inspection
+from slipway.models.activations.inspection import Inspection
 from slipway.stage_call import Limits, StageCall
 
 
@@ -27,17 +27,21 @@ def inspect_graphs(model: Path, *, timeout: float) -> Inspection:
     folder, name = (model, "") if model.is_dir() else (model.parent, model.name)
     if name:
         _check_file(model)
-    inspects = (each.runtime for each in formats().values() if each.runtime is not None and each.runtime.inspect)
-    runtime = next((each for each in inspects if name.endswith(".onnx") or each.recognises(folder)), None)
-    if runtime is None:
+    stages = (
+        each.runtime.inspect
+        for each in formats().values()
+        if each.runtime is not None and (model.suffix in each.media_types if name else each.runtime.recognises(folder))
+    )
+    stage = next(filter(None, stages), "")
+    if not stage:
         raise ArtifactError(
             f"{model} is no graph that an installed format inspects",
             reason="FILE_ERROR",
-            remedy="name an .onnx file, or the folder of an ONNX export",
+            remedy="name the file of a graph, or the folder of an export",
             about={"file": model},
         )
     limits = Limits(timeout, available_memory(ControlGroup().memory()) // 2, 1)
-    call = StageCall(runtime.inspect, {"file": name}, {}, limits).on_folders({"model": folder.resolve()})
+    call = StageCall(stage, {"file": name}, {}, limits).on_folders({"model": folder.resolve()})
     with tempfile.TemporaryDirectory(prefix="slipway-inspect-") as scratch:
         outcome = run_call(call, Path(scratch), name="inspect", progress=ProgressForm.NONE, level="warning")
         return Inspection.read(Path(outcome.outputs["inspection"]))

@@ -7,7 +7,7 @@ from typing import Any
 
 from slipway.counts import counted
 from slipway.estimates import FLOAT32_BYTES
-from slipway.models.activations import ActivationRequest
+from slipway.models.activations.request import ActivationRequest
 from slipway.sizes import format_size
 
 _EXAMPLE_TOKENS = 512

@@ -1,4 +1,4 @@
-"""Activations that an exported graph returns beside its results: what may be asked for, and the contract that describes them.
+"""The contract that describes the activations of a graph.
 
 ``activations.json`` in an output says what its additional outputs hold; ``ACTIVATIONS_CONTRACT.md`` says the same to people. A stage
 that changes the graph's types writes both again, and ``slipway inspect`` compares a graph with them.
@@ -7,90 +7,20 @@ that changes the graph's types writes both again, and ``slipway inspect`` compar
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from slipway.errors import ConfigurationError
 from slipway.files.json_documents import read_json_object
+from slipway.models.activations.request import KINDS, MOST_LAYERS, Kind
 from slipway.texts import one_line
 
-Kind = Literal["hidden_states", "attentions", "mlp", "embeddings"]
-
-KINDS: Mapping[Kind, str] = {
-    "hidden_states": "output of layer N, before any norm that follows the last layer",
-    "attentions": "attention weights of layer N after the softmax, one map per head; a row is a query and sums to 1",
-    "mlp": "output of the feed-forward part of layer N, as the module named below returns it",
-    "embeddings": "input of the first layer: the tokens' embeddings, with positions and norms where the model has them",
-}
-"""Kinds of activations with their meanings."""
-
 CONTRACT, CONTRACT_PAGE = "activations.json", "ACTIVATIONS_CONTRACT.md"
-ALL, LAST = "all", "last"
-MOST_LAYERS = 4096
 NUMBERING = "layers count from 0, as in transformers' list of layers"
-_NUMBER = re.compile(r"\d{1,4}")
 _MOST_BYTES = 4 << 20
-
-
-def activation_name(kind: Kind, layer: int | None) -> str:
-    """Return the name of an output."""
-    return kind if layer is None else f"{kind}.{layer}"
-
-
-@dataclass(frozen=True, slots=True)
-class ActivationRequest:
-    """The activations that are asked for.
-
-    Attributes:
-        layers: Numbers of layers from 0, ``("all",)`` or ``("last",)``.
-        kinds: Keys of :data:`KINDS`.
-    """
-
-    layers: tuple[str, ...]
-    kinds: tuple[str, ...]
-
-    @classmethod
-    def of(cls, table: Mapping[Any, Sequence[str]]) -> ActivationRequest | None:
-        """Read the table of a setting or parameter; None if it asks for nothing."""
-        if not table:
-            return None
-        return cls(tuple(table.get("layers") or (ALL,)), tuple(table.get("kinds") or ("hidden_states",)))
-
-    def chosen(self, count: int) -> tuple[int, ...]:
-        """Return the numbers of the layers in a model with ``count`` of them.
-
-        Raises:
-            ConfigurationError: ``PARAMS_INVALID``: the model has no such layer.
-        """
-        if ALL in self.layers:
-            return tuple(range(count))
-        numbers = {count - 1 if layer == LAST else int(layer) for layer in self.layers}
-        if numbers and max(numbers) >= count:
-            raise ConfigurationError(
-                f"activations of layer {max(numbers)} are asked for, and the model has {count} layers",
-                reason="PARAMS_INVALID",
-                remedy=f"use layers 0 to {count - 1}, last or all",
-                about={"key": "activations.layers", "layers": count},
-            )
-        return tuple(sorted(numbers))
-
-    def outputs(self, count: int) -> tuple[tuple[Kind, int | None], ...]:
-        """Return kind and layer of every output for a model with ``count`` layers, in the order of the graph."""
-        layers = self.chosen(count)
-        found: list[tuple[Kind, int | None]] = []
-        for kind in (kind for kind in KINDS if kind in self.kinds):
-            found += [(kind, None)] if kind == "embeddings" else [(kind, layer) for layer in layers]
-        return tuple(found)
-
-
-def is_layer(value: str) -> bool:
-    """Return whether a text names layers: a number, ``last`` or ``all``."""
-    return value in (ALL, LAST) or (_NUMBER.fullmatch(value) is not None and int(value) < MOST_LAYERS)
 
 
 class ContractOutput(BaseModel):
@@ -129,7 +59,7 @@ class ActivationContract(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     version: Literal[1] = 1
-    file: str = Field(default="model.onnx", max_length=200)
+    file: str = Field(max_length=200)
     layers: int = Field(ge=1, le=MOST_LAYERS)
     numbering: str = NUMBERING
     outputs: tuple[ContractOutput, ...] = Field(max_length=4 * MOST_LAYERS)

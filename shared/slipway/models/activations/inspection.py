@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from slipway.files.json_documents import LARGEST_LIST, read_json_object
-from slipway.models.activations import ActivationContract
+from slipway.models.activations.contract import ActivationContract
 from slipway.texts import printable
 
 _FILE = "inspection.json"
