@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from slipway.errors import ModelExportError
 from slipway.models.activations.contract import CONTRACT, ActivationContract, ContractOutput
 from slipway.models.activations.inspection import GraphReport
-from support.commands.cli import slipway
+from support.commands.cli import in_process
 
 OUTPUT = ContractOutput(
     name="hidden_states.0",
@@ -58,9 +58,11 @@ def report(path: Path) -> GraphReport:
     return run_once(read_graph(path), path, threads=1)
 
 
-def test_a_graph_is_shown_and_held_to_its_contract(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_graph_is_shown_and_held_to_its_contract(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, capfd: pytest.CaptureFixture[str]
+) -> None:
     home = tmp_path_factory.mktemp("home")
-    done = slipway("inspect", folder, "--json", home=home)
+    done = in_process(capfd, "inspect", folder, "--json", home=home)
     assert done.code == 0, done.err
     (graph,) = done.json["graphs"]
     assert [(value["name"], value["dtype"], value["found"]) for value in graph["outputs"]] == [
@@ -70,7 +72,7 @@ def test_a_graph_is_shown_and_held_to_its_contract(folder: Path, tmp_path_factor
     assert (done.json["contract"], done.json["breaches"]) == ("kept", [])
     other = folder.parent / f"{folder.name}-other.json"
     other.write_text(AGREED.with_dtypes({"hidden_states.0": "float16"}).model_dump_json())
-    broken = slipway("inspect", folder / "model.onnx", "--contract", other, home=home)
+    broken = in_process(capfd, "inspect", folder / "model.onnx", "--contract", other, home=home)
     assert (broken.code, "the contract says float16" in broken.out) == (4, True)
     assert "batch × sequence × 4" in broken.out
 
@@ -177,14 +179,16 @@ def test_data_that_is_not_in_the_folder_is_refused(
     assert said in caught.value.message
 
 
-def test_files_that_are_no_graph_end_with_a_reason(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_files_that_are_no_graph_end_with_a_reason(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, capfd: pytest.CaptureFixture[str]
+) -> None:
     home = tmp_path_factory.mktemp("home")
     os.mkfifo(tmp_path / "pipe.onnx")
-    assert "[FILE_ERROR]" in slipway("inspect", tmp_path / "pipe.onnx", home=home).err
-    assert "[FILE_ERROR]" in slipway("inspect", tmp_path / "nothing.onnx", home=home).err
+    assert "[FILE_ERROR]" in in_process(capfd, "inspect", tmp_path / "pipe.onnx", home=home).err
+    assert "[FILE_ERROR]" in in_process(capfd, "inspect", tmp_path / "nothing.onnx", home=home).err
     (tmp_path / "text.onnx").write_text("this is no graph")
-    done = slipway("inspect", tmp_path / "text.onnx", "--json", home=home)
+    done = in_process(capfd, "inspect", tmp_path / "text.onnx", "--json", home=home)
     assert done.code == 3
     assert json.loads(done.out)["reason"] == "ONNX_INVALID"
     (tmp_path / CONTRACT).write_text("{}")
-    assert "[CONTRACT_INVALID]" in slipway("inspect", tmp_path / "text.onnx", home=home).err
+    assert "[CONTRACT_INVALID]" in in_process(capfd, "inspect", tmp_path / "text.onnx", home=home).err

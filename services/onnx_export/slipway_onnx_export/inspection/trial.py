@@ -18,10 +18,9 @@ from slipway.machine.threads import session_options
 from slipway.models.activations.inspection import GraphReport, InspectedValue
 from slipway.sizes import format_size
 from slipway.texts import one_line, printable, quoted
-from slipway_onnx_export.interface import BATCH, PAST, SEQUENCE, SOURCE, TOTAL
-from slipway_onnx_export.parity.check import ORT_ERRORS
+from slipway_onnx_export.parity.ort_errors import ORT_ERRORS
 
-_SIZES = {BATCH: 1, SEQUENCE: 3, PAST: 2, TOTAL: 5, SOURCE: 4}
+_SIZES = {"batch": 1, "sequence": 3, "past_sequence": 2, "total_sequence": 5, "encoder_sequence": 4}
 """Sizes of the axes by the names of our own exports; total_sequence is past_sequence + sequence."""
 _PARTS = (("total", 5), ("past", 2), ("encoder", 4), ("sequence", 3), ("length", 3))
 """Sizes of axes of other exporters, by a part of their names; the first that fits."""

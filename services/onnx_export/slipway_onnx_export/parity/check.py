@@ -12,7 +12,6 @@ import numpy as np
 import onnxruntime
 import torch
 import transformers
-from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from slipway.errors import ONNXExportError
 from slipway.machine.threads import session_options
@@ -21,24 +20,13 @@ from slipway.models.model_facts import CannotBuildError, check_loadable
 from slipway_onnx_export.activations.recording import Wanted
 from slipway_onnx_export.parity.activations import Watch
 from slipway_onnx_export.parity.conversations import conversations_of
+from slipway_onnx_export.parity.ort_errors import ORT_ERRORS
 from slipway_onnx_export.parity.rows import Array, Conversation, Session, largest_difference
 from slipway_onnx_export.parity.texts import texts_of
 from slipway_onnx_export.parity.translations import translations_of
 from slipway_onnx_export.source import ModelSource
 
 OnCall = Callable[[int, int], None]
-
-# onnxruntime's exceptions have no common base class but Exception.
-ORT_ERRORS = (
-    ort_errors.EPFail,
-    ort_errors.Fail,
-    ort_errors.InvalidArgument,
-    ort_errors.InvalidGraph,
-    ort_errors.InvalidProtobuf,
-    ort_errors.NoSuchFile,
-    ort_errors.NotImplemented,
-    ort_errors.RuntimeException,
-)
 
 
 @dataclass(frozen=True, slots=True)
