@@ -147,6 +147,13 @@ REASONS: Mapping[str, Reason] = {
     # Validation
     "VALIDATION_FAILED": Reason(_C.VALIDATION, "an output differs from the fine-tuned model by more than its limit"),
     "VALIDATION_IMPOSSIBLE": Reason(_C.INVALID_INPUT, "an output cannot be loaded or run for comparison"),
+    "CONTRACT_BROKEN": Reason(
+        _C.VALIDATION, "a graph's outputs are not those that its contract of activations describes"
+    ),
+    "CONTRACT_INVALID": Reason(_C.INVALID_INPUT, "a contract of activations cannot be read or is not valid"),
+    "GRAPH_NOT_RUN": Reason(
+        _C.UNSUPPORTED, "an inspected graph was not run: it asks for absurd sizes, or does not run on dummy input"
+    ),
     # Resources and the process that runs a stage
     "OUT_OF_MEMORY": Reason(_C.RESOURCE, "the stage needs more memory than it may use", retryable=True),
     "DISK_FULL": Reason(_C.RESOURCE, "a file system has no space left", retryable=True),

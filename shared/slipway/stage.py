@@ -181,6 +181,8 @@ class Stage(Generic[P]):
         effort: Approximate duration relative to other stages.
         output_bytes: Function that returns an upper estimate of the output's size for these parameters and a model of this size.
         advice: Function that returns a warning about these parameters before anything runs (name of the check, message, remedy), or None.
+        describes: Function that returns something worth knowing about these parameters with a model of this ``config.json`` (name of the
+            check, message), or None. A :class:`~slipway.errors.ModelExportError` says that the stage would refuse them.
         refuses: Function that says why the stage does not support a model with this ``config.json``; empty if it does.
         model_memory: Memory that a worker should have, as a multiple of the merged model's size; 0 for a streaming stage.
         model_gpu_memory: The same for the GPU's memory, if the task needs a GPU.
@@ -205,6 +207,7 @@ class Stage(Generic[P]):
     effort: Effort = Effort()
     output_bytes: Callable[[Mapping[str, Any], ModelSize], int] = lambda _params, _size: 0
     advice: Callable[[Mapping[str, Any]], tuple[str, str, str] | None] = lambda _params: None
+    describes: Callable[[Mapping[str, Any], Mapping[str, Any]], tuple[str, str] | None] = lambda _params, _config: None
     refuses: Callable[[Mapping[str, Any]], str] = lambda _config: ""
     model_memory: float = 0.0
     model_gpu_memory: float = 0.0

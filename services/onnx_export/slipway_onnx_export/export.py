@@ -12,14 +12,18 @@ import onnx_ir as ir
 import torch
 
 from slipway.errors import ONNXExportError, TracerWarningError
+from slipway.models.activations.request import ActivationRequest
 from slipway.models.families import DECODER
 from slipway.sizes import format_size
 from slipway.stage import Context
+from slipway_onnx_export.activations.interface import contract_of
+from slipway_onnx_export.activations.recording import Wanted
 from slipway_onnx_export.checks.folder import check_folder
 from slipway_onnx_export.checks.written import Written
 from slipway_onnx_export.engines import Engine, EngineGraph, GraphRequest, choose_engine, choose_opset
 from slipway_onnx_export.forms.shapes import describe_sizes, fixed_sizes
 from slipway_onnx_export.graph import declare_interface, normalize_graph
+from slipway_onnx_export.interface import Component
 from slipway_onnx_export.package import complete_folder, describe_model
 from slipway_onnx_export.packaging.packages import write_packages
 from slipway_onnx_export.params import OnnxExportParams
@@ -62,6 +66,7 @@ def export_model(source_folder: Path, params: OnnxExportParams, ctx: Context) ->
             cache=params.cache,
             sizes=sizes,
             prove_warnings=params.tracer_warnings == "prove",
+            activations=ActivationRequest.of(params.activations),
         )
         ctx.progress("graph", done=0, total=1, unit="graphs")
         graphs = engine.build(source, request)
@@ -130,8 +135,12 @@ def _write(
     if request.sizes:
         facts["fixed_sizes"] = dict(request.sizes)
         ctx.warn(describe_sizes(request.sizes))
+    contract = contract_of(graphs[0].component)
+    if contract is not None:
+        contract.write(folder)
+        facts["activations"] = [output.name for output in contract.outputs]
     unproven = sorted({place for made in graphs for place in made.unproven})
-    facts |= _compare_with_pytorch(source, folder, params, ctx, sizes=request.sizes, must=unproven)
+    facts |= _compare_with_pytorch(source, folder, params, ctx, graphs[0].component, must=unproven, sizes=request.sizes)
     if unproven:
         facts["proven_harmless"] = unproven
     return facts
@@ -146,11 +155,13 @@ def _compare_with_pytorch(
     folder: Path,
     params: OnnxExportParams,
     ctx: Context,
+    first: Component,
     *,
     sizes: Mapping[str, int],
     must: Sequence[str],
 ) -> dict[str, Any]:
     """Compare with PyTorch, unless this is turned off or the memory does not suffice; ``must`` says what only this proves."""
+    observed: Wanted = tuple(first.observed.modules) if first.observed else ()
     needed = int(source.fp32_bytes * PARITY_OVERHEAD)
     if params.parity == "never" or (params.parity == "auto" and needed > ctx.max_memory_bytes):
         short = f"needs {format_size(needed)} of {format_size(ctx.max_memory_bytes)}"
@@ -169,6 +180,7 @@ def _compare_with_pytorch(
         tolerance=params.parity_tolerance,
         threads=ctx.threads,
         sizes=sizes,
+        observed=observed,
         on_call=lambda done, total: ctx.progress("parity", done=done, total=total, unit="calls"),
     )
     ctx.progress("parity", done=2 * report.calls, total=2 * report.calls, unit="calls")
@@ -177,4 +189,5 @@ def _compare_with_pytorch(
         "parity_max_abs_diff": report.max_abs_diff,
         "parity_scale": report.scale,
         "parity_calls": report.calls,
+        **({} if report.activations is None else {"parity_activations": report.activations}),
     }

@@ -24,6 +24,7 @@ from slipway.formats import (
 )
 from slipway.models.families import ENCODER_DECODER, SPEECH
 from slipway.settings.sections import Listed, as_tuple
+from slipway_onnx_export.activations.settings import Activations, activation_params
 from slipway_onnx_export.packaging.kinds import Kind
 from slipway_onnx_export.params import Attention, EngineName, Optimization
 
@@ -53,6 +54,9 @@ class OnnxConfiguration(LevelSettings):
             chooses. The batch is also that of ``dynamic_axes: false``.
         packaging: Runtimes that shall take the folders unchanged: `genai`, `transformers_js`, `triton`, `kserve`. Files for them are
             added to each level.
+        activations: Activations to return beside the results: ``layers`` (numbers from 0, ``last`` or ``all``) and ``kinds``
+            (``hidden_states``, ``attentions``, ``mlp``, ``embeddings``), such as ``{layers: [0, 5, 11], kinds: [attentions]}``, or as
+            text ``layers=0,5,11,kinds=attentions``. If only one is given, the other is all layers or ``hidden_states``.
     """
 
     enabled: bool = True
@@ -63,6 +67,7 @@ class OnnxConfiguration(LevelSettings):
     attention: Attention = "auto"
     static_shape: StaticShape = StaticShape(batch=1, sequence=0, past=0)
     packaging: Annotated[tuple[Kind, ...], BeforeValidator(as_tuple)] = ()
+    activations: Activations = Field(default_factory=dict)
 
     @field_validator("opset_version")
     @classmethod
@@ -85,7 +90,8 @@ def plan(request: FormatRequest[OnnxConfiguration]) -> tuple[PlannedTask, ...]:
         id="onnx_export",
         stage="onnx_export",
         params=first_attempt(request.settings, request.profile)
-        | ({"packaging": request.settings.packaging} if request.settings.packaging else {}),
+        | ({"packaging": request.settings.packaging} if request.settings.packaging else {})
+        | activation_params(request.settings.activations),
         inputs={"pytorch": request.model},
         format=request.name,
         output="onnx",
@@ -147,6 +153,7 @@ FORMAT = Format(
     refused_levels={"bf16": RefusedLevel("ONNX Runtime has no bf16 kernels on CPU", instead="fp16")},
     rank=10,
     conflicts=conflicts,
+    flags={"--layers": "activations.layers"},
     output_bytes=output_bytes,
     runtime=Runtime(
         name="onnxruntime",
@@ -155,6 +162,7 @@ FORMAT = Format(
         families=None,
         precision_file="onnx_export.json",
         stored_dtype="float32",
+        inspect="slipway_onnx_export.inspection.stage:INSPECTION",
     ),
     quantizer="slipway_quantize.own_quantizers:GRAPHS",
     packager="slipway_onnx_export.packaging.packages:write_packages",

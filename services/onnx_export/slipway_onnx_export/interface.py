@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from slipway.models.activations.request import Kind
+
 BATCH, SEQUENCE, PAST, TOTAL, SOURCE = (
     "batch",
     "sequence",
@@ -62,6 +64,19 @@ Call = Callable[[Any, dict[str, torch.Tensor]], dict[str, torch.Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
+class Observed:
+    """The activations among a graph's outputs.
+
+    Attributes:
+        layers: Number of the model's layers.
+        modules: Path in transformers' model of the module that each belongs to, by kind and layer.
+    """
+
+    layers: int
+    modules: Mapping[tuple[Kind, int | None], str]
+
+
+@dataclass(frozen=True, slots=True)
 class Component:
     """One graph of an export.
 
@@ -71,6 +86,7 @@ class Component:
         outputs: Outputs, in order.
         call: Function that computes the outputs with transformers' model; None if an engine builds the graph without it.
         unread: Inputs that a graph need not read.
+        observed: The activations among its outputs; None for none.
     """
 
     name: str
@@ -78,6 +94,7 @@ class Component:
     outputs: tuple[Port, ...]
     call: Call | None
     unread: tuple[str, ...] = ()
+    observed: Observed | None = None
 
     @property
     def file(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -46,6 +47,8 @@ class OnnxExportParams(StageParams):
         runtime: The runtime of the file. ``tensorrt`` means standard operators only, opset 20 at most.
         tracer_warnings: Branches of the traced code on values: ``refuse`` the trace, or ``prove`` by the comparison with PyTorch at
             other shapes that they do no harm.
+        activations: Activations to return beside the results, as ``layers`` (numbers, ``last`` or ``all``) and ``kinds``
+            (:data:`slipway.models.activations.request.KINDS`); empty for none. Only engines that trace return them.
         parity: Comparison with PyTorch: ``auto`` skips it, with a warning, for models whose fp32 weights exceed the
             attempt's memory.
         parity_tolerance: Largest allowed difference of logits, relative to the largest reference logit above 1.
@@ -64,6 +67,7 @@ class OnnxExportParams(StageParams):
     external_data: bool = True
     runtime: Runtime = "onnxruntime"
     tracer_warnings: Literal["refuse", "prove"] = "refuse"
+    activations: Mapping[Literal["layers", "kinds"], tuple[str, ...]] = Field(default_factory=dict)
     parity: ParityMode = "auto"
     parity_tolerance: float = Field(default=1e-4, gt=0, le=0.1)
     packaging: tuple[Kind, ...] = ()

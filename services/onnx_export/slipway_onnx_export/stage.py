@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slipway.stage import Context, Effort, Stage
+from slipway_onnx_export.activations.sizes import describe_activations
 from slipway_onnx_export.families import refusal_reason
 from slipway_onnx_export.opsets import opset_advice
 from slipway_onnx_export.params import OnnxExportParams
@@ -37,6 +38,7 @@ STAGE = Stage(
     ),
     output_bytes=lambda _, size: size.graph_bytes,
     advice=opset_advice,
+    describes=describe_activations,
     refuses=refusal_reason,
     recovery=Path(__file__).with_name("recovery.yaml"),
 )

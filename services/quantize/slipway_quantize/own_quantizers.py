@@ -35,6 +35,13 @@ class _Graphs:
 
     def write(self, source: Path, target: Path, params: QuantizeParams, ctx: Context) -> Outcome:
         """As :meth:`slipway_quantize.quantizer.Quantizer.write`."""
+        from slipway_quantize.graphs.contract import restate_contract
+
+        outcome = self._write(source, target, params, ctx)
+        restate_contract(target)
+        return outcome
+
+    def _write(self, source: Path, target: Path, params: QuantizeParams, ctx: Context) -> Outcome:
         if params.integers is not None:
             from slipway_quantize.graphs.integer import write_int
 

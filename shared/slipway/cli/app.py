@@ -11,6 +11,7 @@ from slipway.cli.artifacts import commands as artifacts
 from slipway.cli.connection import ConnectedCommand
 from slipway.cli.export import command as export
 from slipway.cli.inspection import commands as inspection
+from slipway.cli.inspection import inspect_command
 from slipway.cli.options import examples
 from slipway.cli.output_options import Commands
 from slipway.cli.remote import commands as remote
@@ -38,6 +39,7 @@ for name, service in services.COMMANDS.items():
 app.command(rich_help_panel=_SERVICES, epilog=tokens.EXAMPLES)(tokens.token)
 app.command(rich_help_panel=_HERE, epilog=inspection.DOCTOR_EXAMPLES)(inspection.doctor)
 app.command(cls=ConnectedCommand, rich_help_panel=_HERE, epilog=inspection.CHECKPOINTS_EXAMPLES)(inspection.checkpoints)
+app.command(rich_help_panel=_HERE, epilog=inspect_command.INSPECT_EXAMPLES)(inspect_command.inspect)
 app.command(rich_help_panel=_HERE, cls=StageCommand, epilog=stages.STAGE_EXAMPLES)(stages.stage)
 app.command(rich_help_panel=_HERE, epilog=stages.SAMPLE_EXAMPLES)(stages.sample)
 app.command(cls=ConnectedCommand, rich_help_panel=_ARTIFACTS, epilog=artifacts.VERIFY_EXAMPLES)(artifacts.verify)

@@ -58,6 +58,15 @@ RequestId = Annotated[
     ),
 ]
 Out = Annotated[str | None, typer.Option("--out", metavar="DIR", help="Folder that receives the export's own folder.")]
+Layers = Annotated[
+    str | None,
+    typer.Option(
+        "--layers",
+        metavar="N,N,…",
+        help="Return these layers' activations from exported graphs: numbers from 0, last or all.",
+    ),
+]
+AllLayers = Annotated[bool, flag("--all-layers", "The same as --layers all.")]
 Assignments = Annotated[
     list[str] | None,
     typer.Option(

@@ -6,14 +6,20 @@ from collections.abc import Mapping, Sequence
 
 from slipway.configuration.layers import Layer, Setting, put_setting
 from slipway.configuration.schema import is_table, keys, parse_text, unknown_setting
+from slipway.formats.registry import formats
 from slipway.settings.problems import Problem, did_you_mean
 from slipway.texts import MalformedText
 
-FLAGS: Mapping[str, str] = {
+_COMMON: Mapping[str, str] = {
     "--base-model": "base_model.name",
     "--checkpoint": "checkpoint.path",
     "--out": "output.directory",
 }
+FLAGS: Mapping[str, str] = {
+    **_COMMON,
+    **{flag: f"formats.{name}.{key}" for name, each in formats().items() for flag, key in each.flags.items()},
+}
+"""Setting of each flag; formats bring the flags of their own settings."""
 
 
 def read_flags(flags: Mapping[str, str | None], assignments: Sequence[str]) -> Layer:
@@ -36,7 +42,11 @@ def read_flags(flags: Mapping[str, str | None], assignments: Sequence[str]) -> L
         else:
             _read(layer, key, text, f"--set {key}")
     for flag, given in flags.items():
-        if given is not None:
+        if given is None:
+            continue
+        if flag not in FLAGS:
+            layer.problems.append(Problem(flag, "belongs to a format that is not installed", "leave it out", flag))
+        else:
             _read(layer, FLAGS[flag], given, flag)
     return layer
 

@@ -132,7 +132,9 @@ def _list(text: str) -> list[str]:
 
 
 def _table(kind: Any, entries: list[str]) -> dict[str, Any]:
-    """Parse values by name (``merge=60``) or rows of named values (``int4.mean_kl=0.03``)."""
+    """Parse values by name (``merge=60``), lists by name (``a=1,2,b=3``) or rows of named values (``int4.mean_kl=0.03``)."""
+    if get_origin(kind) is tuple:
+        return _lists(plain_type(get_args(kind)[0]), entries)
     columns = kind.model_fields if isinstance(kind, type) and issubclass(kind, BaseModel) else None
     found: dict[str, Any] = {}
     for entry in entries:
@@ -150,6 +152,19 @@ def _table(kind: Any, entries: list[str]) -> dict[str, Any]:
         # The check of the whole setting refuses unknown names.
         known = plain_type(columns[column].annotation) if column in columns else str
         found.setdefault(row, {})[column] = _scalar(known, value)
+    return found
+
+
+def _lists(kind: Any, entries: list[str]) -> dict[str, list[Any]]:
+    """Parse lists by name: an entry without a name continues the list before it."""
+    found: dict[str, list[Any]] = {}
+    name = ""
+    for entry in entries:
+        before, equals, value = (part.strip() for part in entry.partition("="))
+        name, value = (before, value) if equals else (name, before)
+        if not name:
+            raise MalformedText(f"{quoted(entry)} has no name", remedy="write it like name=1,2,other=3")
+        found.setdefault(name, []).extend([_scalar(kind, value)] if value else [])
     return found
 
 

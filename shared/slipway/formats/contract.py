@@ -61,6 +61,8 @@ class Runtime:
         prefers: Needs of a worker that runs outputs; None for nothing.
         precision_file: JSON file of an output whose ``precision`` names the type of its weights; empty for none.
         stored_dtype: Type of the weights if no file names one; empty if unknown.
+        inspect: ``module:ATTRIBUTE`` of a stage for ``slipway inspect``: input ``model``, parameter ``file``, and an output
+            ``inspection`` as :class:`slipway.models.activations.inspection.Inspection` writes it; empty for none.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Runtime:
     prefers: Needs | None = None
     precision_file: str = ""
     stored_dtype: str = ""
+    inspect: str = ""
 
     def __post_init__(self) -> None:
         """Refuse a pattern that no folder can be searched for.
@@ -130,6 +133,7 @@ class Format(Generic[S]):
         needs_tokenizer: Function that says whether, with these settings, the merged model needs its tokenizer.
         rank: Place among the formats in tables and plans, lowest first.
         variables: ``EXPORT_*`` variables by setting, if they are not ``EXPORT_{NAME}_{SETTING}`` (or ``EXPORT_ENABLE_{NAME}``).
+        flags: Settings (or parts of one: ``activations.layers``) by the flag of ``slipway export`` that is a shorthand for them.
         conflicts: Function that returns the contradictions in the enabled format's settings; their keys are relative to the section.
         cautions: Function that returns warnings about valid settings.
         output_bytes: Upper estimate of an output's size at a level (empty: unquantized); None uses the estimate of its stage.
@@ -152,6 +156,7 @@ class Format(Generic[S]):
     needs_tokenizer: Callable[[S], bool] = lambda _: True
     rank: int = 100
     variables: Mapping[str, str] = field(default_factory=dict)
+    flags: Mapping[str, str] = field(default_factory=dict)
     conflicts: Callable[[S], Iterable[Problem]] = lambda _: ()
     cautions: Callable[[S], Iterable[str]] = lambda _: ()
     output_bytes: Callable[[str, ModelSize], int] | None = None
@@ -176,9 +181,11 @@ class Format(Generic[S]):
         base = LevelSettings if self.levels else FormatSettings
         if not issubclass(self.settings, base):
             raise ValueError(f"{self.settings.__name__} is not a {base.__name__}")  # noqa: TRY004 - like every other fault here
-        unknown = sorted(set(self.variables) - set(self.settings.model_fields))
+        unknown = sorted(
+            {*self.variables, *(key.partition(".")[0] for key in self.flags.values())} - set(self.settings.model_fields)
+        )
         if unknown:
-            raise ValueError(f"variables names {unknown[0]!r}, which is not a setting")
+            raise ValueError(f"variables or flags name {unknown[0]!r}, which is not a setting")
         self.settings()  # every setting needs a default
         for name, info in self.settings.model_fields.items():
             if is_section(plain_type(info.annotation)):
@@ -187,7 +194,8 @@ class Format(Generic[S]):
         wrong = [name for name in names if not _VARIABLE.fullmatch(name) or names.count(name) > 1]
         if wrong:
             raise ValueError(f"{wrong[0]!r} is not EXPORT_NAME, or belongs to two settings")
-        for reference in filter(None, (self.quantizer, self.packager, self.runtime.load if self.runtime else "")):
+        named = (self.runtime.load, self.runtime.inspect) if self.runtime else ()
+        for reference in filter(None, (self.quantizer, self.packager, *named)):
             if not _REFERENCE.fullmatch(reference):
                 raise ValueError(f"{reference!r} is not module:attribute")
 

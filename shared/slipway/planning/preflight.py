@@ -115,6 +115,7 @@ def preflight(
     findings = [*_unwritable("SLIPWAY_HOME", home), *_unwritable("output", output)]
     findings += [
         *_advice(tasks),
+        *_descriptions(tasks, base, config),
         *_refusals(tasks, base, config),
         *_disk(tasks, made, base=base, home=home, output=output),
     ]
@@ -165,10 +166,31 @@ def _advice(tasks: Sequence[PlannedTask]) -> list[Finding]:
     ]
 
 
+def _descriptions(tasks: Sequence[PlannedTask], base: Path, config: Mapping[str, Any] | None) -> list[Finding]:
+    """Return what the stages say about their parameters with this model; parameters that a stage will refuse are an error."""
+    config, found = _configuration(base, config), list[Finding]()
+    for task in tasks if config else ():
+        stage = known_stage(task.stage)
+        try:
+            said = stage.describes(task.params, config) if stage else None
+        except ModelExportError as error:
+            found.append(
+                Finding(f"stage: {task.stage}", Verdict.ERROR, error.message, error.remedy, reason=error.reason)
+            )
+            continue
+        found += [Finding(said[0], Verdict.OK, said[1])] if said else []
+    return found
+
+
+def _configuration(base: Path, config: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if config is not None:
+        return config
+    return read_config(base) if (base / CONFIG).is_file() else {}  # without config.json the family is unknown
+
+
 def _refusals(tasks: Sequence[PlannedTask], base: Path, config: Mapping[str, Any] | None) -> list[Finding]:
     """Return a warning for each stage that does not support this family of models and will not run."""
-    if config is None:
-        config = read_config(base) if (base / CONFIG).is_file() else {}  # without config.json the family is unknown
+    config = _configuration(base, config)
     found = []
     for name in sorted({task.stage for task in tasks} if config else ()):
         stage = known_stage(name)

@@ -156,3 +156,42 @@ def test_combinations_that_cannot_be(canonical: Path, assignments: list[str], me
     (problem,) = problems(canonical, *assignments)
     assert message in f"{problem['key']} {problem['message']}"
     assert remedy in f"{problem['message']} {problem['remedy']}"
+
+
+@pytest.mark.parametrize(
+    ("written", "assignments", "expected"),
+    [
+        ("{layers: [0, 5, 11], kinds: [attentions]}", (), {"layers": ("0", "5", "11"), "kinds": ("attentions",)}),
+        ("{layers: last}", ("kinds=mlp,embeddings",), {"layers": ("last",), "kinds": ("mlp", "embeddings")}),
+        ("{kinds: mlp}", ("layers=1,2,kinds=attentions",), {"layers": ("1", "2"), "kinds": ("attentions",)}),
+    ],
+)
+def test_activations_come_from_file_and_text(
+    canonical: Path, written: str, assignments: tuple[str, ...], expected: dict[str, tuple[str, ...]]
+) -> None:
+    canonical.write_text(CANONICAL.replace("onnx: {", f"onnx: {{activations: {written}, "))
+    given = [f"formats.onnx.activations{'=' if text.count('=') > 1 else '.'}{text}" for text in assignments]
+    configuration = loaded(canonical, *given).configuration
+    assert configuration.formats["onnx"].activations == expected
+    (task,) = [task for task in plan(configuration, {"base", "adapter"}) if task.id == "onnx_export"]
+    assert task.params["activations"] == {name: list(part) for name, part in expected.items()}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("layers=x", "'x' is not a layer"),
+        ("layers=-1", "'-1' is not a layer"),
+        ("kinds=attention", "'attention' is not a kind of activations"),
+        ("layer=1", "'layer' is not a part of activations"),
+        ("1,2", "'1' has no name"),
+    ],
+)
+def test_activations_that_cannot_be(canonical: Path, text: str, message: str) -> None:
+    (problem,) = problems(canonical, f"formats.onnx.activations={text}")
+    assert message in problem["message"]
+
+
+def test_without_activations_the_plan_is_the_same(canonical: Path) -> None:
+    (task,) = [task for task in plan(loaded(canonical).configuration, {"base", "adapter"}) if task.id == "onnx_export"]
+    assert "activations" not in task.params

@@ -154,3 +154,24 @@ def test_a_format_that_is_not_made_of_this_kind_of_model_is_a_warning(
     found = [finding.message for finding in checked.findings if finding.reason == "FAMILY_UNSUPPORTED"]
     assert [said in message for message in found] == ([True] if said else [])
     assert checked.error() is None
+
+
+def test_the_size_of_activations_is_predicted(base: Path, tmp_path: Path) -> None:
+    sizes = {"num_hidden_layers": 12, "num_attention_heads": 8, "hidden_size": 64, "model_type": "qwen3"}
+    (base / "config.json").write_text(json.dumps({**sizes, "architectures": ["Qwen3ForCausalLM"]}))
+
+    def found(**activations: list[str]) -> Any:
+        tasks = (Task("onnx_export", "onnx_export", {"activations": activations}, "onnx"),)
+        return preflight(tasks, base=base, home=tmp_path / "home", output=tmp_path / "out")
+
+    checked = found(layers=["0", "last"], kinds=["attentions", "hidden_states"])
+    (said,) = [finding.message for finding in checked.findings if finding.check == "activations"]
+    assert said.startswith("4 outputs with 512 B for each token and 64 B for each pair of tokens: 17.0 MB")
+    error = found(layers=["12"]).error()
+    assert error is not None
+    assert (error.reason, "layers 0 to 11" in error.remedy) == ("PARAMS_INVALID", True)
+    assert not [
+        finding
+        for finding in preflight(PLAN, base=base, home=tmp_path, output=tmp_path).findings
+        if finding.check == "activations"
+    ]

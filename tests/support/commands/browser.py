@@ -44,14 +44,14 @@ class Browser:
         self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         self._call("Page.enable")
 
-    def open(self, page: Path, *, width: int, dark: bool = False, media: str = "screen") -> None:
-        """Load a file into a window of this width in CSS pixels; a narrow window is a phone's."""
+    def open(self, page: Path | str, *, width: int, dark: bool = False, media: str = "screen") -> None:
+        """Load a file, or a page at an address, into a window of this width in CSS pixels; a narrow window is a phone's."""
         self._call(
             "Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=width < 600
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._call("Emulation.setEmulatedMedia", media=media, features=[scheme])
-        self._send("Page.navigate", url=page.resolve().as_uri())
+        self._send("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         while self._receive().get("method") != "Page.loadEventFired":
             pass
 

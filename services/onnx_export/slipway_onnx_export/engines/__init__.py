@@ -13,6 +13,7 @@ from importlib import import_module
 import onnx_ir as ir
 
 from slipway.errors import ONNXExportError
+from slipway.models.activations.request import ActivationRequest
 from slipway.models.families import DECODER
 from slipway_onnx_export.interface import Component
 from slipway_onnx_export.loading.conversion import Weight
@@ -23,7 +24,7 @@ from slipway_onnx_export.source import ModelSource
 
 @dataclass(frozen=True, slots=True)
 class GraphRequest:
-    """A request to an engine: the parameters that shape the graph, with the chosen opset."""
+    """A request to an engine: the parameters that shape the graph, with the chosen opset and the activations to return."""
 
     opset: int
     runtime: Runtime
@@ -33,6 +34,7 @@ class GraphRequest:
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Fixed sizes of axes that do not vary, by name."""
     prove_warnings: bool = False
+    activations: ActivationRequest | None = None
 
     def attentions(self, *default: str) -> tuple[str, ...]:
         """Return the attention implementations to try in turn: the one that is asked for, or an engine's own."""
@@ -108,7 +110,7 @@ def choose_engine(source: ModelSource, params: OnnxExportParams) -> Engine:
     if params.engine != "auto":
         return ENGINES[params.engine]
     mobius = ENGINES["mobius"]
-    traced = not params.cache or params.attention != "auto"
+    traced = not params.cache or params.attention != "auto" or bool(params.activations)
     if source.family is DECODER and not traced and import_module(mobius.module).supports(source):
         return mobius
     return ENGINES["legacy" if params.opset in ENGINE_OPSETS["legacy"] else "dynamo"]

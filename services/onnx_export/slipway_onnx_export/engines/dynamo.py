@@ -8,6 +8,7 @@ import onnxscript.optimizer
 import onnxscript.rewriter.onnx_fusions
 import torch
 
+from slipway_onnx_export.activations.interface import with_activations
 from slipway_onnx_export.components import components_of
 from slipway_onnx_export.engines import EngineGraph, GraphRequest
 from slipway_onnx_export.engines.failures import translate_capture_error
@@ -25,13 +26,16 @@ EAGER = ("falcon",)
 
 def build(source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
     """Trace the graphs of any model of a known family whose code torch.export supports."""
-    usual = ("eager",) if source.config.model_type in EAGER else ("sdpa", "eager")
+    # Only eager attention returns its weights.
+    watched = request.activations is not None and "attentions" in request.activations.kinds
+    usual = ("eager",) if watched or source.config.model_type in EAGER else ("sdpa", "eager")
     whole = build_weightless(source, engine="dynamo", attention=request.attentions(*usual))
     attention = whole.config._attn_implementation
     weights = tied_weights(whole, source)
     parameters = {PREFIX + name for name, _ in whole.named_parameters(remove_duplicate=False)}
     graphs = []
-    for component in (each.fixed(request.sizes) for each in components_of(whole, source, cache=request.cache)):
+    components = with_activations(components_of(whole, source, cache=request.cache), whole, request.activations)
+    for component in (each.fixed(request.sizes) for each in components):
         model = _trace(component, whole, source, opset=request.opset)
         initializers = model.graph.initializers
         for name in [name for name in initializers if name in parameters]:

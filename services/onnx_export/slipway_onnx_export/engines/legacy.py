@@ -12,6 +12,7 @@ import onnx_ir as ir
 import onnxscript.optimizer
 import torch
 
+from slipway_onnx_export.activations.interface import with_activations
 from slipway_onnx_export.components import components_of
 from slipway_onnx_export.engines import EngineGraph, GraphRequest
 from slipway_onnx_export.engines.branches import Branch, harmful_branches, tracer_warning_error
@@ -31,7 +32,8 @@ def build(source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
     attention = whole.config._attn_implementation
     weights = tied_weights(whole, source)
     graphs = []
-    for component in (each.fixed(request.sizes) for each in components_of(whole, source, cache=request.cache)):
+    components = with_activations(components_of(whole, source, cache=request.cache), whole, request.activations)
+    for component in (each.fixed(request.sizes) for each in components):
         model, warned = _trace(component, whole, source, opset=request.opset)
         if warned and not request.prove_warnings:
             raise tracer_warning_error(warned, attention=attention)

@@ -36,6 +36,8 @@ def build(source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
     ``GroupQueryAttention``, in the form that mobius emits, derives positions and lengths from the sum of the attention mask,
     which is wrong for left padding. So this requests the standard Attention operator, which takes the mask itself.
     """
+    if request.activations is not None:
+        raise _unsupported_error(source, "mobius builds graphs without activations")
     module, config = _find_module(source)
     provider = "default" if request.optimization == "all" and request.runtime == "onnxruntime" else "onnx-standard"
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -15,10 +15,12 @@ import transformers
 from slipway.errors import ONNXExportError
 from slipway.models.families import DECODER, ENCODER_DECODER, SPEECH, auto_model
 from slipway.models.model_facts import CannotBuildError, check_loadable
+from slipway_onnx_export.activations.recording import Wanted
 from slipway_onnx_export.forms.shapes import room_of
 from slipway_onnx_export.interface import PAST, SEQUENCE
+from slipway_onnx_export.parity.activations import Watch
 from slipway_onnx_export.parity.conversations import conversations_of
-from slipway_onnx_export.parity.rows import Array, Conversation, Session
+from slipway_onnx_export.parity.rows import Array, Conversation, Session, largest_difference
 from slipway_onnx_export.parity.session import ORT_ERRORS, OrtSession
 from slipway_onnx_export.parity.texts import texts_of
 from slipway_onnx_export.parity.translations import translations_of
@@ -35,11 +37,14 @@ class ParityReport:
         max_abs_diff: Largest difference of a value at tokens that are not padding.
         scale: Largest absolute reference value, at least 1.
         calls: Number of compared calls of the model.
+        activations: Largest difference of an activation, relative to the largest value of its kind and layer (at least 1); None
+            if the graph returns none.
     """
 
     max_abs_diff: float
     scale: float
     calls: int
+    activations: float | None = None
 
 
 def check_parity(
@@ -49,6 +54,7 @@ def check_parity(
     tolerance: float,
     threads: int = 1,
     sizes: Mapping[str, int] = MappingProxyType({}),
+    observed: Wanted = (),
     on_call: OnCall = lambda _done, _total: None,
 ) -> ParityReport:
     """Compare the graphs in a folder with PyTorch.
@@ -61,12 +67,14 @@ def check_parity(
         tolerance: Largest allowed difference relative to the largest reference value (at least 1).
         threads: Threads that ONNX Runtime may use.
         sizes: Fixed sizes of the graphs' axes, by name.
+        observed: Kind and layer of the activations that the graph returns.
         on_call: Called before each call of a model with the number of finished calls and their total.
 
     Raises:
         ONNXExportError: ``EXPORT_PARITY_FAILED``, with the figures in ``about``.
     """
-    conversations = _conversations(source, room=_room(source, sizes))
+    watch = Watch(observed)
+    conversations = [watch.of(each) for each in _conversations(source, room=_room(source, sizes))]
     each = sum(conversation.calls for conversation in conversations)
     on_call(0, 2 * each)
     references = _references(source, conversations, on_call=lambda done: on_call(done, 2 * each))
@@ -80,18 +88,18 @@ def check_parity(
         for index, (found, reference) in enumerate(zip(_run(conversation, sessions), wanted, strict=True)):
             on_call(each + calls, 2 * each)
             scale = max(scale, float(np.abs(reference).max()))
-            diff = float(np.abs(found - reference).max()) if found.shape == reference.shape else float("nan")
+            diff = largest_difference(found, reference)
             calls += 1
-            if not diff <= worst:  # NaN counts as worse
+            if diff > worst:
                 worst, where = diff, f"{conversation.name}, call {index + 1}"
-    if not worst <= tolerance * scale:
+    if worst > tolerance * scale:
         raise ONNXExportError(
             f"results differ from PyTorch's by {worst:.3g}, and {tolerance * scale:.3g} is allowed ({where})",
             reason="EXPORT_PARITY_FAILED",
             remedy="use another engine",
             about={"max_abs_diff": worst, "allowed": tolerance * scale, "scale": scale, "case": where},
         )
-    return ParityReport(max_abs_diff=worst, scale=scale, calls=calls)
+    return ParityReport(max_abs_diff=worst, scale=scale, calls=calls, activations=watch.judge(tolerance))
 
 
 def _room(source: ModelSource, sizes: Mapping[str, int]) -> int:
@@ -102,7 +110,7 @@ def _room(source: ModelSource, sizes: Mapping[str, int]) -> int:
     return min(room_of(source), sizes[PAST] + 1 if sizes.get(PAST) else fixed)
 
 
-def _conversations(source: ModelSource, *, room: int) -> list[Conversation]:
+def _conversations(source: ModelSource, *, room: int) -> Sequence[Conversation]:
     if source.family is DECODER:
         return list(conversations_of(source, room=room))
     if source.family in (ENCODER_DECODER, SPEECH):
@@ -111,7 +119,7 @@ def _conversations(source: ModelSource, *, room: int) -> list[Conversation]:
 
 
 def _references(
-    source: ModelSource, conversations: list[Conversation], *, on_call: Callable[[int], None]
+    source: ModelSource, conversations: Sequence[Conversation], *, on_call: Callable[[int], None]
 ) -> list[list[Array]]:
     """Return PyTorch's results of each conversation, by call."""
     transformers.utils.logging.disable_progress_bar()

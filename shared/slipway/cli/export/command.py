@@ -9,6 +9,7 @@ import typer
 
 from slipway.cli.connection import connection_of
 from slipway.cli.options import (
+    AllLayers,
     Assignments,
     BaseModel,
     BringSources,
@@ -16,6 +17,7 @@ from slipway.cli.options import (
     Config,
     Debug,
     Json,
+    Layers,
     Out,
     Progress,
     RequestId,
@@ -31,6 +33,7 @@ EXAMPLES = examples(
     "slipway export -c export.yaml",
     "slipway export -c export.yaml --plan",
     "slipway export --checkpoint outputs/qwen3-finetuned --base-model Qwen/Qwen3-4B --out exported",
+    "slipway export -c export.yaml --layers 0,5,11",
     "slipway export -c export.yaml --set optimization.quantization=int8,int4 --set validation.test_samples=100",
 )
 
@@ -42,6 +45,7 @@ def load_configuration(
     checkpoint: str | None,
     out: str | None,
     assignments: list[str] | None,
+    layers: str | None = None,
 ) -> LoadedConfiguration:
     """Load the configuration from file, environment and flags."""
     import os
@@ -51,7 +55,7 @@ def load_configuration(
     return load(
         config,
         environment=os.environ,
-        flags={"--base-model": base_model, "--checkpoint": checkpoint, "--out": out},
+        flags={"--base-model": base_model, "--checkpoint": checkpoint, "--out": out, "--layers": layers},
         assignments=assignments or [],
     )
 
@@ -62,6 +66,8 @@ def export(  # noqa: PLR0917 - typer calls it by name
     base_model: BaseModel = None,
     checkpoint: Checkpoint = None,
     out: Out = None,
+    layers: Layers = None,
+    all_layers: AllLayers = False,
     assignments: Assignments = None,
     bring_sources: BringSources = False,
     request_id: RequestId = "",
@@ -75,7 +81,16 @@ def export(  # noqa: PLR0917 - typer calls it by name
     The same command again continues where an earlier one stopped, and reuses all finished results.
     """
     settings = connection_of(ctx).settings()
-    loaded = load_configuration(config, base_model=base_model, checkpoint=checkpoint, out=out, assignments=assignments)
+    if all_layers and layers:
+        raise typer.BadParameter("--layers and --all-layers exclude each other")
+    loaded = load_configuration(
+        config,
+        base_model=base_model,
+        checkpoint=checkpoint,
+        out=out,
+        assignments=assignments,
+        layers="all" if all_layers else layers,
+    )
     if plan:
         from slipway.cli.export.planned import show_plan
 

@@ -193,7 +193,7 @@ def _graph(tasks: Sequence[PlannedTask], checked: Preflight) -> FittedTable:
 
 def _param(value: Any) -> str:
     if isinstance(value, dict):
-        return "/".join(str(part) for part in value.values())
+        return "/".join(map(_param, value.values()))
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 

@@ -85,9 +85,17 @@ def run_stage(
     with unfinished(out) as scratch:
         workdir = scratch / "work"
         workdir.mkdir()
-        with _restoring_signal_handlers(), showing(progress, level=level) as display:
-            outcome = asyncio.run(_interruptible(Execution(call, workdir), StageReporter(name, display)))
-        return _move(outcome, out, scratch)
+        return _move(run_call(call, workdir, name=name, progress=progress, level=level), out, scratch)
+
+
+def run_call(call: StageCall, workdir: Path, *, name: str, progress: ProgressForm, level: str) -> Outcome:
+    """Run a call in a process of its own and return its outcome.
+
+    Raises:
+        ModelExportError: The failure of the stage.
+    """
+    with _restoring_signal_handlers(), showing(progress, level=level) as display:
+        return asyncio.run(_interruptible(Execution(call, workdir), StageReporter(name, display)))
 
 
 async def _interruptible(execution: Execution, reporter: StageReporter) -> Outcome:

@@ -99,6 +99,7 @@ class Graph:
             raise Unusable(
                 f"{self._name} does not have the inputs and outputs of its family: missing {missing[:3]}, unknown {unknown[:3]}"
             )
+        self.outputs = [name for name in self.outputs if name in outputs]  # activations would only be copied
 
     def value(self, name: str, array: Any) -> Value:
         """Return an input's tensor in the type that it has in the graph."""

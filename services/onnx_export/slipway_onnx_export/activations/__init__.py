@@ -1,0 +1,1 @@
+"""Return activations beside a model's results: record them, add them to a graph's interface, and describe them."""

@@ -1,0 +1,150 @@
+"""Run a graph once on dummy input, unless it asks for absurd sizes."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import resource
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from google.protobuf.message import EncodeError
+
+from slipway.machine.threads import session_options
+from slipway.models.activations.inspection import GraphReport, InspectedValue
+from slipway.sizes import format_size
+from slipway.texts import one_line, printable, quoted
+from slipway_onnx_export.parity.ort_errors import ORT_ERRORS
+
+_SIZES = {"batch": 1, "sequence": 3, "past_sequence": 2, "total_sequence": 5, "encoder_sequence": 4}
+"""Sizes of the axes by the names of our own exports; total_sequence is past_sequence + sequence."""
+_PARTS = (("total", 5), ("past", 2), ("encoder", 4), ("sequence", 3), ("length", 3))
+"""Sizes of axes of other exporters, by a part of their names; the first that fits."""
+LARGEST_VALUE = 1 << 28
+"""Most bytes of one value, and of all inputs together."""
+_MOST_PORTS = 20_000
+
+
+def limit_memory(most: int) -> None:
+    """Limit the memory that this process may allocate from now on."""
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    with contextlib.suppress(ValueError, OSError):  # it already uses more
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+
+
+def run_once(model: onnx.ModelProto, path: Path, *, threads: int) -> GraphReport:
+    """Describe a graph's inputs and outputs, and run it once if its sizes are sane."""
+    stored = {tensor.name for tensor in model.graph.initializer}
+    inputs = [value for value in model.graph.input if value.name not in stored]
+    outputs = list(model.graph.output)
+    axes: dict[str, int] = {}
+    given = tuple(_declared(value, axes) for value in inputs[:_MOST_PORTS])
+    named = tuple(_declared(value, axes) for value in outputs[:_MOST_PORTS])
+    report = GraphReport(file=path.name, inputs=given, outputs=named)
+    why = _absurd(model, inputs, given, axes)
+    if why:
+        return report.model_copy(update={"not_run": why})
+    try:
+        session = onnxruntime.InferenceSession(str(path), session_options(threads), providers=["CPUExecutionProvider"])
+        feed = {value.name: _dummy(value, axes) for value in given}
+        found = session.run([value.name for value in named], feed)
+    except (*ORT_ERRORS, MemoryError, RuntimeError, ValueError) as error:
+        # An input that is a legal graph may still want other values than dummies: that says nothing about the contract.
+        return report.model_copy(
+            update={"not_run": f"onnxruntime cannot run it: {one_line(printable(str(error)))[:500]}"}
+        )
+    done = tuple(
+        value.model_copy(update={"found": tuple(array.shape), "found_dtype": str(array.dtype)})
+        if isinstance(array, np.ndarray)
+        else value
+        for value, array in zip(named, found, strict=True)
+    )
+    return report.model_copy(update={"outputs": done, "axes": axes, "ran": True})
+
+
+def _declared(value: onnx.ValueInfoProto, axes: dict[str, int]) -> InspectedValue:
+    kind = value.type.tensor_type
+    if not value.type.HasField("tensor_type"):
+        return InspectedValue(name=value.name, dtype=value.type.WhichOneof("value") or "unknown", shape=())
+    with contextlib.suppress(ValueError):
+        known = onnx.TensorProto.DataType.Name(kind.elem_type).lower()
+        shape: list[str | int] = []
+        for index, axis in enumerate(kind.shape.dim):
+            if axis.WhichOneof("value") == "dim_value":
+                shape.append(axis.dim_value)
+            else:
+                shape.append(axis.dim_param or f"{value.name}:{index}")
+        for name in (each for each in shape if isinstance(each, str)):
+            axes.setdefault(name, _size(name))
+        return InspectedValue(name=value.name, dtype=_DTYPES.get(known, known), shape=tuple(shape))
+    return InspectedValue(name=value.name, dtype="unknown", shape=())
+
+
+def _size(axis: str) -> int:
+    parts = [part.strip() for part in axis.split("+")]
+    if len(parts) > 1:
+        return sum(int(part) if part.isdecimal() and len(part) < 4 else _size(part) for part in parts[:8])
+    if axis in _SIZES:
+        return _SIZES[axis]
+    return next((size for part, size in _PARTS if part in axis.lower()), 1)
+
+
+def _shape(value: InspectedValue, axes: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(axes[axis] if isinstance(axis, str) else axis for axis in value.shape)
+
+
+def _absurd(
+    model: onnx.ModelProto, inputs: Iterable[Any], given: tuple[InspectedValue, ...], axes: Mapping[str, int]
+) -> str:
+    """Say which value a run would make too large; empty if none is known."""
+    total = 0
+    for value in given:
+        if value.dtype not in _NUMPY:
+            return f"its input {quoted(value.name)} has the type {value.dtype}, for which there is no dummy value"
+        shape = _shape(value, axes)
+        total += math.prod(shape) * np.dtype(_NUMPY[value.dtype]).itemsize
+        if min(shape, default=0) < 0 or total > LARGEST_VALUE:
+            return f"its input {quoted(value.name)} of the shape {list(shape)} would need {_bytes(total)}"
+    return _absurd_inside(model, inputs, axes)
+
+
+def _absurd_inside(model: onnx.ModelProto, inputs: Iterable[Any], axes: Mapping[str, int]) -> str:
+    """Infer the sizes of all values for the dummy input; an operator that ONNX does not know ends the inference there."""
+    for value in inputs:
+        for axis in value.type.tensor_type.shape.dim:
+            if axis.dim_param in axes:
+                axis.dim_value = axes[axis.dim_param]
+    try:
+        known = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    except (onnx.shape_inference.InferenceError, EncodeError, ValueError, MemoryError, RuntimeError):
+        return ""  # the runtime's own checks decide; the process's memory is limited
+    for value in (*known.graph.value_info, *known.graph.output):
+        count = math.prod(max(axis.dim_value, 0) or 1 for axis in value.type.tensor_type.shape.dim)
+        if count > LARGEST_VALUE:
+            return f"its value {quoted(value.name)} would have {count} elements"
+    return ""
+
+
+def _bytes(count: int) -> str:
+    return format_size(count) if count < 1 << 62 else "more bytes than any machine has"
+
+
+def _dummy(value: InspectedValue, axes: Mapping[str, int]) -> Any:
+    """Return zeros, and ones for a mask."""
+    make = np.ones if value.name.endswith("mask") else np.zeros
+    return make(_shape(value, axes), dtype=_NUMPY[value.dtype])
+
+
+_DTYPES = {"float": "float32", "double": "float64"}
+_NUMPY = {
+    name: name
+    for name in (
+        *("float32", "float64", "float16", "int64", "int32", "int16", "int8", "bool"),
+        *("uint8", "uint16", "uint32", "uint64"),
+    )
+}

@@ -1,0 +1,125 @@
+"""Compare a graph's activations with those that hooks record in transformers, in the conversations of the parity check."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from slipway.errors import ONNXExportError
+from slipway.models.activations.request import activation_name
+from slipway_onnx_export.activations.recording import Wanted, places_of, recording
+from slipway_onnx_export.parity.rows import Array, Conversation, Session, largest_difference
+
+_MOST_TOKENS = 64
+"""Activations of longer calls are not kept: those of attention grow with the square of the tokens."""
+
+
+@dataclass
+class Watch:
+    """The largest differences of activations over all conversations.
+
+    Attributes:
+        wanted: Kind and layer of each.
+        diffs: Largest difference by name.
+        scales: Largest absolute reference value by name, at least 1.
+    """
+
+    wanted: Wanted
+    diffs: dict[str, float] = field(default_factory=dict)
+    scales: dict[str, float] = field(default_factory=dict)
+
+    def of(self, conversation: Conversation) -> Conversation:
+        """Return the conversation, which now compares activations too."""
+        return _Watched(conversation, self) if self.wanted else conversation
+
+    def judge(self, tolerance: float) -> float | None:
+        """Return the largest relative difference; None if nothing is watched.
+
+        Raises:
+            ONNXExportError: ``EXPORT_PARITY_FAILED``: it is above the tolerance, or an activation was never compared.
+        """
+        if not self.wanted:
+            return None
+        names = [activation_name(kind, layer) for kind, layer in self.wanted]
+        relative = {name: self.diffs.get(name, float("inf")) / self.scales.get(name, 1.0) for name in names}
+        worst = max(names, key=lambda name: relative[name])
+        if relative[worst] > tolerance:
+            raise ONNXExportError(
+                f"the activations {worst} differ from PyTorch's by {relative[worst]:.3g} of their largest value, "
+                f"and {tolerance:.3g} is allowed",
+                reason="EXPORT_PARITY_FAILED",
+                remedy="use another engine",
+                about={"output": worst, "max_abs_diff": self.diffs.get(worst), "allowed": tolerance},
+            )
+        return relative[worst]
+
+    def compare(self, name: str, found: Array | None, reference: Array, mask: Array) -> None:
+        """Note the difference at tokens that are not padding. mask: (batch, new)."""
+        diff = float("inf")
+        if found is not None and found.shape == reference.shape:
+            diff = largest_difference(_real(found, mask), _real(reference, mask))
+        self.diffs[name] = max(self.diffs.get(name, 0.0), diff)
+        self.scales[name] = max(self.scales.get(name, 1.0), float(np.abs(_real(reference, mask)).max(initial=0.0)))
+
+
+@dataclass
+class _Watched:
+    """A conversation with activations; see :class:`slipway_onnx_export.parity.rows.Conversation`."""
+
+    inner: Conversation
+    watch: Watch
+    expected: list[dict[str, Array]] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    @property
+    def calls(self) -> int:
+        return self.inner.calls
+
+    def reference(self, model: Any) -> Iterator[Array]:
+        with recording(places_of(model, self.watch.wanted)) as found:
+            for result in self.inner.reference(model):
+                short = all(values[0].shape[-2] <= _MOST_TOKENS for values in found.values())
+                self.expected.append({name: values[0].numpy() for name, values in found.items()} if short else {})
+                found.clear()
+                yield result
+
+    def exported(self, sessions: Mapping[str, Session]) -> Iterator[Array]:
+        watched = {name: _Seen(session) for name, session in sessions.items()}
+        seen = watched["model"]
+        for index, result in enumerate(self.inner.exported(watched)):
+            for name, reference in self.expected[index].items():
+                found = seen.found.get(name)
+                rows, new = seen.mask.shape
+                whole = reference.reshape(rows, new, -1) if reference.ndim == 2 else reference
+                self.watch.compare(name, found, whole, seen.mask)
+            yield result
+
+
+class _Seen:
+    """A session that keeps what its last call was given and returned."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.found: Mapping[str, Array] = {}
+        self.mask: Array = np.ones((0, 0), bool)
+
+    def run(self, feed: dict[str, Array]) -> dict[str, Array]:
+        self.found = found = self._session.run(feed)
+        self.mask = feed["attention_mask"][:, -feed["input_ids"].shape[1] :].astype(bool)
+        return dict(found)
+
+    def empty_past(self, *, batch: int) -> dict[str, Array]:
+        return self._session.empty_past(batch=batch)
+
+
+def _real(value: Array, mask: Array) -> Array:
+    """Select the rows of tokens that are not padding; attention weights have one for each query in each head."""
+    by_token = value.transpose(0, 2, 1, 3) if value.ndim == 4 else value
+    kept: Array = by_token[mask]
+    return kept

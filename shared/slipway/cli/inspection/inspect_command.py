@@ -1,0 +1,72 @@
+"""``slipway inspect``: run a graph once in a process of its own, and compare it with its contract."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from slipway.cli.options import Debug, Json, examples
+
+if TYPE_CHECKING:
+    from slipway.models.activations.contract import ActivationContract
+
+INSPECT_EXAMPLES = examples(
+    "slipway inspect exported/qwen3/FORMAT", "slipway inspect GRAPH --contract activations.json --json"
+)
+_SECONDS = 300.0
+
+
+def inspect(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="File of a graph, or a folder of graphs.")],
+    contract: Annotated[
+        Path | None,
+        typer.Option(
+            "--contract", metavar="FILE", help="Contract to compare with; by default activations.json beside the graph."
+        ),
+    ] = None,
+    timeout: Annotated[float, typer.Option("--timeout", min=1, max=86_400, help="Longest run, in seconds.")] = _SECONDS,
+    as_json: Json = False,
+    debug: Debug = False,  # noqa: ARG001 - read by the boundary
+) -> None:
+    """Run a graph once on dummy input; show its inputs and outputs, and compare them with its contract of activations.
+
+    Exit codes: 4 the contract is broken · 6 the graph was not run · 3 the file is not a valid graph or contract.
+    """
+    from slipway.cli.inspection.graphs_view import graph_tables
+    from slipway.cli.inspection.inspecting import inspect_graphs
+    from slipway.cli.terminal.console import answers, print_json, show
+    from slipway.reasons import REASONS
+
+    agreed = _contract(model, contract)
+    found = inspect_graphs(model, timeout=timeout)
+    breaches: list[str] = []
+    if agreed is not None:
+        graphs = [graph for graph in found.graphs if model.is_file() or graph.file == agreed.file]
+        breaches = [text for graph in graphs for text in graph.breaches(agreed)]
+        if not graphs:
+            breaches = [f"there is no {agreed.file}, which the contract describes"]
+    reason = "CONTRACT_BROKEN" if breaches else "" if all(graph.ran for graph in found.graphs) else "GRAPH_NOT_RUN"
+    compared = "none" if agreed is None else "broken" if breaches else "not run" if reason else "kept"
+    if as_json:
+        document = {"contract": compared, "breaches": breaches, "reason": reason}
+        print_json({**found.model_dump(mode="json"), **document})
+    else:
+        for graph in found.graphs:
+            show(*graph_tables(graph))
+        for text in breaches:
+            answers.print(text, soft_wrap=True, highlight=False, style="red")
+        answers.print(f"contract: {compared}" if agreed else "no contract beside the graph", highlight=False)
+    if reason:
+        raise typer.Exit(REASONS[reason].category.exit_code)
+
+
+def _contract(model: Path, given: Path | None) -> ActivationContract | None:
+    """Read the contract; None if none is given and none lies beside the graph."""
+    import os
+
+    from slipway.models.activations.contract import CONTRACT, read_contract
+
+    path = given or (model if model.is_dir() else model.parent) / CONTRACT
+    return read_contract(path) if given is not None or os.path.lexists(path) else None
