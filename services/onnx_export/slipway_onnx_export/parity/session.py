@@ -11,7 +11,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 from slipway.errors import ONNXExportError
 from slipway.machine.threads import session_options
 from slipway.models.families import DECODER, SEQUENCE_CLASSIFIER, Family
-from slipway.models.fixed_graph import FixedGraph
+from slipway.models.graphs.fixed_graph import FixedGraph
 from slipway_onnx_export.parity.rows import Array
 
 # onnxruntime's exceptions have no common base class but Exception.

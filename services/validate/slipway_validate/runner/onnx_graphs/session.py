@@ -13,7 +13,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from slipway.machine.threads import session_options
 from slipway.models.dtypes import DTYPES, numpy_dtypes
-from slipway.models.fixed_graph import FixedGraph, TooLongError
+from slipway.models.graphs.fixed_graph import FixedGraph, TooLongError
 from slipway.validation.speed import Engine
 from slipway_validate.runner.model import Bounds, LanguageModel, NotRunnable, Unusable
 

@@ -1,0 +1,1 @@
+"""What graphs of exported models share, whoever makes or runs them."""
