@@ -29,7 +29,7 @@ def correct(family: Callable[[str], Path], tmp_path_factory: pytest.TempPathFact
     from slipway_onnx_export.stage import STAGE
 
     context = Context(workdir=tmp_path_factory.mktemp("correct"))
-    params = OnnxExportParams(optimize_graph=False, parity="never", engine="mobius")
+    params = OnnxExportParams(optimization="basic", parity="never", engine="mobius")
     return Exported(STAGE.run({"pytorch": family("qwen3-tied")}, params, context)["onnx"], context.facts)
 
 
@@ -196,7 +196,9 @@ FAULTS: dict[str, list[Callable[[Any, Path], None]]] = {
 
 
 @pytest.mark.parametrize(
-    ("check", "fault"), [(check, fault) for check, faults in FAULTS.items() for fault in faults], ids=str
+    ("check", "fault"),
+    [(check, fault) for check, faults in FAULTS.items() for fault in faults],
+    ids=lambda value: value if isinstance(value, str) else value.__name__.strip("_"),
 )
 def test_a_planted_fault(correct: Exported, tmp_path: Path, check: str, fault: Callable[[Any, Path], None]) -> None:
     error = refused(edited(correct, tmp_path / "copy", fault))

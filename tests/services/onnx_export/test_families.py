@@ -81,7 +81,7 @@ def test_models_that_read_a_text_in_one_call(
         assert np.abs(value[kept] - reference[kept]).max() < LIMIT
 
 
-@pytest.mark.parametrize("params", [{}, pytest.param(LEGACY, marks=SLOW)], ids=["dynamo", "legacy"])
+@pytest.mark.parametrize("params", [pytest.param({}, marks=SLOW), LEGACY], ids=["dynamo", "legacy"])
 @pytest.mark.parametrize("name", PAIRS)
 def test_encoder_decoders_over_ten_steps(
     tmp_path: Path, export: Callable[..., Exported], name: str, params: dict[str, Any]
@@ -149,7 +149,7 @@ def test_a_weight_of_both_graphs_is_stored_once(tmp_path: Path, export: Callable
     import onnx
 
     source = make_family_model("bart", tmp_path / "model")
-    exported = export(source, parity="never")
+    exported = export(source, parity="never", **LEGACY)
     places = [
         {entry.key: entry.value for entry in tensor.external_data}["location"]
         for name in ("encoder_model.onnx", "decoder_model.onnx")
@@ -177,7 +177,7 @@ def test_a_lost_weight_is_named(tmp_path: Path, export: Callable[..., Exported])
     ["bert-classes", *(pytest.param(name, marks=SLOW) for name in ("marian", "bert-tokens", "roberta-questions"))],
 )
 def test_the_folder_s_example_runs(tmp_path: Path, export: Callable[..., Exported], name: str) -> None:
-    exported = export(make_family_model(name, tmp_path / "model"), parity="never")
+    exported = export(make_family_model(name, tmp_path / "model"), parity="never", **LEGACY)
     done = subprocess.run(
         [sys.executable, "-P", exported.folder / "example.py", "a house by the sea"], capture_output=True, text=True
     )

@@ -70,7 +70,7 @@ class FamilyRuns:
     def cell(self, engine: str, opset: int) -> Result:
         """Export in both batch forms, with the recovery that the rules of the stage prescribe."""
         forms = [
-            self._recovered({"engine": engine, "opset": opset, "dynamic_axes": dynamic}) for dynamic in (True, False)
+            self._recovered({"engine": engine, "opset": opset, "shapes": shapes}) for shapes in ("dynamic", "batch")
         ]
         assert forms[0]["attempts"] == forms[1]["attempts"], "both batch forms end alike"
         differences = [form.pop("difference") for form in forms]

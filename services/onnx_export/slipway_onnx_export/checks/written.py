@@ -91,7 +91,7 @@ class Written:
             elif value.name.endswith("mask"):
                 feed[value.name] = np.ones(shape, np.int64)
             elif value.name == "position_ids":
-                feed[value.name] = np.broadcast_to(np.arange(past, past + new), shape).copy()
+                feed[value.name] = np.broadcast_to(np.arange(past, past + shape[-1]), shape).copy()
             elif value.name == "token_type_ids":
                 feed[value.name] = np.zeros(shape, np.int64)
             else:

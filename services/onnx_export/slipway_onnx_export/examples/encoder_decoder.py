@@ -94,7 +94,7 @@ def tokenizer() -> tuple[Any, Any]:
         return lambda text: fast.encode(text).ids, fast.decode
     from transformers import AutoTokenizer
 
-    slow = AutoTokenizer.from_pretrained(HERE)
+    slow = AutoTokenizer.from_pretrained(HERE, trust_remote_code=False)
     return lambda text: slow(text)["input_ids"], lambda tokens: slow.decode(tokens, skip_special_tokens=True)
 
 

@@ -105,10 +105,10 @@ def main() -> None:
     parser.add_argument("file", nargs="?", type=Path)
     parser.add_argument("--max-new-tokens", type=int, default=100)
     args = parser.parse_args()
-    extractor = AutoFeatureExtractor.from_pretrained(HERE)
+    extractor = AutoFeatureExtractor.from_pretrained(HERE, trust_remote_code=False)
     sound = read_sound(args.file, extractor.sampling_rate)
     features = extractor(sound, sampling_rate=extractor.sampling_rate, return_tensors="np")["input_features"]
-    tokenizer = AutoTokenizer.from_pretrained(HERE)
+    tokenizer = AutoTokenizer.from_pretrained(HERE, trust_remote_code=False)
     print(tokenizer.decode(generate(features, max_new_tokens=args.max_new_tokens), skip_special_tokens=True))
 
 
