@@ -224,6 +224,7 @@ class TestAsAStage:
         params = ValidateParams(**{**PARAMS, **more})
         return ValidationReport.read(STAGE.run({**inputs, "heldout": held_out}, params, context)["validation"])
 
+    @pytest.mark.slow  # the export of Marian by the command shows the same
     def test_marian(self, tmp_path: Path, context: Context) -> None:
         model = judged_families.make("marian", tmp_path / "marian")
         outputs = {
