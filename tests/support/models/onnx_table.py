@@ -214,7 +214,7 @@ def _letter(engine: str, result: Result | None) -> str:
 def _recovery(result: Result, legend: dict[str, str]) -> str:
     engines, rules = result["attempts"][::2], result["attempts"][1::2]
     path = "→".join(LETTERS[engine] for engine in engines)
-    mark = legend.setdefault(", ".join(f"`{rule}`" for rule in rules), f"[{len(legend) + 1}]")
+    mark = legend.setdefault(", ".join(f"`{rule}`" for rule in rules), f"({chr(ord('a') + len(legend))})")
     return f"{path} at {result['opset']} {mark}"
 
 
