@@ -107,6 +107,10 @@ def _time(value: str) -> float:
         raise _invalid(value, "takes times like 2026-11-21T08:00:00Z") from error
 
 
+_LONGEST_TOKEN = 4096
+"""Characters of a page token, far more than one that was made here has."""
+
+
 def page_token(last: tuple[float, str], *, query: tuple[str, str]) -> str:
     """Return the token of the next page, which begins after the item with this creation time and name."""
     return base64.urlsafe_b64encode(json.dumps([*last, _fingerprint(query)]).encode()).decode()
@@ -120,6 +124,8 @@ def page_start(token: str, *, query: tuple[str, str]) -> tuple[float, str] | Non
     """
     if not token:
         return None
+    if len(token) > _LONGEST_TOKEN:
+        raise _invalid_token(token)
     try:
         found = parse_json(base64.b64decode(token.encode(), altchars=b"-_", validate=True))
     except ValueError as error:

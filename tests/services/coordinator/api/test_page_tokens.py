@@ -27,3 +27,10 @@ def test_page_tokens(text: str) -> None:
     elif found is not None:
         assert isinstance(found[0], float)
         found[1].encode()
+
+
+def test_a_token_longer_than_any_is_not_read() -> None:
+    last = base64.b64encode(json.dumps([0.0, "a", FINGERPRINT, *[[]] * 2_000_000]).encode()).decode()
+    found = answer(lambda: page_start(last, query=QUERY), seconds=0.2, megabytes=10)
+    assert isinstance(found, ModelExportError)
+    assert found.reason == "REQUEST_INVALID"
