@@ -34,7 +34,16 @@ def slipway_fp32(base: Path, out: Path) -> list[list[str | Path]]:
 
 def slipway_int4(base: Path, out: Path) -> list[list[str | Path]]:
     """The same, and the stage that quantizes its graph."""
-    words = ["stage", "quantize", "--input", f"model={out / 'onnx'}", "--param", "format=onnx", "--param", "level=int4"]
+    words = [
+        "stage",
+        "quantize",
+        "--input",
+        f"model={out / 'onnx' / 'onnx'}",
+        "--param",
+        "format=onnx",
+        "--param",
+        "level=int4",
+    ]
     return [*slipway_fp32(base, out), [BIN / "slipway", *words, "--param", "check=false", "--out", out / "int4"]]
 
 
