@@ -11,7 +11,7 @@ from onnx.reference import ReferenceEvaluator
 
 from slipway_onnx_export.checks.written import FaultError, NotRunError, Written
 from slipway_onnx_export.interface import PAST, Component
-from slipway_onnx_export.parity.session import ORT_ERRORS
+from slipway_onnx_export.parity.ort_errors import ORT_ERRORS
 
 _TOLERANCE = 1e-3
 

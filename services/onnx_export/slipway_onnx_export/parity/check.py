@@ -20,8 +20,9 @@ from slipway_onnx_export.forms.shapes import room_of
 from slipway_onnx_export.interface import PAST, SEQUENCE
 from slipway_onnx_export.parity.activations import Watch
 from slipway_onnx_export.parity.conversations import conversations_of
+from slipway_onnx_export.parity.ort_errors import ORT_ERRORS
 from slipway_onnx_export.parity.rows import Array, Conversation, Session, largest_difference
-from slipway_onnx_export.parity.session import ORT_ERRORS, OrtSession
+from slipway_onnx_export.parity.session import OrtSession
 from slipway_onnx_export.parity.texts import texts_of
 from slipway_onnx_export.parity.translations import translations_of
 from slipway_onnx_export.source import ModelSource

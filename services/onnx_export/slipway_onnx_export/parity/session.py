@@ -6,25 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime
-from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from slipway.errors import ONNXExportError
 from slipway.machine.threads import session_options
 from slipway.models.families import DECODER, SEQUENCE_CLASSIFIER, Family
 from slipway.models.graphs.fixed_graph import FixedGraph
+from slipway_onnx_export.parity.ort_errors import ORT_ERRORS
 from slipway_onnx_export.parity.rows import Array
 
-# onnxruntime's exceptions have no common base class but Exception.
-ORT_ERRORS = (
-    ort_errors.EPFail,
-    ort_errors.Fail,
-    ort_errors.InvalidArgument,
-    ort_errors.InvalidGraph,
-    ort_errors.InvalidProtobuf,
-    ort_errors.NoSuchFile,
-    ort_errors.NotImplemented,
-    ort_errors.RuntimeException,
-)
 _TOKENS, _POSITIONS = "past_key_values.tokens", "past_key_values.positions"
 """What stands for the cache of a graph without one: the tokens so far, and their positions."""
 
