@@ -12,20 +12,16 @@ from typing import Any
 
 import pytest
 
-from slipway.errors import ConfigurationError, Failure
+from slipway.errors import ConfigurationError
 from slipway.reasons import REASONS
 from slipway.registry import known_stage, load_stage
 from slipway_coordinator.model.records import AttemptRecord, Resources
-from slipway_coordinator.model.recovery import NextAttempt, choose_profile, recover, with_guidance
+from slipway_coordinator.model.recovery import choose_profile, recover, with_guidance
 from slipway_coordinator.model.rules import Profile, Rule, default_rules, load_rules
 from slipway_coordinator.model.states import TaskState
-from slipway_onnx_export.opsets import ENGINE_OPSETS
+from support.coordinators.attempts import START, chain, failure, names
 
 STAGES = ("merge", "quantize", "onnx_export", "tensorrt_build", "validate")
-START: dict[str, dict[str, Any]] = {
-    "onnx_export": {"engine": "auto", "opset": None},
-    "quantize": {"format": "onnx", "level": "int4", "group_size": 128},
-}
 
 ABOUT: tuple[dict[str, str], ...] = (
     {},
@@ -35,61 +31,6 @@ ABOUT: tuple[dict[str, str], ...] = (
     {"since": "17"},
 )
 """What failed attempts of the ONNX export know."""
-
-
-def failure(reason: str, **about: str) -> Failure:
-    return Failure(reason=reason, message="it failed", about=about)
-
-
-def chain(
-    stage: str,
-    reasons: list[str],
-    profile: Profile,
-    params: dict[str, Any],
-    limit: int = 10,
-    *,
-    alone: bool = False,
-    about: dict[str, str] | None = None,
-) -> list[NextAttempt]:
-    """The attempts that follow when attempts fail with these reasons, the last one for ever.
-
-    Failures of the ONNX export name their engine, unless ``about`` is empty.
-    """
-    history = [AttemptRecord(number=1, state=TaskState.FAILED, params=params)]
-    following: list[NextAttempt] = []
-    for reason in itertools.chain(reasons, itertools.repeat(reasons[-1])):
-        said = {"group_size": str(history[-1].params["group_size"])} if stage == "quantize" else dict(about or {})
-        if stage == "onnx_export" and about:
-            engine = history[-1].params["engine"]
-            said["engine"] = "mobius" if engine == "auto" else engine
-        history[-1] = history[-1].model_copy(update={"failure": failure(reason, **said)})
-        found = recover(
-            failure(reason, **said),
-            stage,
-            params=history[-1].params,
-            history=history,
-            profile=profile,
-            facts={},
-            max_attempts=limit,
-            alone=alone,
-        )
-        if found is None:
-            return following
-        following.append(found)
-        history.append(
-            AttemptRecord(
-                number=len(history) + 1,
-                state=TaskState.FAILED,
-                params=found.params,
-                resources=found.resources,
-                rule=found.rule,
-            )
-        )
-    raise AssertionError
-
-
-def names(attempts: list[NextAttempt]) -> list[str]:
-    return [attempt.rule for attempt in attempts]
 
 
 @pytest.mark.parametrize("rule", default_rules().rules, ids=lambda rule: rule.name)
@@ -125,118 +66,6 @@ def test_parameters_a_rule_sets_are_valid_for_its_stages(rule: Rule) -> None:
 def test_attempts_end_by_themselves(stage: str, profile: Profile) -> None:
     for reason in sorted(REASONS):
         assert len(chain(stage, [reason], profile, START.get(stage, {}), limit=100)) < 8, reason
-
-
-def test_an_old_opset_is_written_by_the_legacy_tracer_or_raised_with_a_warning() -> None:
-    start = {"engine": "mobius", "opset": 14}
-    found = chain("onnx_export", ["OPSET_UNSUPPORTED", "UNORDERED_MAP"], Profile.BALANCED, start)
-    assert [(a.params["engine"], a.params["opset"], bool(a.warning)) for a in found[:2]] == [
-        ("legacy", 14, False),
-        ("dynamo", 18, True),
-    ]
-
-
-def test_a_graph_of_an_old_opset_that_is_not_right_is_traced_at_that_opset() -> None:
-    found = chain("onnx_export", ["EXPORT_PARITY_FAILED"], Profile.BALANCED, {"engine": "mobius", "opset": 15})
-    assert [(a.params["engine"], a.params["opset"]) for a in found[:2]] == [("legacy", 15), ("dynamo", 18)]
-
-
-def test_an_opset_between_is_written_by_the_capturing_engine() -> None:
-    found = chain("onnx_export", ["OPSET_UNSUPPORTED"], Profile.BALANCED, {"engine": "mobius", "opset": 20})
-    assert found[0].params == {"engine": "dynamo", "opset": 20}
-
-
-def test_an_opset_nobody_writes_is_replaced_with_a_warning() -> None:
-    found = chain("onnx_export", ["OPSET_UNSUPPORTED"], Profile.BALANCED, {"engine": "mobius", "opset": 26})
-    assert found[0].params["opset"] is None
-    assert found[0].warning
-
-
-def test_every_engine_gets_its_turn_and_none_twice() -> None:
-    found = chain("onnx_export", ["EXPORT_PARITY_FAILED"], Profile.BALANCED, {"engine": "mobius", "opset": None})
-    assert [attempt.params["engine"] for attempt in found[:2]] == ["dynamo", "legacy"]
-    tried = [tuple(sorted((k, str(v)) for k, v in attempt.params.items())) for attempt in found]
-    assert len(set(tried)) == len(tried)
-
-
-def ran(params: dict[str, Any], *, built: bool) -> str:
-    """The engine of an attempt: for ``auto`` as the stage chooses it, for a decoder that mobius builds or another model."""
-    if params["engine"] != "auto":
-        return str(params["engine"])
-    if built:
-        return "mobius"
-    return "legacy" if params["opset"] in ENGINE_OPSETS["legacy"] else "dynamo"
-
-
-ENGINE_FAILURES = ("EXPORT_ENGINE_FAILED", "EXPORT_ENGINE_UNSUPPORTED", "EXPORT_PARITY_FAILED")
-
-
-@pytest.mark.parametrize("reason", ENGINE_FAILURES)
-@pytest.mark.parametrize(
-    ("built", "opset", "first"),
-    [
-        (True, None, ("mobius", None)),
-        (True, 20, ("mobius", 20)),
-        (True, 15, ("mobius", 15)),
-        (False, None, ("dynamo", None)),
-        (False, 20, ("dynamo", 20)),
-        (False, 15, ("legacy", 15)),
-    ],
-)
-def test_after_the_chosen_engine_each_other_one_runs(
-    reason: str, built: bool, opset: int | None, first: tuple[str, int | None]
-) -> None:
-    found = chosen(reason, built=built, opset=opset)
-    assert found[0] == first
-    assert {"dynamo", "legacy"} <= {engine for engine, _ in found}
-
-
-@pytest.mark.parametrize("built", [True, False])
-@pytest.mark.parametrize("opset", [8, 26, 13])
-def test_an_opset_that_the_chosen_engine_does_not_write(built: bool, opset: int) -> None:
-    found = chosen("OPSET_UNSUPPORTED", built=built, opset=opset, until_written=True)
-    assert found[0] == ("mobius" if built else "dynamo", opset)
-    if opset == 26:
-        assert found[-1] == ("mobius" if built else "dynamo", None)
-    else:
-        assert found[-1] == ("mobius" if built else "legacy", 14)
-    assert len(found) <= 3
-
-
-def test_what_only_the_legacy_tracer_says_leads_to_capture() -> None:
-    legacy, capture = ("legacy", 14), ("dynamo", 18)
-    assert chosen("UNORDERED_MAP", built=False, opset=14)[:2] == [legacy, capture]
-    assert chosen("TRACER_WARNING", built=False, opset=14)[:3] == [
-        legacy,
-        legacy,
-        capture,
-    ]  # first it may be proven harmless
-
-
-def chosen(reason: str, *, built: bool, opset: int | None, until_written: bool = False) -> list[tuple[str, int | None]]:
-    """Engine and opset of every attempt of an export that begins with ``auto``, if each fails for this reason."""
-    params: dict[str, Any] = {"engine": "auto", "opset": opset}
-    history: list[AttemptRecord] = []
-    found: list[tuple[str, int | None]] = []
-    rule = ""
-    while True:
-        engine = ran(params, built=built)
-        found.append((engine, params["opset"]))
-        if until_written and (params["opset"] is None or params["opset"] in ENGINE_OPSETS[engine]):
-            return found
-        history.append(AttemptRecord(number=len(found), state=TaskState.FAILED, params=params, rule=rule))
-        following = recover(
-            failure(reason, engine=engine),
-            "onnx_export",
-            params=params,
-            history=history,
-            profile=Profile.BALANCED,
-            facts={},
-            max_attempts=20,
-        )
-        if following is None:
-            return found
-        params, rule = following.params, following.rule
 
 
 def test_profiles_differ() -> None:
@@ -457,84 +286,3 @@ def test_rules_of_a_stage_with_a_mistake_are_refused(stage_with_rules: Path, tex
 def test_a_model_of_another_kind_is_not_tried_again() -> None:
     for profile in Profile:
         assert chain("onnx_export", ["FAMILY_UNSUPPORTED"], profile, START["onnx_export"]) == []
-
-
-def onnx_chain(
-    reasons: list[str], params: dict[str, Any] | None = None, limit: int = 5, **about: str
-) -> list[dict[str, Any]]:
-    """The changed parameters of each attempt that follows."""
-    start = {"engine": "auto", "opset": None, **(params or {})}
-    found = chain("onnx_export", reasons, Profile.BALANCED, start, limit, about={"family": "decoder", **about})
-    before, changes = start, []
-    for attempt in found:
-        changes.append({name: value for name, value in attempt.params.items() if before.get(name) != value})
-        before = attempt.params
-    return changes
-
-
-def test_an_opset_is_replaced_by_the_nearest_that_an_engine_writes() -> None:
-    assert onnx_chain(["OPSET_UNSUPPORTED"], {"opset": 11}, limit=2) == [{"opset": 14}]
-    assert onnx_chain(["OPSET_UNSUPPORTED"], {"opset": 26}, limit=2) == [{"opset": None}]
-    assert onnx_chain(["OPSET_UNSUPPORTED"], {"engine": "legacy", "opset": 21}, limit=2) == [{"engine": "dynamo"}]
-
-
-def test_a_tracer_warning_is_proven_harmless_or_cured() -> None:
-    first, second = onnx_chain(["TRACER_WARNING", "EXPORT_PARITY_FAILED"], {"engine": "legacy", "opset": 14}, limit=3)
-    assert first == {"tracer_warnings": "prove"}
-    assert second == {"engine": "dynamo", "opset": 18, "tracer_warnings": "refuse"}
-    without = onnx_chain(["TRACER_WARNING"], {"engine": "legacy", "opset": 14, "parity": "never"}, limit=2)
-    assert without == [{"engine": "dynamo", "opset": 18, "tracer_warnings": "refuse"}]
-
-
-def test_an_axis_that_is_fixed_leads_to_eager_then_legacy_then_static_shapes() -> None:
-    reasons = ["DYNAMIC_SHAPE", "DYNAMIC_SHAPE", "EXPORT_PARITY_FAILED"]
-    eager, legacy, static = onnx_chain(
-        reasons, {"engine": "dynamo", "opset": 20}, limit=4, kind="axis", attention="sdpa"
-    )
-    assert eager == {"attention": "eager"}
-    assert legacy["engine"] == "legacy"
-    assert (static["shapes"], static["engine"], static["opset"]) == ("static", "dynamo", 20)
-
-
-def test_code_that_branches_on_values_is_not_tried_with_fixed_shapes() -> None:
-    reasons = ["DYNAMIC_SHAPE", "TRACER_WARNING", "EXPORT_PARITY_FAILED"]
-    found = onnx_chain(reasons, {"engine": "dynamo"}, limit=9, kind="data", attention="sdpa")
-    assert [change.get("engine", "") for change in found] == ["legacy", ""]
-    assert found[1] == {"tracer_warnings": "prove"}
-
-
-def test_an_operator_that_no_engine_writes_is_asked_of_each_once() -> None:
-    assert [change["engine"] for change in onnx_chain(["OPERATOR_UNSUPPORTED"], {"engine": "dynamo"})] == ["legacy"]
-    old = onnx_chain(["OPERATOR_UNSUPPORTED"], {"engine": "legacy", "opset": 14})
-    assert [(change["engine"], change["opset"]) for change in old] == [("dynamo", 18)]
-    newer = onnx_chain(["OPERATOR_UNSUPPORTED"], {"engine": "legacy", "opset": 14}, since="16")
-    assert newer[0] == {"opset": 17}
-
-
-def test_a_decoder_with_an_encoder_gets_fixed_shapes_only_without_its_cache() -> None:
-    found = onnx_chain(
-        ["DYNAMIC_SHAPE", "EXPORT_PARITY_FAILED"], {"engine": "dynamo"}, kind="axis", attention="eager",
-        family="encoder-decoder",
-    )  # fmt: skip
-    assert found[1]["shapes"] == "static"
-    assert found[1]["cache"] is False
-
-
-def test_steps_name_the_operator_or_line_at_fault_and_leave_out_what_is_unknown() -> None:
-    about = {"operator": "aten::special_bessel_j0", "file": "modeling_x.py", "line": "7", "code": "return bessel(x)"}
-    steps = with_guidance(failure("OPERATOR_UNSUPPORTED", **about), "onnx_export", attempts=2).about["guidance"]
-    assert "aten::special_bessel_j0" in steps
-    assert "modeling_x.py, line 7: return bessel(x)" in steps
-    less = with_guidance(failure("OPERATOR_UNSUPPORTED", operator="x"), "onnx_export", attempts=2).about["guidance"]
-    assert "line" not in less
-    assert "{" not in less
-
-
-def test_a_warning_about_what_a_later_attempt_takes_back_is_withdrawn() -> None:
-    reasons = ["DYNAMIC_SHAPE", "EXPORT_PARITY_FAILED"]
-    start = {"engine": "dynamo", "opset": 20}
-    about = {"kind": "axis", "attention": "eager", "family": "decoder"}
-    legacy, static = chain("onnx_export", reasons, Profile.BALANCED, start, 3, about=about)
-    assert "made by the legacy tracer" in legacy.warning
-    assert (legacy.withdrawn, static.withdrawn) == ((), (legacy.warning,))
-    assert "fixed shapes" in static.warning

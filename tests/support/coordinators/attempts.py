@@ -1,0 +1,72 @@
+"""The attempts that follow failures of a task, by the rules of the table."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from slipway.errors import Failure
+from slipway_coordinator.model.records import AttemptRecord
+from slipway_coordinator.model.recovery import NextAttempt, recover
+from slipway_coordinator.model.rules import Profile
+from slipway_coordinator.model.states import TaskState
+
+START: dict[str, dict[str, Any]] = {
+    "onnx_export": {"engine": "auto", "opset": None},
+    "quantize": {"format": "onnx", "level": "int4", "group_size": 128},
+}
+
+
+def failure(reason: str, **about: str) -> Failure:
+    return Failure(reason=reason, message="it failed", about=about)
+
+
+def chain(
+    stage: str,
+    reasons: list[str],
+    profile: Profile,
+    params: dict[str, Any],
+    limit: int = 10,
+    *,
+    alone: bool = False,
+    about: dict[str, str] | None = None,
+) -> list[NextAttempt]:
+    """The attempts that follow when attempts fail with these reasons, the last one for ever.
+
+    Failures of the ONNX export name their engine, unless ``about`` is empty.
+    """
+    history = [AttemptRecord(number=1, state=TaskState.FAILED, params=params)]
+    following: list[NextAttempt] = []
+    for reason in itertools.chain(reasons, itertools.repeat(reasons[-1])):
+        said = {"group_size": str(history[-1].params["group_size"])} if stage == "quantize" else dict(about or {})
+        if stage == "onnx_export" and about:
+            engine = history[-1].params["engine"]
+            said["engine"] = "mobius" if engine == "auto" else engine
+        history[-1] = history[-1].model_copy(update={"failure": failure(reason, **said)})
+        found = recover(
+            failure(reason, **said),
+            stage,
+            params=history[-1].params,
+            history=history,
+            profile=profile,
+            facts={},
+            max_attempts=limit,
+            alone=alone,
+        )
+        if found is None:
+            return following
+        following.append(found)
+        history.append(
+            AttemptRecord(
+                number=len(history) + 1,
+                state=TaskState.FAILED,
+                params=found.params,
+                resources=found.resources,
+                rule=found.rule,
+            )
+        )
+    raise AssertionError
+
+
+def names(attempts: list[NextAttempt]) -> list[str]:
+    return [attempt.rule for attempt in attempts]
