@@ -198,7 +198,7 @@ class _Constructor(SafeConstructor):
         except _NO_VALUE as error:
             raise ConstructorError(None, None, f"{quoted(node.value)} is no {kind}", node.start_mark) from error
 
-    def construct_scalar(self, node: yaml.ScalarNode) -> Any:
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
         """Return a scalar's text; the library would also take ``{=: text}`` for one, past the checks of scalars."""
         if not isinstance(node, yaml.ScalarNode):
             raise ConstructorError(None, None, f"expected a scalar node, but found {node.id}", node.start_mark)
