@@ -24,6 +24,14 @@ A password may hold ``/`` and ``@`` that are not escaped; a port with a path aft
 """
 
 
+def redact_address(url: str) -> str:
+    """Return a malformed address without its user and its query, which may be secret; a good one has neither."""
+    scheme, slashes, rest = url.partition("//")
+    place, mark, _ = rest.partition("?")
+    before, at, host = place.rpartition("@")
+    return f"{scheme}{slashes}{'…' if before else ''}{at}{host}{'?…' if mark else ''}"
+
+
 def redact(text: str) -> str:
     """Return a text without the values of secret-looking environment variables, and without passwords of URLs."""
     for value in _secrets():

@@ -1,4 +1,10 @@
-"""Bad models and checkpoints end with their reason, exit code and nothing left behind, by the command a user types."""
+"""Bad models and checkpoints end with their reason, exit code and nothing left behind, by the command a user types.
+
+Hostile input of other kinds has modules of its own: code in a checkpoint (``test_code_in_a_checkpoint``), settings and names
+(``test_bad_settings``), clients (``test_bad_clients``, ``test_flooding_clients``), secrets (``test_secrets_stay_secret``), and
+below ``tests/shared`` stores and their collection (``artifacts``), links and special files (``files``), terminals and odd places
+(``cli``).
+"""
 
 from __future__ import annotations
 
@@ -173,6 +179,65 @@ def pickle_that_grows(project: Project) -> None:
             member.write(b".")
 
 
+def lead_out(path: Path) -> None:
+    """Replace a file by a link to a file beside the project, as somebody else's secret would be."""
+    secret = path.parents[2] / "secret"
+    secret.write_text("{{ of somebody else }}")
+    path.unlink(missing_ok=True)
+    path.symlink_to(secret)
+
+
+def template_that_leads_out(project: Project) -> None:
+    lead_out(project.checkpoint / "chat_template.jinja")
+
+
+def weights_that_lead_out(project: Project) -> None:
+    weights = project.base / "model.safetensors"
+    weights.rename(project.root / "elsewhere.safetensors")
+    weights.symlink_to(project.root / "elsewhere.safetensors")
+
+
+def tokenizer_that_never_ends(project: Project) -> None:
+    (project.base / "tokenizer_config.json").unlink(missing_ok=True)
+    (project.base / "tokenizer_config.json").symlink_to("/dev/zero")
+
+
+def base_that_nobody_writes(project: Project) -> None:
+    (project.base / "config.json").unlink()
+    os.mkfifo(project.base / "config.json")
+
+
+def lists_in_lists(project: Project) -> None:
+    path = project.checkpoint / "adapter_config.json"
+    path.write_text(path.read_text().replace('"r": 4', '"r": ' + "[" * 100_000 + "]" * 100_000))
+
+
+def rank_of_thousands_of_digits(project: Project) -> None:
+    path = project.checkpoint / "adapter_config.json"
+    path.write_text(path.read_text().replace('"r": 4', '"r": ' + "9" * 5000))
+
+
+def vectors_beyond_all_memory(project: Project) -> None:
+    change_config(project, peft_type="VBLORA", num_vectors=1 << 30, vector_length=1 << 10)
+
+
+def index_that_leads_out(project: Project) -> None:
+    (project.base / "model.safetensors").rename(project.root / "elsewhere.safetensors")
+    index = {"metadata": {}, "weight_map": {"model.embed_tokens.weight": "../elsewhere.safetensors"}}
+    (project.base / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def header_beyond_its_file(project: Project) -> None:
+    (project.base / "model.safetensors").write_bytes((1 << 62).to_bytes(8, "little") + b"{}")
+
+
+def tensors_over_each_other(project: Project) -> None:
+    entry = '{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
+    path = project.base / "model.safetensors"
+    header(path, f'{{"a":{entry},"b":{entry}}}')
+    path.write_bytes(path.read_bytes() + bytes(8))
+
+
 def no_checkpoint(project: Project) -> None:
     shutil.rmtree(project.checkpoint)
 
@@ -217,6 +282,21 @@ def no_base(project: Project) -> None:
         pytest.param(more_tensors_than_a_file_has, "SAFETENSORS_CORRUPT", 3, "tensors", marks=pytest.mark.slow),
         pytest.param(name_that_cannot_be_written, "SAFETENSORS_CORRUPT", 3, "surrogate", marks=pytest.mark.slow),
         pytest.param(pickle_that_grows, "UNSAFE_PICKLE", 3, "compressed", marks=pytest.mark.slow),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (template_that_leads_out, "LINK_OUTSIDE", 3, "chat_template.jinja"),
+                (weights_that_lead_out, "LINK_OUTSIDE", 3, "model.safetensors"),
+                (tokenizer_that_never_ends, "LINK_OUTSIDE", 3, "tokenizer_config.json"),
+                (base_that_nobody_writes, "ARTIFACT_INVALID", 3, "special file"),
+                (lists_in_lists, "ADAPTER_CONFIG_INVALID", 3, "nested"),
+                (rank_of_thousands_of_digits, "ADAPTER_CONFIG_INVALID", 3, "5000 digits"),
+                (vectors_beyond_all_memory, "ADAPTER_CONFIG_INVALID", 3, "num_vectors"),
+                (index_that_leads_out, "BASE_MODEL_INVALID", 3, "../elsewhere.safetensors"),
+                (header_beyond_its_file, "SAFETENSORS_CORRUPT", 3, "header"),
+                (tensors_over_each_other, "SAFETENSORS_CORRUPT", 3, "model.safetensors"),
+            )
+        ),
         (no_checkpoint, "CHECKPOINT_NOT_FOUND", 3, "run"),
         (no_base, "BASE_MODEL_NOT_FOUND", 3, "base"),
     ],

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from slipway.errors import ModelExportError
 from slipway.redaction import redact
+from slipway.settings.s3 import parse_s3_url
+from slipway.sources.hub import parse_hub_url
 from support.commands.cli import run_here
 from support.hostile.json_grammar import answer
 
@@ -19,6 +22,17 @@ def test_a_password_of_an_address_is_removed_whole(secret: str, address: str) ->
     for form in ("{}", '{{"key": "{}", "mail": "a@b"}}', "cannot read {}; try mail@example.org"):
         shown = redact(form.format(address.format(secret)))
         assert shown == form.format(address.format("***"))
+
+
+@pytest.mark.parametrize("secret", SECRETS[:-1])
+def test_a_refused_address_is_shown_without_its_user_and_its_query(secret: str) -> None:
+    for address in (f"s3://user:{secret}@bucket", f"s3://{secret}@bucket/run", f"hf://user:{secret}@owner/name",
+                    f"s3://bucket/run?X-Amz-Security-Token={secret}", f"hf://owner/name?token={secret}@main"):  # fmt: skip
+        with pytest.raises(ModelExportError) as refused:
+            (parse_hub_url if address.startswith("hf") else parse_s3_url)(address)
+        assert secret[-8:] not in f"{refused.value} {refused.value.about}"
+    with pytest.raises(ModelExportError, match="hf://an owner/name@main"):
+        parse_hub_url("hf://an owner/name@main")
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import stat
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 from slipway.folders.folder_locks import lock_folder, unheld
+
+_NAME = re.compile(r"[0-9a-f]{32}")
 
 
 @contextlib.contextmanager
@@ -32,14 +36,19 @@ def marked(folder: Path) -> Iterator[None]:
 
 
 def oldest(folder: Path) -> float | None:
-    """Return when the oldest running work began, in seconds since the epoch, or None; remove marks of dead processes."""
+    """Return when the oldest running work began, in seconds since the epoch, or None; remove marks of dead processes.
+
+    Whatever else lies in the folder is left alone and means nothing.
+    """
     free = set()
-    for mark in unheld(folder, "*"):
+    for mark in unheld(folder, "[0-9a-f]" * 32):
         free.add(mark)
         with contextlib.suppress(OSError):  # not a mark: a folder with something in it
             mark.rmdir()
     began = []
     for mark in set(folder.iterdir()) - free:
-        with contextlib.suppress(FileNotFoundError):  # it ended just now
-            began.append(mark.stat().st_mtime)
+        if _NAME.fullmatch(mark.name):
+            with contextlib.suppress(FileNotFoundError):  # it ended just now
+                status = mark.lstat()
+                began += [status.st_mtime] if stat.S_ISDIR(status.st_mode) else []
     return min(began, default=None)

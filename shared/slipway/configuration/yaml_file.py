@@ -14,6 +14,7 @@ from slipway.sizes import parse_size
 from slipway.texts import MalformedText
 
 TOP = "export"
+_TABLE = "tag:yaml.org,2002:map"
 
 
 def read_yaml(path: Path) -> Layer:
@@ -40,7 +41,7 @@ def read_yaml(path: Path) -> Layer:
 
 def _read_root(root: yaml.Node | None, reader: _Reader) -> None:
     layer, name = reader.layer, reader.file
-    entries = root.value if isinstance(root, yaml.MappingNode) else ()
+    entries = root.value if isinstance(root, yaml.MappingNode) and root.tag == _TABLE else ()
     if not any(key.value == TOP for key, _ in entries):
         layer.problems.append(
             Problem(TOP, "the file has no export section", "put the settings below a line 'export:'", name)
@@ -69,7 +70,7 @@ class _Reader:
         """Read the names of one section; ``path`` is its dotted path."""
         if isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null":
             return
-        if not isinstance(node, yaml.MappingNode):
+        if not isinstance(node, yaml.MappingNode) or node.tag != _TABLE:
             names = ", ".join(sections()[path])
             self._problem(path or TOP, "is a section, not a value", f"put its settings below it: {names}", node)
             return

@@ -23,6 +23,12 @@ MAX_DEPTH = 32
 _TOO_DEEP = f"it is nested more than {MAX_DEPTH} deep"
 _MAX_NUMBER = 400
 """Most digits of a number; the largest float has 309."""
+_MAX_TAG = 100
+"""Longest tag; a directive can make every tag as long as the file."""
+_LONG_TAG = f"a tag has more than {_MAX_TAG} characters"
+_MOST_TAG_DIRECTIVES = 100
+"""libyaml compares each with all before it."""
+_MERGE = "tag:yaml.org,2002:merge"
 
 _NO_VALUE = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError)
 """Errors of the library for a scalar that does not fit its tag, such as ``2001-99-99``, ``0x_`` or ``!!int abc``."""
@@ -77,6 +83,8 @@ def read_document(path: Path, *, limits: Limits = WRITTEN_BY_HAND) -> yaml.Node 
         data = file.read(limits.size_bytes + 1)
     if len(data) > limits.size_bytes:
         raise YamlLimitError(f"it has more than {limits.size_bytes} bytes")
+    if data.count(b"%TAG") > _MOST_TAG_DIRECTIVES:
+        raise YamlLimitError(f"it has more than {_MOST_TAG_DIRECTIVES} times %TAG")
     try:
         return _Loader(data.decode(), limits).get_single_node()
     except UnicodeDecodeError as error:
@@ -101,9 +109,10 @@ def value_of(node: yaml.Node) -> Any:
     """Return the plain value of a node.
 
     Raises:
-        YamlError: A scalar does not fit its tag, or a tag is unknown.
+        YamlError: A scalar does not fit its tag, a tag is unknown, or a name is given twice.
     """
     try:
+        _check_names(node)
         return _Constructor().construct_document(node)
     except yaml.YAMLError as error:
         raise _fault(error) from error
@@ -138,7 +147,8 @@ class _Loader(Composer, CParser, Resolver):
         Composer.__init__(self)
         Resolver.__init__(self)
         self._limits = limits
-        self._depth = 0
+        self._depth = self._composed = 0
+        self._too_many = f"it has more than {limits.nodes} values"
         self._measures: dict[int, _Measure] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
@@ -146,7 +156,10 @@ class _Loader(Composer, CParser, Resolver):
         event: Any = self.peek_event()
         mark = event.start_mark
         self._depth += 1
+        self._composed += 1  # the measure of a list is known at its end
         _check(self._depth <= MAX_DEPTH, _TOO_DEEP, mark)
+        _check(self._composed <= self._limits.nodes, self._too_many, mark)
+        _check(len(getattr(event, "tag", None) or "") <= _MAX_TAG, _LONG_TAG, mark)
         is_alias = self.check_event(yaml.AliasEvent)
         node = super().compose_node(parent, index)
         self._depth -= 1
@@ -184,6 +197,30 @@ class _Constructor(SafeConstructor):
             return super().construct_object(node, deep)
         except _NO_VALUE as error:
             raise ConstructorError(None, None, f"{quoted(node.value)} is no {kind}", node.start_mark) from error
+
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
+        """Return a scalar's text; the library would also take ``{=: text}`` for one, past the checks of scalars."""
+        if not isinstance(node, yaml.ScalarNode):
+            raise ConstructorError(None, None, f"expected a scalar node, but found {node.id}", node.start_mark)
+        return super().construct_scalar(node)
+
+
+def _check_names(root: yaml.Node) -> None:
+    """Refuse a name that a table has twice: one of its values would be lost without a word. Merged entries may be replaced."""
+    nodes, checked = [root], set()
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, yaml.ScalarNode) or id(node) in checked:
+            continue
+        checked.add(id(node))
+        names = set()
+        for part in node.value:
+            nodes += part if isinstance(part, tuple) else (part,)
+            key = part[0] if isinstance(part, tuple) else None
+            if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE:
+                if (key.tag, key.value) in names:
+                    raise ConstructorError(None, None, f"{quoted(key.value)} is given twice", key.start_mark)
+                names.add((key.tag, key.value))
 
 
 class _OverLimitError(yaml.MarkedYAMLError):

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PureWindowsPath
 from typing import Any, Literal
 
+from slipway.counts import counted
 from slipway.errors import ArtifactError, CheckpointValidationError
 from slipway.files.json_documents import check_texts, read_json
 from slipway.files.links import file_in, files_in
@@ -39,6 +40,7 @@ from slipway.models.trainer_state import TRAINER_STATE, TrainerState, read_train
 _BASE = "base_model_name_or_path"
 _FOLDER = re.compile(r"checkpoint-([0-9]{1,18})")
 _UNFINISHED = re.compile(r"tmp-checkpoint-([0-9]{1,18})")  # Trainer's name before the final rename
+_MOST_NAMED = 5  # of the skipped checkpoints
 _REMEDIES = {
     "UNSAFE_PICKLE": "save the adapter as safetensors where you trust it: model.save_pretrained(…)",
     "ADAPTER_UNSUPPORTED": "name a LoRA checkpoint; a fully trained model needs no merge: set base_model.name to it, and leave the "
@@ -126,11 +128,17 @@ def find_checkpoint(
     skipped: list[str] = []
     for checkpoint in found:
         if checkpoint.healthy:
-            return replace(checkpoint, warnings=(*checkpoint.warnings, *skipped))
-        why = "; ".join(problem.message for problem in checkpoint.problems)
-        skipped.append(f"skipped {checkpoint.path}: {why}")
-    others = "" if len(found) == 1 else f" ({len(found)} checkpoints, none usable: {' | '.join(skipped)})"
-    raise _unusable(found[0], others)
+            return replace(checkpoint, warnings=(*checkpoint.warnings, *_few(skipped, folder)))
+        skipped.append(f"skipped {checkpoint.path}: {'; '.join(problem.message for problem in checkpoint.problems)}")
+    others = f" ({len(found)} checkpoints, none usable: {' | '.join(_few(skipped, folder))})"
+    raise _unusable(found[0], "" if len(found) == 1 else others)
+
+
+def _few(skipped: list[str], folder: Path) -> list[str]:
+    """Return the first messages about skipped checkpoints, and one that counts the others."""
+    more = counted(len(skipped) - _MOST_NAMED, "more checkpoint")
+    rest = [f"skipped {more}: slipway checkpoints {folder} names them"] if len(skipped) > _MOST_NAMED else []
+    return [*skipped[:_MOST_NAMED], *rest]
 
 
 def _best(folder: Path, found: list[Checkpoint], name: str) -> Checkpoint:

@@ -15,6 +15,10 @@ MOST_RANK = 1 << 16
 """Largest rank of a factor; no layer of a known model has as many rows or columns."""
 MOST_COUNT = 1 << 20
 """Limit for any other whole number, such as the number of vectors that layers share."""
+MOST_TIMES = 256
+"""Limit for numbers of repetitions, each with layers of its own or a product of matrices."""
+_TIMES = ("depth", "niter", "terms")
+"""Name parts of options that count repetitions."""
 MOST_SAVED = 1024
 """Names in ``modules_to_save``, each of which peft compares with every module as an expression."""
 _NO_COUNTS = ("seed", "key", "step", "tinit", "tfinal", "deltat", "token", "version")
@@ -46,6 +50,7 @@ def adapter_excess(config: Mapping[str, Any]) -> str:
         if key == "layer_replication" or any(part in key.lower() for part in _NO_COUNTS):
             continue
         most = MOST_RANK if key == "r" or key.endswith("_r") or key in _RANKS else MOST_COUNT
+        most = MOST_TIMES if any(part in key.lower() for part in _TIMES) else most
         largest = max((abs(number) for number in numbers if isinstance(number, int)), default=0)
         if largest > most:
             return f"{key} is or holds {largest}, and at most {most} is merged"

@@ -12,7 +12,8 @@ CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.min_reconnect_backoff_ms", 200),
+    # Despite its name, the time that each attempt to connect may take, with its TLS handshake: of three round trips, on a busy machine.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 5_000),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     # Without it, channels of one process to one address share a connection, and closing one channel ends the others' calls.

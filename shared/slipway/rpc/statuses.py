@@ -30,6 +30,9 @@ _HUNG_UP = re.compile(r"Socket closed|Failed parsing HTTP/2")
 # client's certificate.
 _REFUSED_CERTIFICATE = re.compile(r"failed to connect to all addresses; last error: [A-Z]+: \S+ Socket closed")
 
+#: Reasons of statuses that gRPC itself gives; it refuses a message that is larger than any may be.
+_OF_GRPC = {grpc.StatusCode.CANCELLED: "CANCELLED", grpc.StatusCode.RESOURCE_EXHAUSTED: "LIMIT_EXCEEDED"}
+
 # Names of the failure's own fields within ErrorInfo.metadata; all other entries are ``about``.
 _PARTS = ("error_type", "remedy", "retryable")
 
@@ -154,5 +157,5 @@ def failure_of_call(error: grpc.RpcError, *, address: str, encrypted: bool = Fal
             remedy=f"check the address, and whether the coordinator runs{wants if _HUNG_UP.search(details) else ''}",
             about={"address": address},
         ).failure()
-    reason = "CANCELLED" if code is grpc.StatusCode.CANCELLED else "INTERNAL"
+    reason = _OF_GRPC.get(code, "INTERNAL")
     return ServiceError(f"the call to {address} failed: {code.name}: {details}", reason=reason).failure()

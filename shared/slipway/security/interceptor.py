@@ -21,7 +21,7 @@ from slipway.security.access.principals import OWNER, WORKERS, Principal
 from slipway.security.access.rules import RULES, Rule
 from slipway.security.incoming import Incoming, Room, next_message
 from slipway.security.limits import Limits, OpenStreams, check_request, check_size
-from slipway.security.wire import check_fields
+from slipway.security.wire import SMALL_BYTES, check_fields
 
 log = logging.getLogger("slipway.security")
 
@@ -92,7 +92,8 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
                     async with contextlib.AsyncExitStack() as place:
                         attempt.data = await _only_message(stream, room, rule, keeping=place)
                         _authorize(rule, principal, details)
-                        attempt.request = self._read(rule, principal, attempt.data, _parser(details, handler))
+                        attempt.request = await _parsed(rule, attempt.data, _parser(details, handler))
+                        self._check(rule, principal, attempt.request)
                         async with _in_time(f"{details.method} took longer", rule.seconds):
                             attempt.response = await behaviour(attempt.request, context)
                 except ModelExportError as error:
@@ -115,7 +116,8 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
                     else:
                         attempt.data = await _only_message(stream, room, rule)
                         _authorize(rule, principal, details)
-                        attempt.request = self._read(rule, principal, attempt.data, _parser(details, handler))
+                        attempt.request = await _parsed(rule, attempt.data, _parser(details, handler))
+                        self._check(rule, principal, attempt.request)
                     async with self._counted(principal, context):
                         await self._stream(behaviour(attempt.request, context), context, attempt)
                 except ModelExportError as error:
@@ -129,7 +131,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         method = str(details.method)
 
         def read(data: bytes) -> Any:
-            check_size(data, self._rules[method].max_bytes)
+            check_size(data, SMALL_BYTES)  # nor does a refused request occupy the event loop by its name alone
             return _parser(details, handler)(data)
 
         is_written = self._audits and method in AUDITED
@@ -144,11 +146,13 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         """Yield the requests of a stream, checked one by one; the first one names the resource.
 
         Raises:
-            ServiceError: As :meth:`_read` and :func:`next_message`.
+            ServiceError: As :func:`_parsed`, :meth:`_check` and :func:`next_message`.
         """
         about = rule.resource
         while (data := await next_message(stream, room, seconds=rule.seconds)) is not None:
-            yield self._read(rule, principal, data, parse, about=about)
+            request = await _parsed(rule, data, parse)
+            self._check(rule, principal, request, about=about)
+            yield request
             about = ""
 
     async def _stream(self, responses: Any, context: Context, attempt: Attempt) -> None:
@@ -211,26 +215,31 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             with self._streams.one(principal.name):
                 yield
 
-    def _read(self, rule: Rule, principal: Principal, data: bytes, parse: Parse, *, about: str | None = None) -> Any:
-        """Parse a request, and check its limits and its resource (the rule's field, or ``about`` if given).
+    def _check(self, rule: Rule, principal: Principal, request: Any, *, about: str | None = None) -> None:
+        """Check the limits of a request and its resource (the rule's field, or ``about`` if given).
 
         Raises:
             ServiceError: reason ``LIMIT_EXCEEDED``, ``REQUEST_INVALID``, ``PERMISSION_DENIED`` or one of
                 :func:`check_project`.
         """
-        check_size(data, rule.max_bytes)
-        try:
-            request = parse(data)
-        except DecodeError as error:
-            raise ServiceError(
-                f"the request is not a message of this call: {error}", reason="REQUEST_INVALID"
-            ) from error
         if rule.plain:
             check_request(request, self._limits)
         about = rule.resource if about is None else about
         if about:
             check_project(principal, about, str(getattr(request, about)))
-        return request
+
+
+async def _parsed(rule: Rule, data: bytes, parse: Parse) -> Any:
+    """Parse a request; a large one in a thread, so that other calls go on meanwhile.
+
+    Raises:
+        ServiceError: reason ``LIMIT_EXCEEDED`` or ``REQUEST_INVALID``.
+    """
+    check_size(data, rule.max_bytes)
+    try:
+        return await asyncio.to_thread(parse, data) if len(data) > SMALL_BYTES else parse(data)
+    except DecodeError as error:
+        raise ServiceError(f"the request is not a message of this call: {error}", reason="REQUEST_INVALID") from error
 
 
 def _parser(details: grpc.HandlerCallDetails, handler: Any) -> Parse:

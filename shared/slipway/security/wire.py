@@ -11,7 +11,8 @@ from slipway.security.limits import exceeded
 
 MOST_FIELDS = 200_000
 """Most fields of a request, with those of its parts: facts of a stage of 256 KiB may have 130,000."""
-_SMALL_BYTES = 1 << 20  # whose parsing takes less time than the count
+SMALL_BYTES = 1 << 20
+"""Up to this size, parsing takes less time than the count."""
 _VARINT, _DELIMITED, _FIXED = 0, 2, {1: 8, 5: 4}  # kinds of fields, the last with their sizes
 
 
@@ -25,7 +26,7 @@ def check_fields(data: bytes, method: str) -> None:
     Raises:
         ServiceError: reason ``LIMIT_EXCEEDED``.
     """
-    if len(data) <= _SMALL_BYTES:
+    if len(data) <= SMALL_BYTES:
         return
     described = _request_of(method)
     if described is not None and _has_more_fields(data, described):
@@ -43,33 +44,45 @@ def _request_of(method: str) -> Descriptor | None:
     return found
 
 
+@cache
+def _parts_of(message: Descriptor) -> dict[int, Descriptor]:
+    """Return the types of the fields that are messages, by number."""
+    return {field.number: field.message_type for field in message.fields if field.message_type is not None}
+
+
 def _has_more_fields(data: bytes, message: Descriptor) -> bool:
     """Count until there are too many, or until the data ends or is malformed, where parsing would end too."""
-    position, parts = 0, [(len(data), message)]  # the parts around a position, each with its end
+    position, end, parts = 0, len(data), _parts_of(message)
+    around: list[tuple[int, dict[int, Descriptor]]] = []  # the messages around this one, each with its end and parts
     try:
         for _ in range(MOST_FIELDS):
-            while parts and position >= parts[-1][0]:
-                parts.pop()
-            if not parts:
-                return False
+            while position >= end:
+                if not around:
+                    return False
+                end, parts = around.pop()
             tag, position = _varint(data, position)
-            size = 0
-            if tag & 7 in {_VARINT, _DELIMITED}:
+            kind, size = tag & 7, 0
+            if kind in {_VARINT, _DELIMITED}:
                 size, position = _varint(data, position)
-            if tag & 7 == _DELIMITED:
-                field = parts[-1][1].fields_by_number.get(tag >> 3)
-                if field is not None and field.message_type is not None:
-                    parts.append((min(position + size, parts[-1][0]), field.message_type))
+            if kind == _DELIMITED:
+                part = parts.get(tag >> 3)
+                if part is not None:
+                    around.append((end, parts))
+                    end, parts = min(position + size, end), _parts_of(part)
                     continue
                 position += size
-            position += _FIXED.get(tag & 7, 0)
+            position += _FIXED.get(kind, 0)
     except IndexError:
         return False
-    return any(position < end for end, _ in parts)
+    return position < end or any(position < after for after, _ in around)
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
-    value = shift = 0
+    byte = data[position]
+    position += 1
+    if byte < 0x80:
+        return byte, position
+    value, shift = byte & 0x7F, 7
     while True:
         byte = data[position]
         position += 1

@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, SecretStr
 
 from slipway.errors import ArtifactError
+from slipway.redaction import redact_address
 
 SCHEME = "s3://"
 _AWS = "https://s3.amazonaws.com"
@@ -17,7 +18,6 @@ _STS_ENDPOINTS = ("AWS_ENDPOINT_URL_STS", "AWS_ENDPOINT_URL")
 _ACCESS_KEYS = ("AWS_ACCESS_KEY_ID", "MINIO_ACCESS_KEY", "MINIO_ROOT_USER")
 _SECRET_KEYS = ("AWS_SECRET_ACCESS_KEY", "MINIO_SECRET_KEY", "MINIO_ROOT_PASSWORD")
 _BUCKET = r"(?![^/]*(?:\.\.|\.-|-\.))(?!(?:\d+\.){3}\d+(?:/|$))[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]"
-_CREDENTIALS = re.compile(r"//.*@", re.DOTALL)  # up to the last @, because a password may hold one
 _URL = re.compile(rf"s3://(?P<bucket>{_BUCKET})(?:/(?P<prefix>[^?#]*))?")
 _ECS_AGENT = "http://169.254.170.2"
 
@@ -93,7 +93,7 @@ def parse_s3_url(url: str) -> tuple[str, str]:
     """
     parts = _URL.fullmatch(url)
     if parts is None:
-        url = _CREDENTIALS.sub("//…@", url)
+        url = redact_address(url)
         raise ArtifactError(
             f"{url!r} is not an address in S3",
             reason="STORE_INVALID",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from slipway.errors import CheckpointValidationError
 from slipway.models.model_files import check_cached_reference
+from slipway.redaction import redact_address
 
 SCHEME = "hf://"
 _NAME = re.compile(r"(?!\.)[\w.-]{1,96}(?:/(?!\.)[\w.-]{1,96})?", re.ASCII)
@@ -28,7 +29,8 @@ def parse_hub_url(url: str) -> tuple[str, str]:
     """
     name, at, revision = url.removeprefix(SCHEME).partition("@")
     if not is_repository(name) or (at and not _REVISION.fullmatch(revision)):
-        raise not_found(url, "this is not a repository name", "write hf://owner/name@revision")
+        shown = redact_address(url) if {":", "?"} & {*url.removeprefix(SCHEME)} else url  # a revision is no secret
+        raise not_found(shown, "this is not a repository name", "write hf://owner/name@revision")
     return name, revision
 
 

@@ -129,6 +129,32 @@ def test_what_a_long_export_used_at_its_beginning_is_kept(store: LocalStore) -> 
     assert collect(store, max_age_seconds=3600, keep=store.under_way).artifacts == (reused,)
 
 
+def test_what_is_no_mark_of_work_protects_nothing_and_stays(
+    home: Path, store: LocalStore, command: Command, tmp_path: Path
+) -> None:
+    """As a backup, a synchronised folder or a person leaves it: before, a collection kept everything for as long as it lay there."""
+    unused = stored(store, "unused")
+    age(store, unused)
+    place = store.root / "uses"
+    for name in ("note.txt", ".DS_Store", "0" * 32, "F" * 32, "1" * 33):
+        (place / name).write_text("somebody's")
+    (place / "folder").mkdir()
+    (place / "empty").mkdir()
+    (place / "folder" / "deep").write_text("somebody's")
+    (place / ("2" * 32)).symlink_to(tmp_path)
+    os.mkfifo(place / ("3" * 32))
+    for path in place.iterdir():
+        os.utime(path, (time.time() - 86_400,) * 2, follow_symlinks=False)
+    before = sorted(place.iterdir())
+    assert command(*COLLECT, home=home).json["artifacts"] == [unused]
+    assert sorted(place.iterdir()) == before
+    used = stored(store, "used")
+    with store.using():
+        stored(store, "used")
+        assert command(*COLLECT, home=home).json["artifacts"] == [], "what is one counts beside them"
+    assert command(*COLLECT, home=home).json["artifacts"] == [used]
+
+
 COLLECTION = """
 import sys
 from pathlib import Path

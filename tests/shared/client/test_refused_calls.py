@@ -113,3 +113,8 @@ def test_what_is_refused_before_a_service_is_counted_by_its_reason() -> None:
         "COORDINATOR_UNAVAILABLE",
     ]
     assert counted == {(("reason", reason),): reasons.count(reason) for reason in set(reasons) - {""}}
+
+
+async def test_a_message_that_grpc_itself_refuses_is_over_a_limit() -> None:
+    async with Refusals() as server:
+        assert await server.reason("owner", bytes(5 << 20)) == "LIMIT_EXCEEDED"

@@ -166,6 +166,22 @@ def test_several_broken_ones_are_all_named(tmp_path):
     assert "checkpoint-200" in str(error)
 
 
+def test_of_many_broken_ones_few_are_named_and_the_others_counted(tmp_path):
+    make(tmp_path / "run/checkpoint-1", 1)
+    for number in range(100, 140):
+        (tmp_path / f"run/checkpoint-{number}").mkdir()
+    found = find_checkpoint(tmp_path / "run")
+    assert found.path == tmp_path / "run/checkpoint-1"
+    assert len(found.warnings) == 6
+    assert found.warnings[0].startswith(f"skipped {tmp_path / 'run/checkpoint-139'}: ")
+    assert found.warnings[-1] == f"skipped 35 more checkpoints: slipway checkpoints {tmp_path / 'run'} names them"
+    (tmp_path / "run/checkpoint-1/adapter_model.safetensors").unlink()
+    error = failure(tmp_path / "run")
+    assert "41 checkpoints, none usable" in error.message
+    assert "36 more checkpoints" in error.message
+    assert len(error.message) < 2500
+
+
 def test_unfinished_save_is_not_taken(tmp_path):
     make(tmp_path / "run/checkpoint-100", 100)
     make(tmp_path / "run/tmp-checkpoint-200")

@@ -22,6 +22,7 @@ from slipway.security.server import ServerSecurity, coordinator_security, worker
 from slipway.security.tls import load
 from slipway.settings.security import Security, TlsFiles
 from support.servers.certificates import Authority, replace
+from support.servers.tcp_proxy import TcpProxy
 
 
 @asynccontextmanager
@@ -66,6 +67,21 @@ def test_both_ends_need_a_certificate_of_the_authority(tmp_path: Path) -> None:
             ]
 
     assert asyncio.run(run()) == ["OK"] + ["UNAVAILABLE"] * 4
+
+
+def test_a_handshake_may_take_its_time(tmp_path: Path) -> None:
+    """As over a long way, or with a machine that has much else to do."""
+
+    async def run() -> str:
+        authority = Authority(tmp_path)
+        async with serving(ServerSecurity(tls=authority.files("server", "127.0.0.1"))) as address:
+            target = ("127.0.0.1", int(address.rpartition(":")[2]))
+            with TcpProxy(lambda: target) as slow:
+                slow.hold()
+                asyncio.get_running_loop().call_later(1.0, slow.resume)
+                return await ask(slow.address, authority.client("client.slipway"))
+
+    assert asyncio.run(run()) == "OK"
 
 
 def test_the_servers_name_is_checked_and_can_be_given(tmp_path: Path) -> None:

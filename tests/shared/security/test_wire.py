@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
+import grpc
 import pytest
 
 from slipway.errors import ServiceError
+from slipway.rpc.channel_options import MAX_MESSAGE_BYTES
+from slipway.rpc.statuses import failure_of_call
 from slipway.rpc.structs import struct_of
+from slipway.security.access.access_file import Everyone
+from slipway.security.access.principals import OWNER
+from slipway.security.access.rules import Rule
+from slipway.security.interceptor import AccessInterceptor
 from slipway.security.wire import MOST_FIELDS, check_fields
 from slipway_protos.v1 import artifact_pb2, export_pb2, worker_pb2
+from support.harness.unhurried import unhurried
 
 ARTIFACT = "/slipway.v1.ArtifactService/CreateArtifact"
 REPORT, RESULT = "/slipway.v1.WorkerService/Synchronize", "/slipway.v1.WorkerService/CompleteTask"
@@ -52,6 +61,47 @@ def test_very_many_fields_are_refused_at_once(method: str, data: bytes) -> None:
         check_fields(data, method)
     assert caught.value.reason == "LIMIT_EXCEEDED"
     assert time.monotonic() - began < 5
+
+
+async def _sent(channel: grpc.aio.Channel, method: str, data: bytes) -> Any:
+    return await channel.unary_unary(method)(data)
+
+
+async def longest_pause(until: asyncio.Future[Any]) -> float:
+    """The longest time in which the event loop did nothing else."""
+    longest, last = 0.0, time.monotonic()
+    while not until.done():
+        await asyncio.sleep(0.001)
+        now = time.monotonic()
+        longest, last = max(longest, now - last), now
+    return longest
+
+
+async def test_counting_the_fields_of_a_large_request_holds_nobody_up() -> None:
+    """Fields whose numbers have as many bytes as possible; even the audit log does not read them a second time."""
+    long = bytes([0xF8, *[0x80] * 8, 0x01, *[0x80] * 9, 0x00])
+    rules = {RESULT: Rule(OWNER.roles, max_bytes=MAX_MESSAGE_BYTES), ARTIFACT: Rule(OWNER.roles, max_bytes=8 << 20)}
+    server = grpc.aio.server(
+        interceptors=[AccessInterceptor(Everyone(), rules=rules, audits=True)],
+        options=[("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)],
+    )
+    for method in rules:
+        service, _, name = method.strip("/").partition("/")
+        handler = grpc.unary_unary_rpc_method_handler(lambda request, _: request)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {name: handler}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            for method, data in ((RESULT, long * 700_000), (ARTIFACT, long * 300_000)):
+                refused = asyncio.create_task(_sent(channel, method, data))
+                pause = await longest_pause(refused)
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    refused.result()
+                assert failure_of_call(caught.value, address="").reason == "LIMIT_EXCEEDED"
+                assert pause < unhurried(0.1), f"{pause:.2f} s"
+    finally:
+        await server.stop(None)
 
 
 def test_real_requests_are_not() -> None:

@@ -15,16 +15,22 @@ from slipway.requirements import NO_GPU, Abilities
 from slipway_coordinator.broker.waiting import Waiting
 from slipway_coordinator.model.offers import Granted, Held, Load, Offer, WorkerReport, memory_limit
 
+_MOST_IMPORTED = 10_000
+"""Addresses that are remembered as imported."""
+_LONGEST_WAIT_SECONDS = 3600.0
+"""How long an import keeps others of its addresses waiting."""
+
 
 @dataclass
 class Lease:
-    """A worker's hold on an attempt. ``offer`` is None until the export has stated its offers."""
+    """A worker's hold on an attempt since ``begun``. ``offer`` is None until the export has stated its offers."""
 
     worker: str
     epoch: int  # 0 until it is durable
     expires: float
     offer: Offer | None
     revoked: bool = False
+    begun: float = 0.0
 
 
 @dataclass
@@ -65,6 +71,7 @@ class Board:
     workers: dict[str, KnownWorker] = field(default_factory=dict)
     wanted: dict[str, Wanted] = field(default_factory=dict)
     _offered_since: dict[AttemptKey, float] = field(default_factory=dict)
+    _imported: dict[str, None] = field(default_factory=dict)  # addresses, the oldest first
 
     def record_report(self, report: WorkerReport) -> None:
         """Record a worker's report; forget a worker that is ending and runs nothing."""
@@ -87,13 +94,15 @@ class Board:
 
     def hold(self, key: AttemptKey, worker: str, *, epoch: int, offer: Offer | None, revoked: bool = False) -> None:
         """Record that a worker holds an attempt, as if it had just reported it."""
-        self.held[key] = Lease(worker, epoch, self.expiry(), offer, revoked)
+        self.held[key] = Lease(worker, epoch, self.expiry(), offer, revoked, self.clock())
 
     def choose(self, report: WorkerReport, *, free: int, busy: int) -> list[Offer]:
         """Choose offers for a worker's free slots and mark them as held, not yet durably. It runs ``busy`` attempts already."""
         chosen: list[Offer] = []
         while free > 0 and not self._has_exclusive(report.worker):
-            offer = self.waiting.first(report.worker, self._ready(), running=self._running_by_project())
+            offer = self.waiting.first(
+                report.worker, self._ready(), running=self._running_by_project(), importing=self.importing()
+            )
             if offer is None or (offer.exclusive and busy):
                 break  # reserve the idle moment for the exclusive offer, or it would wait for ever
             chosen.append(offer)
@@ -106,6 +115,14 @@ class Board:
         """Return the seconds since an attempt was offered, and stop counting."""
         now = self.clock()
         return now - self._offered_since.pop(key, now)
+
+    def note_imported(self, offer: Offer) -> None:
+        """Remember that the addresses of an import need not be imported one after the other any more."""
+        for address in offer.addresses:
+            self._imported.pop(address, None)
+            self._imported[address] = None
+        while len(self._imported) > _MOST_IMPORTED:
+            del self._imported[next(iter(self._imported))]
 
     def drop_lease(self, key: AttemptKey, lease: Lease) -> bool:
         """Forget a lease if it is still the current one of its attempt."""
@@ -129,6 +146,25 @@ class Board:
     def is_known(self, key: AttemptKey) -> bool:
         """Return whether an attempt waits or is held."""
         return key in self.held or key in self.waiting
+
+    def importing(self) -> set[str]:
+        """Return the addresses that workers are importing now for the first time since this process began.
+
+        Another import of them would fetch the same files again: it waits, and then finds them in the store. It does not wait
+        for ever, because the other one may be of another project, and slow for other reasons.
+        """
+        since = self.clock() - _LONGEST_WAIT_SECONDS
+        leases = [lease for lease in self.held.values() if lease.offer is not None and lease.begun > since]
+        return set[str]().union(*(lease.offer.addresses for lease in leases if lease.offer)) - self._imported.keys()
+
+    def held_back(self, *, longer_than: float) -> list[Offer]:
+        """Return offers that have waited this many seconds, and now wait for another task's import."""
+        before, importing = self.clock() - longer_than, self.importing()
+        return [
+            offer
+            for key, offer in self.waiting.items()
+            if self.waiting.is_held_back(key, importing) and self._offered_since[key] < before
+        ]
 
     def is_ending(self, worker: str) -> bool:
         """Return whether a worker reported that it is shutting down."""

@@ -225,8 +225,10 @@ class Broker:
                 self.board.withdraw(held.task)
                 if held.export in self.board.wanted:
                     self.board.wanted[held.export].done.add(held.task)
+            if lease is not None and lease.offer is not None and event.kind is EventKind.SUCCEEDED:
+                self.board.note_imported(lease.offer)
             self.deliver(told)
-        if lease is None or lease.offer is None or lease.offer.exclusive:
+        if lease is None or lease.offer is None or lease.offer.exclusive or lease.offer.addresses:
             await self._wake()
 
     async def expire(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, ValuesView
+from collections.abc import Iterator, Mapping, Set, ValuesView
 from typing import NamedTuple
 
 from slipway.planning.attempt_keys import AttemptKey
@@ -35,6 +35,7 @@ class Waiting(Mapping[AttemptKey, Offer]):
         self._offers: dict[AttemptKey, Offer] = {}
         self._lanes: dict[_Lane, dict[AttemptKey, int]] = {}
         self._lane_of: dict[AttemptKey, _Lane] = {}
+        self._addresses: dict[AttemptKey, frozenset[str]] = {}  # of imports
         self._added = 0
 
     def add(self, offer: Offer, *, now: float = 0.0) -> None:
@@ -42,6 +43,8 @@ class Waiting(Mapping[AttemptKey, Offer]):
         lane = _Lane(offer.placement, offer.priority, offer.project, postponed=offer.not_before > now)
         self._offers[offer.key] = offer
         self._lane_of[offer.key] = lane
+        if addresses := offer.addresses:
+            self._addresses[offer.key] = addresses
         self._added += 1
         self._lanes.setdefault(lane, {})[offer.key] = self._added
 
@@ -50,6 +53,7 @@ class Waiting(Mapping[AttemptKey, Offer]):
         offer = self._offers.pop(key, None)
         if offer is not None:
             lane = self._lane_of.pop(key)
+            self._addresses.pop(key, None)
             del self._lanes[lane][key]
             if not self._lanes[lane]:
                 del self._lanes[lane]
@@ -62,21 +66,34 @@ class Waiting(Mapping[AttemptKey, Offer]):
             self.remove(offer.key)
             self.add(offer, now=now)
 
-    def first(self, worker: str, known: Mapping[str, Abilities], *, running: Mapping[str, int]) -> Offer | None:
-        """Return the first offer this worker can take that is not reserved for a preferred worker.
+    def first(
+        self,
+        worker: str,
+        known: Mapping[str, Abilities],
+        *,
+        running: Mapping[str, int],
+        importing: Set[str] = frozenset(),
+    ) -> Offer | None:
+        """Return the first offer this worker can take that is not reserved for a preferred worker and not held back.
 
         Args:
             worker: The worker's name.
             known: Abilities of every known worker by name, including this one.
             running: Number of attempts running now, by project.
+            importing: Addresses that an import must not have now.
         """
         best: tuple[int, int, int, AttemptKey] | None = None
         for lane, keys in self._lanes.items():
             if lane.accepts(worker, known):
-                key, number = next(iter(keys.items()))
-                rank = (-lane.priority, running.get(lane.project, 0), number, key)
-                best = rank if best is None or rank < best else best
+                free = (key for key in keys if not self.is_held_back(key, importing))
+                if (key := next(free, None)) is not None:
+                    rank = (-lane.priority, running.get(lane.project, 0), keys[key], key)
+                    best = rank if best is None or rank < best else best
         return None if best is None else self._offers[best[3]]
+
+    def is_held_back(self, key: AttemptKey, importing: Set[str]) -> bool:
+        """Return whether an offer imports one of these addresses."""
+        return bool(importing) and key in self._addresses and not importing.isdisjoint(self._addresses[key])
 
     def values(self) -> ValuesView[Offer]:
         """Return all offers; copying them to a list is safe in any thread."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from slipway.planning.attempt_keys import AttemptKey
 from slipway.planning.matching import Placement
+from slipway.registry import IMPORT
 from slipway.requirements import ANY, Abilities, Requirements
 from slipway.stage_call import StageCall
 
@@ -42,6 +43,12 @@ class Offer:
         """Properties that decide which workers can take it."""
         parameters = frozenset(self.call.params) if self.checked else frozenset[str]()
         return Placement(self.stage, self.requirements, self.avoid, parameters)
+
+    @property
+    def addresses(self) -> frozenset[str]:
+        """Addresses of the sources that it imports; empty for every other stage."""
+        imports = self.call.params.get("imports", {}) if self.stage == IMPORT else {}
+        return frozenset(filter(None, imports.values()))
 
     @property
     def project(self) -> str:

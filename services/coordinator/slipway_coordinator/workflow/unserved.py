@@ -1,4 +1,4 @@
-"""Report offers that no known worker can take, or fail them where no other worker will come."""
+"""Report offers that wait for long because no known worker can take them, or fail them where no other worker will come."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ Notify = Callable[[str, Event, str], Awaitable[None]]
 
 # Longer than it takes to start a worker on an existing node. A worker that comes later can still take the task.
 SAY_AFTER_SECONDS = 60.0
+
+_HELD_BACK = "another task is importing one of its sources, which it then finds in the store"
 
 
 class Unserved:
@@ -57,14 +59,16 @@ class Unserved:
             for offer in self._board.unserved(longer_than=self._fail_after):
                 await self._fail(offer)
             return
-        late = {offer.key: offer for offer in self._board.unserved(longer_than=self._say_after, now_ready=True)}
+        unserved = self._board.unserved(longer_than=self._say_after, now_ready=True)
+        held_back = {offer.key: offer for offer in self._board.held_back(longer_than=self._say_after)}
+        late = held_back | {offer.key: offer for offer in unserved}
         self._said &= set(late)
         for key in sorted(set(late) - self._said):
-            await self._say(late[key])
+            await self._say(late[key], _HELD_BACK if key in held_back else self._board.lacking(late[key]))
             self._said.add(key)
 
-    async def _say(self, offer: Offer) -> None:
-        message = f"{offer.task} waits: {self._board.lacking(offer)}"
+    async def _say(self, offer: Offer, why: str) -> None:
+        message = f"{offer.task} waits: {why}"
         with within(offer.traceparent):
             log.warning(f"{offer.key}: {message}")
         await self._hub.publish(offer.export, export_pb2.LogLine(task=offer.task, level="warning", message=message))

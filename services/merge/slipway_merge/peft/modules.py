@@ -24,6 +24,7 @@ from slipway.counts import counted
 from slipway.errors import ModelExportError, ModelMergeError
 from slipway.models.dtypes import FLOATS, torch_dtypes
 from slipway.models.safetensors_file import TensorInfo
+from slipway_merge.peft.bounds import Bounded, most_bytes
 from slipway_merge.tensors.samples import COMPUTING_UNITS, DEVIATIONS, UNIT_ROUNDOFF
 
 #: Weights; positions of entries, and masks.
@@ -142,9 +143,13 @@ class Holder:
         if config.peft_type == peft.PeftType.ADALORA and config.rank_pattern:  # the remaining ranks by module
             ranks = config.rank_pattern.items()
             config.rank_pattern = {k: v for k, v in ranks if any(f".{name}." in f".{k}" for name in layers)}
+        if sampler := getattr(config, "monteclora_config", None):
+            sampler.buffer_size = 1  # noise drawn ahead for the training, hundreds of times the adapter's size
         config.target_modules = set(layers)
         config.inference_mode = True
-        self.model = peft.PeftModel(root, config)
+        self._most = most_bytes(layers.values())
+        with Bounded(self._most):
+            self.model = peft.PeftModel(root, config)
 
     @property
     def tuner(self) -> BaseTuner:
@@ -171,7 +176,8 @@ class Holder:
         """
         if any(tensor.dtype == torch.float32 for tensor in tensors.values()):
             self._widen()  # on a 16-bit base peft may have created 16-bit parameters
-        result = peft.set_peft_model_state_dict(self.model, dict(tensors))
+        with Bounded(self._most):
+            result = peft.set_peft_model_state_dict(self.model, dict(tensors))
         if result.unexpected_keys:
             raise ModelMergeError(
                 f"the adapter has {counted(len(result.unexpected_keys), 'tensor')} that its configuration has no place for, "

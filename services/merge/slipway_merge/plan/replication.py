@@ -7,10 +7,11 @@ Source: ``replicate_layers`` in ``peft/tuners/tuners_utils.py``.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from slipway.models.safetensors_file import TensorInfo
+from slipway.models.safetensors_file import MOST_TENSORS_OF_A_MODEL, TensorInfo
 from slipway_merge.unsupported import misfit, unsupported
 
 if TYPE_CHECKING:
@@ -47,14 +48,19 @@ def replicated(base: Mapping[str, TensorInfo], layers: Sequence[int]) -> dict[st
             f"the adapter's layer_replication repeats layer {missing[0]}, but the base has layers 0 to {max(present)}"
         )
         raise misfit(what, key="layer_replication", layer=missing[0])
+    places: dict[int, list[int]] = defaultdict(list)
+    for place, number in enumerate(layers):
+        places[number].append(place)
+    written = sum(len(places[int(match["number"])]) for match in matches.values() if match)
+    if written > MOST_TENSORS_OF_A_MODEL:
+        raise unsupported("layer_replication", f"{len(layers)} layers", f"they have {written} tensors in all")
     deeper: dict[str, TensorInfo] = {}
     for name, info in base.items():
         if (match := matches[name]) is None:
             deeper[name] = info
             continue
-        for place, number in enumerate(layers):
-            if number == int(match["number"]):
-                deeper[f"{match['stack']}.{place}.{match['rest']}"] = info
+        for place in places[int(match["number"])]:
+            deeper[f"{match['stack']}.{place}.{match['rest']}"] = info
     return deeper
 
 
@@ -89,7 +95,8 @@ def deeper_config(config: Mapping[str, Any], layers: Sequence[int]) -> dict[str,
             changed[key] = [value[number] for number in layers]
     for key in _OF_LAYERS:
         if isinstance(value := config.get(key), list):
-            changed[key] = [place for place, number in enumerate(layers) if number in value]
+            listed = {number for number in value if isinstance(number, int)}
+            changed[key] = [place for place, number in enumerate(layers) if number in listed]
     if isinstance(before, int):
         changed["num_hidden_layers"] = len(layers)
     if isinstance(changed.get("text_config"), dict):
