@@ -8,9 +8,9 @@ their imports, without Slipway's check of its result, which no peer makes. Compa
 - from a merged model: ``slipway stage onnx_export`` and ``quantize`` with onnxruntime-genai's builder (``-p int4``);
 - from a base model and a LoRA: the same after ``slipway stage merge``, with the builder after peft.
 
-Peers run alternately, in one run. ``--peer-python`` is the interpreter of an environment with onnxruntime-genai, torch, transformers
-and peft; without it, the builder is left out. Ratios are Slipway's figure by a peer's; they are printed and written to
-``results/quantize.json``.
+Peers run alternately, in one run. Beside wall time stands the time that cores worked, which other processes change less.
+``--peer-python`` is the interpreter of an environment with onnxruntime-genai, torch, transformers and peft; without it, the builder
+is left out. Ratios are Slipway's figure by a peer's; they are printed and written to ``results/quantize.json``.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ class Run:
     """One run of a command, or of several one after another."""
 
     seconds: float
+    core_seconds: float
     peak_mb: float
     mb: float
 
@@ -151,7 +152,7 @@ def run(commands: list[Words], out: Path) -> Run:
     found = [measure(command) for command in commands]
     size = sum(path.stat().st_size for path in (out / "result").rglob("*") if path.is_file())
     peak = max(one.peak_anonymous_bytes for one in found)
-    return Run(sum(one.seconds for one in found), peak / 1e6, size / 1e6)
+    return Run(sum(one.seconds for one in found), sum(one.core_seconds for one in found), peak / 1e6, size / 1e6)
 
 
 def rounds(root: Path, commands: dict[str, Command], runs: int) -> dict[str, list[Run]]:
@@ -173,6 +174,7 @@ def figures(found: dict[str, list[Run]]) -> dict[str, float]:
     made = {}
     for name, each in found.items():
         made[f"{name}_seconds"] = statistics.median(one.seconds for one in each)
+        made[f"{name}_core_seconds"] = statistics.median(one.core_seconds for one in each)
         made[f"{name}_peak_anonymous_mb"] = max(one.peak_mb for one in each)
         made[f"{name}_mb"] = each[-1].mb
     for name, each in found.items():
@@ -181,6 +183,7 @@ def figures(found: dict[str, list[Run]]) -> dict[str, float]:
             continue
         pairs = list(zip(found[f"slipway_{start}"], each, strict=True))
         made[f"{start}_time_ratio_to_{peer}"] = statistics.median(a.seconds / b.seconds for a, b in pairs)
+        made[f"{start}_core_ratio_to_{peer}"] = statistics.median(a.core_seconds / b.core_seconds for a, b in pairs)
         made[f"{start}_memory_ratio_to_{peer}"] = statistics.median(a.peak_mb / b.peak_mb for a, b in pairs)
         made[f"{start}_size_ratio_to_{peer}"] = pairs[-1][0].mb / pairs[-1][1].mb
     return made
