@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 import subprocess
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,21 +39,22 @@ def measure(command: Sequence[str | Path], *, environment: dict[str, str] | None
         RuntimeError: The command failed; its last words are in the message.
     """
     begin, before = time.perf_counter(), _core_seconds()
-    with Path(os.devnull).open("wb") as null:
+    with tempfile.TemporaryFile() as errors:  # a pipe that nobody reads would stop a process that says much
         process = subprocess.Popen(
             [str(word) for word in command],
             env={**os.environ, **(environment or {})},
-            stdout=null,
-            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
         )
         peak = 0
         while process.poll() is None:
             peak = max(peak, _anonymous_bytes(process.pid))
             time.sleep(SAMPLE_SECONDS)
-    seconds = time.perf_counter() - begin
-    errors = process.stderr.read().decode(errors="replace") if process.stderr else ""
-    if process.returncode != 0:
-        raise RuntimeError(f"{command[0]} ended with {process.returncode}: {errors[-2000:]}")
+        seconds = time.perf_counter() - begin
+        if process.returncode != 0:
+            errors.seek(0)
+            said = errors.read().decode(errors="replace")
+            raise RuntimeError(f"{command[0]} ended with {process.returncode}: {said[-2000:]}")
     return Measured(seconds, peak, _core_seconds() - before)
 
 
