@@ -147,6 +147,21 @@ def test_without_the_kernel_the_same(monkeypatch: pytest.MonkeyPatch, bits: int)
         assert np.array_equal(first.values(bits), second.values(bits))
 
 
+@pytest.mark.parametrize("shape", [(0, 64), (3, 0)])
+def test_empty_weights(shape: tuple[int, int]) -> None:
+    found = rounded(np.empty(shape, np.float32))
+    assert (found.packed.size, found.scales.size, found.error, found.energy) == (0, 0, 0, 0)
+
+
+@compiled
+def test_weights_at_odd_addresses() -> None:
+    weight = np.random.default_rng(0).standard_normal((20, 64), np.float32)
+    moved = np.frombuffer(b"x" + weight.tobytes(), np.float32, offset=1).reshape(weight.shape)
+    assert np.array_equal(rounded(moved).packed, rounded(weight).packed)
+    moved = np.frombuffer(b"x" + weight.T.tobytes(), np.float32, offset=1).reshape(weight.T.shape)
+    assert np.array_equal(rounded(moved.T).packed, rounded(weight).packed)
+
+
 def test_threads_change_nothing(tiny: Path, tiny_onnx: Path, quantize, monkeypatch: pytest.MonkeyPatch) -> None:
     for source, form in ((tiny, "pytorch"), (tiny_onnx, "onnx")):
         contents = []

@@ -60,8 +60,10 @@ def round_weight(weight: Array, *, bits: int, group_size: int, scale_dtype: np.d
     rows, columns = weight.shape
     packed = np.empty((rows, columns * bits // 8), np.uint8)
     scales = np.empty((rows, columns // group_size), scale_dtype)
-    error, energy = _fill(_readable(weight), bits=bits, packed=packed, scales=scales, name=name)
-    return Rounded(packed, scales, error, energy)
+    squares = (0.0, 0.0)
+    if weight.size:
+        squares = _fill(_readable(weight), bits=bits, packed=packed, scales=scales, name=name)
+    return Rounded(packed, scales, *squares)
 
 
 def _fill(weight: Array, *, bits: int, packed: Array, scales: Array, name: str) -> tuple[float, float]:
