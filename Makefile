@@ -6,14 +6,14 @@ INSTALLED := $(VENV)/.installed
 DOCS_INSTALLED := $(VENV)/.docs-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-cluster test-k8s lint format docs protos bench bench-merge bench-onnx images test-images up clean
+.PHONY: help install demo test test-all test-cluster test-k8s lint format docs protos bench bench-merge bench-onnx bench-quantize images test-images up clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(INSTALLED) ## Make the environment .venv with everything in it
 
-$(INSTALLED): pyproject.toml constraints.txt $(wildcard services/merge/slipway_merge/tensors/kernel*.[ch])
+$(INSTALLED): pyproject.toml constraints.txt $(wildcard services/*/slipway_*/*/kernel*.[ch] shared/slipway/machine/compiled/*.h)
 	$(PYTHON) -P -m venv $(VENV)
 	$(BIN)/python -P -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
 	@touch $@
@@ -69,6 +69,9 @@ bench: bench-merge ## Measure against peers; prints ratios
 
 bench-merge: $(INSTALLED) ## Measure the merge against peft and cp
 	$(BIN)/python tests/benchmarks/bench_merge.py
+
+bench-quantize: $(INSTALLED) ## Measure int4 against its peers (PEER_PYTHON=… adds onnxruntime-genai's builder)
+	$(BIN)/python tests/benchmarks/bench_quantize.py $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON))
 
 bench-onnx: $(INSTALLED) ## Measure the ONNX export against its peers (PEER_PYTHON=… adds onnxruntime-genai's builder)
 	$(BIN)/python tests/benchmarks/bench_onnx.py $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON))

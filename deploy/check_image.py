@@ -77,11 +77,10 @@ def _contents(extras: set[str]) -> Iterator[str]:
 
 
 def _compiled(extras: set[str]) -> Iterator[str]:
-    """Check that the kernel was compiled: the merge would do without it, but slower."""
-    if "merge" in extras and not any(
-        (_ENVIRONMENT / "lib").glob("python3*/site-packages/slipway_merge/tensors/_kernel*.so")
-    ):
-        yield "the merge's kernel is not compiled"
+    """Check that the kernels were compiled: the stages would do without them, but slower."""
+    for extra, package in (("merge", "slipway_merge/tensors"), ("quantize", "slipway_quantize/grid")):
+        if extra in extras and not any((_ENVIRONMENT / "lib").glob(f"python3*/site-packages/{package}/_kernel*.so")):
+            yield f"the kernel of {extra} is not compiled"
 
 
 def _stages(runs: set[str], extras: set[str]) -> Iterator[str]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import subprocess
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,10 +17,17 @@ SAMPLE_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class Measured:
-    """One finished process."""
+    """One finished process.
+
+    Attributes:
+        seconds: Wall time.
+        peak_anonymous_bytes: Peak of anonymous memory, children included.
+        core_seconds: Time that cores worked for it and its children, which other processes change less than the wall time.
+    """
 
     seconds: float
     peak_anonymous_bytes: int
+    core_seconds: float = 0.0
 
 
 def measure(command: Sequence[str | Path], *, environment: dict[str, str] | None = None) -> Measured:
@@ -29,23 +38,30 @@ def measure(command: Sequence[str | Path], *, environment: dict[str, str] | None
     Raises:
         RuntimeError: The command failed; its last words are in the message.
     """
-    begin = time.perf_counter()
-    with Path(os.devnull).open("wb") as null:
+    begin, before = time.perf_counter(), _core_seconds()
+    with tempfile.TemporaryFile() as errors:  # a pipe that nobody reads would stop a process that says much
         process = subprocess.Popen(
             [str(word) for word in command],
             env={**os.environ, **(environment or {})},
-            stdout=null,
-            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
         )
         peak = 0
         while process.poll() is None:
             peak = max(peak, _anonymous_bytes(process.pid))
             time.sleep(SAMPLE_SECONDS)
-    seconds = time.perf_counter() - begin
-    errors = process.stderr.read().decode(errors="replace") if process.stderr else ""
-    if process.returncode != 0:
-        raise RuntimeError(f"{command[0]} ended with {process.returncode}: {errors[-2000:]}")
-    return Measured(seconds, peak)
+        seconds = time.perf_counter() - begin
+        if process.returncode != 0:
+            errors.seek(0)
+            said = errors.read().decode(errors="replace")
+            raise RuntimeError(f"{command[0]} ended with {process.returncode}: {said[-2000:]}")
+    return Measured(seconds, peak, _core_seconds() - before)
+
+
+def _core_seconds() -> float:
+    """Of all children that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _anonymous_bytes(pid: int) -> int:

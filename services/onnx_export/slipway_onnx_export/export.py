@@ -101,6 +101,7 @@ def _write(
     data_bytes = stream_weights(
         [(made.component.file, made.model, weights) for made, weights in zip(graphs, bound, strict=True)],
         folder=folder,
+        threads=ctx.threads,
         on_tensor=lambda done, total: ctx.progress("weights", done=done, total=total),
     )
     components = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import onnx_ir as ir
@@ -13,16 +12,12 @@ import torch
 from slipway.errors import ONNXExportError
 from slipway.sizes import format_size
 from slipway_onnx_export.loading.conversion import Stack, Weight, place_of
+from slipway_onnx_export.writing.data_file import DataFile
 
 DATA_SUFFIX = ".data"
 
-# Runtimes map external data into memory; a tensor that starts at a page boundary needs no copy.
-PAGE = 4096
-SMALL = 64
 # Larger constants of the graph (rotary tables) go to the data file too, so that model.onnx stays small.
 INLINE_BYTES = 1024
-# Rows are converted in slices of about this size: the memory that streaming needs besides the page cache.
-SLICE_BYTES = 32 << 20
 # protobuf's limit of 2 GiB, less room for the graph itself
 MOST_INLINE_BYTES = (2 << 30) - (64 << 20)
 
@@ -33,7 +28,9 @@ Graph = tuple[str, ir.Model, Mapping[str, Weight]]
 """File name of a graph, the graph, and the tensors of its initializers without a value."""
 
 
-def stream_weights(graphs: Sequence[Graph], *, folder: Path, on_tensor: OnTensor = lambda _done, _total: None) -> int:
+def stream_weights(
+    graphs: Sequence[Graph], *, folder: Path, threads: int = 1, on_tensor: OnTensor = lambda _done, _total: None
+) -> int:
     """Write every weight as float32 to the data file of its graph and bind the initializers to it, in place.
 
     A weight of several graphs is written once, beside the first of them. Tensors are float32, bfloat16 or float16, of any strides.
@@ -41,7 +38,8 @@ def stream_weights(graphs: Sequence[Graph], *, folder: Path, on_tensor: OnTensor
     Args:
         graphs: The graphs of a model.
         folder: Folder of the future ``.onnx`` files.
-        on_tensor: Called after each tensor with the bytes written so far and their total.
+        threads: Threads that convert and write.
+        on_tensor: Called for each tensor with the bytes of all up to it and their total.
 
     Returns:
         Size of the data files in bytes.
@@ -55,18 +53,18 @@ def stream_weights(graphs: Sequence[Graph], *, folder: Path, on_tensor: OnTensor
     for file_name, model, weights in graphs:
         constants = dict(_constants(model, weights))
         data_file = file_name + DATA_SUFFIX
-        with (folder / data_file).open("wb") as file:
+        with DataFile(folder / data_file, threads=threads) as file:
             for name, value in model.graph.initializers.items():
                 length = 0
                 if name in weights:
                     key, dtype = stored.key(weights[name]), ir.DataType.FLOAT
                     if key not in placed:
-                        offset, length = _write_tensor(file, weights[name], name=name)
+                        offset, length = file.write_tensor(weights[name], name=name)
                         placed[key] = data_file, offset, length
                 elif name in constants:
                     key, dtype = stored.key(constants[name]), constants[name].dtype
                     if key not in placed:
-                        offset, length = _write_bytes(file, constants[name].tobytes())
+                        offset, length = file.write_bytes(constants[name].tobytes())
                         placed[key] = data_file, offset, length
                 else:
                     continue
@@ -160,35 +158,3 @@ def _bind(value: ir.Value, dtype: ir.DataType, *, place: tuple[str, int, int], f
     assert value.name is not None
     value.type = ir.TensorType(dtype)
     value.const_value = ir.ExternalTensor(*place, dtype, shape=value.shape, name=value.name, base_dir=str(folder))
-
-
-def _align(file: BinaryIO, length: int) -> int:
-    offset = file.tell()
-    padding = -offset % (PAGE if length >= PAGE else SMALL)
-    file.write(b"\0" * padding)
-    return offset + padding
-
-
-def _write_bytes(file: BinaryIO, data: bytes) -> tuple[int, int]:
-    offset = _align(file, len(data))
-    file.write(data)
-    return offset, len(data)
-
-
-def _write_tensor(file: BinaryIO, tensor: Weight, *, name: str) -> tuple[int, int]:
-    """Append one tensor as contiguous float32. tensor: (rows, …)."""
-    length = 4 * tensor.numel()
-    offset = _align(file, length)
-    rows = tensor.reshape(1) if isinstance(tensor, torch.Tensor) and tensor.dim() == 0 else tensor
-    step = max(1, SLICE_BYTES * len(rows) // max(length, 1))
-    for start in range(0, len(rows), step):
-        block = rows[start : start + step].to(torch.float32).contiguous().numpy()
-        if not np.isfinite(block).all():
-            raise ONNXExportError(
-                f"weight {name!r} contains NaN or infinity",
-                reason="NON_FINITE_WEIGHTS",
-                remedy="check the checkpoint: training may have diverged",
-                about={"tensor": name},
-            )
-        file.write(block.data)
-    return offset, length

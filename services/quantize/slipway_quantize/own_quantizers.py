@@ -17,6 +17,9 @@ class _Checkpoints:
 
     def write(self, source: Path, target: Path, params: QuantizeParams, ctx: Context) -> Outcome:
         """As :meth:`slipway_quantize.quantizer.Quantizer.write`."""
+        import torch
+
+        torch.set_num_threads(ctx.threads)
         if params.integers is None:
             from slipway_quantize.checkpoints.half import write_half
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from slipway.errors import QuantizationError
 from slipway.formats.registry import load_format
 from slipway.models.base_format import quantization_of
@@ -24,7 +22,6 @@ def quantize(source: Path, target: Path, params: QuantizeParams, ctx: Context) -
     Raises:
         QuantizationError: With the reasons listed in the package's README.
     """
-    torch.set_num_threads(max(1, ctx.threads))
     _refuse_quantized(source)
     copy_companions(source, target)
     quantizer, runtime = load_quantizer(params.format), load_format(params.format).runtime

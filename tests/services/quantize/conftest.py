@@ -33,10 +33,10 @@ def quantize(tmp_path: Path) -> Callable[..., tuple[Path, Context]]:
     """Runs the stage in a work folder of its own."""
     runs = iter(range(100))
 
-    def call(source: Path, **params: Any) -> tuple[Path, Context]:
+    def call(source: Path, *, threads: int = 1, **params: Any) -> tuple[Path, Context]:
         workdir = tmp_path / f"attempt-{next(runs)}"
         workdir.mkdir()
-        ctx = Context(workdir=workdir, log=logging.getLogger("test"))
+        ctx = Context(workdir=workdir, log=logging.getLogger("test"), threads=threads)
         return STAGE.run({"model": source}, QuantizeParams(**params), ctx)["model"], ctx
 
     return call

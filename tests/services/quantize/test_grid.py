@@ -2,51 +2,59 @@
 
 from __future__ import annotations
 
+import ml_dtypes
+import numpy as np
 import pytest
 import torch
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipway_quantize.grid import dequantize_groups, pack_codes, quantize_groups
+from slipway_quantize.grid.search import dequantize_groups, pack_codes, quantize_groups, unpack_codes
+
+FLOAT32 = np.dtype(np.float32)
 
 
-def plain_rounding(weight: torch.Tensor, bits: int, group: int) -> torch.Tensor:
+def plain_rounding(weight: np.ndarray, bits: int, group: int) -> np.ndarray:
     """The textbook quantizer: scale = max(abs) / (2**(bits - 1) - 1)."""
     limit = 2 ** (bits - 1) - 1
-    groups = weight.view(weight.shape[0], -1, group)
-    scale = groups.abs().amax(-1, keepdim=True) / limit
-    return ((groups / scale).round().clamp(-limit - 1, limit) * scale).view_as(weight)
+    groups = weight.reshape(weight.shape[0], -1, group)
+    scale = np.abs(groups).max(-1, keepdims=True) / limit
+    return (np.clip(np.rint(groups / scale), -limit - 1, limit) * scale).reshape(weight.shape)
+
+
+def random(rows: int, columns: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((rows, columns), np.float32)
 
 
 @pytest.mark.parametrize(("bits", "gain"), [(4, 0.72), (8, 1.0)])
 def test_error_is_below_plain_rounding(bits: int, gain: float) -> None:
-    weight = torch.randn(256, 256, generator=torch.Generator().manual_seed(0))
-    codes, scales = quantize_groups(weight, bits=bits, group_size=32, scale_dtype=torch.float32)
-    ours = (dequantize_groups(codes, scales) - weight).square().sum()
-    plain = (plain_rounding(weight, bits, 32) - weight).square().sum()
+    weight = random(256, 256)
+    codes, scales = quantize_groups(weight, bits=bits, group_size=32, scale_dtype=FLOAT32)
+    ours = np.square(dequantize_groups(codes, scales) - weight).sum()
+    plain = np.square(plain_rounding(weight, bits, 32) - weight).sum()
     assert ours < gain * plain
 
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_weights_on_a_grid_survive_exactly(bits: int) -> None:
     limit = 1 << (bits - 1)
-    codes = torch.randint(-limit, limit, (64, 64), generator=torch.Generator().manual_seed(0))
+    codes = np.random.default_rng(0).integers(-limit, limit, (64, 64))
     codes[:, ::32] = -limit  # every group reaches the end of the grid
-    weight = codes.float() * 0.125
-    found, scales = quantize_groups(weight, bits=bits, group_size=32, scale_dtype=torch.float32)
-    assert torch.equal(dequantize_groups(found, scales), weight)
+    weight = (codes * 0.125).astype(np.float32)
+    found, scales = quantize_groups(weight, bits=bits, group_size=32, scale_dtype=FLOAT32)
+    assert np.array_equal(dequantize_groups(found, scales), weight)
 
 
-@pytest.mark.parametrize("scale_dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_zero_and_tiny_groups_become_zero_and_stay_finite(scale_dtype: torch.dtype) -> None:
-    weight = torch.zeros(3, 32)
+@pytest.mark.parametrize("scale_dtype", [np.float32, ml_dtypes.bfloat16, np.float16])
+def test_zero_and_tiny_groups_become_zero_and_stay_finite(scale_dtype: type) -> None:
+    weight = np.zeros((3, 32), np.float32)
     weight[1] = 1e-42
     weight[2] = 1e-9
-    codes, scales = quantize_groups(weight, bits=4, group_size=32, scale_dtype=scale_dtype)
+    codes, scales = quantize_groups(weight, bits=4, group_size=32, scale_dtype=np.dtype(scale_dtype))
     rounded = dequantize_groups(codes, scales)
-    assert torch.isfinite(rounded).all()
-    assert (rounded - weight).abs().max() < 1e-8
+    assert np.isfinite(rounded).all()
+    assert np.abs(rounded - weight).max() < 1e-8
 
 
 @settings(max_examples=60, deadline=None)
@@ -61,19 +69,22 @@ def test_zero_and_tiny_groups_become_zero_and_stay_finite(scale_dtype: torch.dty
 def test_error_of_each_weight_is_bounded_by_the_step(
     rows: int, groups: int, bits: int, group: int, seed: int, magnitude: float
 ) -> None:
-    weight = torch.randn(rows, groups * group, generator=torch.Generator().manual_seed(seed)) * magnitude
-    codes, scales = quantize_groups(weight, bits=bits, group_size=group, scale_dtype=torch.float32)
+    weight = random(rows, groups * group, seed) * np.float32(magnitude)
+    codes, scales = quantize_groups(weight, bits=bits, group_size=group, scale_dtype=FLOAT32)
     limit = 1 << (bits - 1)
     assert -limit <= int(codes.min()) <= int(codes.max()) < limit
-    error = (dequantize_groups(codes, scales) - weight).abs().view(rows, groups, group)
+    error = np.abs(dequantize_groups(codes, scales) - weight)
+    step = np.abs(scales).repeat(group, 1)
     # Half a step inside the grid; the ends of a group may be cut off, by two steps at the very most.
-    assert (error <= 2 * scales.abs().unsqueeze(-1)).all()
-    inside = (codes.int() > -limit) & (codes.int() < limit - 1)
-    assert (error.view_as(codes)[inside] <= (0.51 * scales.abs()).repeat_interleave(group, 1)[inside]).all()
+    assert (error <= 2 * step).all()
+    inside = (codes > -limit) & (codes < limit - 1)
+    assert (error[inside] <= (0.51 * step)[inside]).all()
 
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_packing_is_that_of_compressed_tensors(bits: int) -> None:
     limit = 1 << (bits - 1)
-    codes = torch.randint(-limit, limit, (7, 96), dtype=torch.int8)
-    assert torch.equal(pack_codes(codes, bits=bits).view(torch.int32), pack_to_int32(codes, bits))
+    codes = np.random.default_rng(0).integers(-limit, limit, (7, 96)).astype(np.int8)
+    packed = pack_codes(codes, bits=bits)
+    assert np.array_equal(packed.view(np.int32), pack_to_int32(torch.from_numpy(codes), bits).numpy())
+    assert np.array_equal(unpack_codes(packed, bits=bits), codes)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import numpy as np
 
+from slipway.machine.compiled.library import best_kernel
 from slipway_merge.tensors.tensor_io import Array
+
+FOLDER = Path(__file__).parent
 
 
 class Counts(ctypes.Structure):
@@ -65,20 +67,8 @@ class Kernel:
         return counts
 
 
-def library() -> ctypes.CDLL | None:
-    """Return the compiled library, if there is one."""
-    paths = (Path(__file__).with_name(f"_kernel{suffix}") for suffix in EXTENSION_SUFFIXES)
-    path = next((path for path in paths if path.exists()), None)
-    if path is None:
-        return None
-    loaded = ctypes.CDLL(str(path))
-    loaded.slipway_kernel.restype = ctypes.c_char_p
-    return loaded
-
-
 @cache
 def kernel() -> Kernel | None:
     """Return the kernel for this processor, if there is one."""
-    loaded = library()
-    name: bytes | None = loaded.slipway_kernel() if loaded else None
-    return Kernel(loaded, name.decode()) if loaded and name else None
+    found = best_kernel(FOLDER)
+    return Kernel(*found) if found else None

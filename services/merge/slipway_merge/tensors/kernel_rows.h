@@ -1,8 +1,5 @@
 /* The kernel for vectors of LANES floats and tiles of ROWS rows; included once for each kind of processor. */
-
-typedef float NAME(floats) __attribute__((vector_size(LANES * 4)));
-typedef uint32_t NAME(words) __attribute__((vector_size(LANES * 4)));
-typedef uint16_t NAME(halves) __attribute__((vector_size(LANES * 2)));
+#define ROWS (LANES == 16 ? 8 : 2)
 
 enum { NAME(VECTORS) = PANEL / LANES };
 
@@ -85,7 +82,4 @@ TARGET void NAME(merge)(const uint16_t *weight, uint16_t *result, const float *l
     }
 }
 
-#undef LANES
 #undef ROWS
-#undef NAME
-#undef TARGET

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from slipway.errors import ONNXExportError
 from slipway.models.activations.request import Kind, activation_name
@@ -44,6 +43,8 @@ def layers_of(model: Any) -> tuple[str, list[torch.nn.Module]]:
     Raises:
         ONNXExportError: ``FAMILY_UNSUPPORTED`` if it has no such list, or several.
     """
+    from transformers.modeling_layers import GradientCheckpointingLayer  # takes longer than building a graph does
+
     lists = [
         (path, list(module))
         for path, module in model.named_modules()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 NAME = "every_expert"
 
@@ -36,5 +35,7 @@ def every_expert(self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tens
 def use_every_expert(model: Any) -> None:
     """Let a model's experts run in the form of :func:`every_expert`, if it has any that allow it."""
     if model._can_set_experts_implementation():
+        from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS  # takes longer than building a graph does
+
         ALL_EXPERTS_FUNCTIONS.register(NAME, every_expert)
         model.set_experts_implementation(NAME)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from slipway.counts import counted
 from slipway.errors import QuantizationError
-from slipway.models.dtypes import FLOATS, torch_dtypes
+from slipway.models.dtypes import FLOATS, numpy_dtypes, torch_dtypes
 from slipway.models.safetensors_file import TensorInfo, read_weights
-
-CHUNK_ELEMENTS = 1 << 20  # 4 MiB in float32: small beside any real tensor, large beside the cost of a call
+from slipway_quantize.grid import rounding
+from slipway_quantize.writing import PIECE_WEIGHTS
 
 DTYPES = torch_dtypes(*FLOATS, "I64", "I32", "I16", "I8", "U8", "BOOL")
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -50,25 +51,27 @@ def row_pieces(tensor: TensorInfo) -> Iterator[tuple[int, Tensor]]:
     if not tensor.shape:
         yield 0, values
         return
-    step = max(1, CHUNK_ELEMENTS // (tensor.numel // len(values)))
+    step = max(1, PIECE_WEIGHTS // (tensor.numel // len(values)))
     for start in range(0, len(values), step):
         yield start, values[start : start + step]
+
+
+def as_array(values: Tensor) -> NDArray[Any]:
+    """Return a float tensor as an array of the same memory."""
+    if values.dtype == torch.bfloat16:
+        return values.view(torch.uint16).numpy().view(numpy_dtypes("BF16")["BF16"])
+    array: NDArray[Any] = values.numpy()
+    return array
 
 
 def require_finite(values: Tensor, name: str) -> None:
     """Refuse NaN and infinity.
 
     Raises:
-        QuantizationError: ``NON_FINITE_WEIGHTS``, with the tensor's name and the number of values that are not finite.
+        QuantizationError: ``NON_FINITE_WEIGHTS``.
     """
     if values.is_floating_point() and not bool(torch.isfinite(values).all()):
-        count = int((~torch.isfinite(values)).sum())
-        raise QuantizationError(
-            f"tensor {name!r} has {counted(count, 'NaN or infinite value')}",
-            reason="NON_FINITE_WEIGHTS",
-            remedy="the training diverged or the file is damaged: use an earlier checkpoint",
-            about={"tensor": name, "count": count},
-        )
+        rounding.require_finite(as_array(values), name)
 
 
 def cast_to_half(values: Tensor, dtype: torch.dtype, name: str) -> Tensor:

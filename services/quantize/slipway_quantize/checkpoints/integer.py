@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,15 +17,24 @@ import torch
 from torch import Tensor
 
 from slipway.errors import QuantizationError
+from slipway.models.dtypes import numpy_dtypes
 from slipway.models.safetensors_file import TensorInfo
 from slipway.models.safetensors_layout import TensorSpec
 from slipway.stage import Context
-from slipway_quantize.checkpoints.checkpoint import DTYPE_NAMES, DTYPES, read_tensors, require_finite, row_pieces
+from slipway_quantize.checkpoints.checkpoint import (
+    DTYPE_NAMES,
+    DTYPES,
+    as_array,
+    read_tensors,
+    require_finite,
+    row_pieces,
+)
 from slipway_quantize.checkpoints.structure import LinearWeight, find_linear_layers, model_config, require_family
 from slipway_quantize.checkpoints.weights_file import WeightsFile
 from slipway_quantize.companions import read_json, write_json
-from slipway_quantize.grid import dequantize_groups, pack_codes, quantize_groups
+from slipway_quantize.grid.rounding import round_weight
 from slipway_quantize.levels import IntLevel
+from slipway_quantize.pieces import Pieces, Squares
 from slipway_quantize.report import Outcome, warn_unaligned
 
 _SCALE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -63,14 +73,20 @@ def write_int(source: Path, target: Path, level: IntLevel, *, max_shard_bytes: i
     total = sum(tensor.nbytes for tensor in tensors.values())
     _require_smaller(total, sum(spec.nbytes for group in groups for spec in group), level)
     done = 0
-    with WeightsFile(target, groups, max_shard_bytes=max_shard_bytes) as weights:
+    with (
+        WeightsFile(target, groups, max_shard_bytes=max_shard_bytes) as weights,
+        Pieces(outcome, threads=ctx.threads) as pieces,
+    ):
         for tensor in tensors.values():
             for weight in plan.linear.get(tensor.name, []) if level.packed else []:
                 weights.write(f"{weight.module}.weight_shape", torch.tensor(tensor.shape, dtype=torch.int64))
             for row, values in row_pieces(tensor):
                 ctx.progress("quantize", done=done, total=total)
-                require_finite(values, tensor.name)
-                _write_rows(tensor.name, values, row, plan=plan, level=level, weights=weights, outcome=outcome)
+                if tensor.name in plan.dense:
+                    require_finite(values, tensor.name)
+                    weights.write(tensor.name, values, row=row)
+                if tensor.name in plan.linear:
+                    pieces.add(partial(_write_rows, tensor.name, values, row, plan=plan, level=level, weights=weights))
                 done += values.nbytes
             _record(tensor.name, plan, outcome)
     ctx.progress("quantize", done=done, total=total)
@@ -144,26 +160,20 @@ def _planned_tensors(tensor: TensorInfo, plan: _Plan, level: IntLevel) -> list[l
     return groups
 
 
-def _write_rows(
-    name: str, values: Tensor, row: int, *, plan: _Plan, level: IntLevel, weights: WeightsFile, outcome: Outcome
-) -> None:
-    if name in plan.dense:
-        weights.write(name, values, row=row)
-    if name not in plan.linear:
-        return
-    codes, scales = quantize_groups(values, bits=level.bits, group_size=level.group_size, scale_dtype=plan.scale_dtype)
-    rounded = dequantize_groups(codes, scales).to(plan.scale_dtype)
-    exact = values.float()
-    outcome.error_energy += float((rounded.float() - exact).square().sum())
-    outcome.weight_energy += float(exact.square().sum())
+def _write_rows(name: str, values: Tensor, row: int, *, plan: _Plan, level: IntLevel, weights: WeightsFile) -> Squares:
+    """Round rows of a tensor for the linear layers that are made from it."""
+    scale_dtype = numpy_dtypes(DTYPE_NAMES[plan.scale_dtype])[DTYPE_NAMES[plan.scale_dtype]]
+    rounded = round_weight(
+        as_array(values), bits=level.bits, group_size=level.group_size, scale_dtype=scale_dtype, name=name
+    )
     for weight in plan.linear[name]:
         if level.packed:
-            weights.write(
-                f"{weight.module}.weight_packed", pack_codes(codes, bits=level.bits).view(torch.int32), row=row
-            )
-            weights.write(f"{weight.module}.weight_scale", scales, row=row)
+            weights.write_bytes(f"{weight.module}.weight_packed", rounded.packed, row=row)
+            weights.write_bytes(f"{weight.module}.weight_scale", rounded.scales, row=row)
         else:
-            weights.write(f"{weight.module}.weight", rounded.to(values.dtype), row=row)
+            dense = torch.from_numpy(rounded.values(level.bits)).to(plan.scale_dtype).to(values.dtype)
+            weights.write(f"{weight.module}.weight", dense, row=row)
+    return rounded.error, rounded.energy
 
 
 def _record(name: str, plan: _Plan, outcome: Outcome) -> None:

@@ -7,25 +7,17 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from slipway.models.safetensors_file import TensorInfo
 from slipway.models.safetensors_layout import PlannedFile, TensorSpec, index_file, plan_files
 from slipway_quantize.checkpoints.checkpoint import DTYPE_NAMES
-
-
-def write_all(descriptor: int, data: memoryview, offset: int) -> None:
-    """Write every byte at ``offset``; a plain ``pwrite`` may write less.
-
-    Raises:
-        OSError: For example ENOSPC.
-    """
-    while data:
-        written = os.pwrite(descriptor, data, offset)
-        data, offset = data[written:], offset + written
+from slipway_quantize.writing import write_all
 
 
 class WeightsFile:
@@ -68,12 +60,20 @@ class WeightsFile:
         Raises:
             OSError: For example ENOSPC.
         """
-        descriptor, place = self._places[name]
+        place = self._places[name][1]
         if DTYPE_NAMES[values.dtype] != place.dtype or tuple(values.shape[1:]) != place.shape[1:]:
             raise AssertionError(f"{name}: {values.dtype} {tuple(values.shape)} does not fit {place}")
+        self.write_bytes(name, values.contiguous().reshape(-1).view(torch.uint8).numpy(), row=row)
+
+    def write_bytes(self, name: str, values: NDArray[Any], *, row: int) -> None:
+        """Write the bytes of an array as rows of tensor ``name``, starting at ``row``; several threads can write at once.
+
+        Raises:
+            OSError: For example ENOSPC.
+        """
+        descriptor, place = self._places[name]
         row_bytes = place.nbytes // max(1, place.shape[0]) if place.shape else 0
-        data = values.contiguous().reshape(-1).view(torch.uint8).numpy().data
-        write_all(descriptor, data, place.start + row * row_bytes)
+        write_all(descriptor, values.reshape(-1).view(np.uint8).data, place.start + row * row_bytes)
 
     def _create(self, folder: Path, file: PlannedFile) -> None:
         descriptor = os.open(folder / file.filename, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)

@@ -19,8 +19,7 @@ from onnx_ir.serde import SerdeError
 
 from slipway.errors import QuantizationError
 from slipway.models.dtypes import DTYPES, FLOATS, numpy_dtypes
-from slipway_quantize.checkpoints.checkpoint import CHUNK_ELEMENTS
-from slipway_quantize.checkpoints.weights_file import write_all
+from slipway_quantize.writing import PIECE_WEIGHTS, write_all
 
 _DATA_SUFFIX = ".data"
 # Runtimes map external data into memory; a tensor that starts at a page boundary needs no copy.
@@ -104,7 +103,7 @@ def row_chunks(values: NDArray[Any], *, multiple: int = 1) -> Iterator[tuple[int
     if values.ndim == 0 or values.size == 0:
         yield 0, values
         return
-    step = max(1, CHUNK_ELEMENTS // max(1, values.size // len(values)))
+    step = max(1, PIECE_WEIGHTS // max(1, values.size // len(values)))
     step = max(multiple, step - step % multiple)
     for start in range(0, len(values), step):
         yield start, values[start : start + step]

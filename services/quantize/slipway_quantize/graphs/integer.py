@@ -7,18 +7,16 @@ G = K / group size groups.
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from slipway.errors import QuantizationError
 from slipway.stage import Context
-from slipway_quantize.checkpoints.checkpoint import require_finite
 from slipway_quantize.graphs.folder import (
     DataFile,
     Shared,
@@ -32,11 +30,14 @@ from slipway_quantize.graphs.folder import (
     save_graph,
 )
 from slipway_quantize.graphs.weights import Weight, find_weights
-from slipway_quantize.grid import dequantize_groups, pack_codes, quantize_groups
+from slipway_quantize.grid.rounding import Rounded, round_weight
 from slipway_quantize.levels import IntLevel
+from slipway_quantize.pieces import Pieces, Squares
 from slipway_quantize.report import Outcome, warn_unaligned
 
 _CONTRIB = "com.microsoft"
+_LINE = 16
+"""Output features that lie beside each other in a line of the processor's cache, if the matrix is stored input features first."""
 
 
 def write_int(source: Path, target: Path, level: IntLevel, *, accuracy_level: int, ctx: Context) -> Outcome:
@@ -67,16 +68,16 @@ def write_int(source: Path, target: Path, level: IntLevel, *, accuracy_level: in
     total = sum(math.prod(weight.features) for weights in fits.values() for weight in weights)
     done, shared, unaligned = 0, Shared(), []
     for name, model in graphs:
-        with DataFile(target, name, shared) as data:
+        with DataFile(target, name, shared) as data, Pieces(outcome, threads=ctx.threads) as pieces:
             for weight in fits[name]:
                 ctx.progress("quantize", done=done, total=total, unit="weights")
                 values = read_constant(source, weight.value.const_value)
                 if level.packed:
                     _replace_by_integers(
-                        model, weight, values, level, accuracy_level=accuracy_level, data=data, outcome=outcome
+                        model, weight, values, level, accuracy_level=accuracy_level, data=data, pieces=pieces
                     )
                 else:
-                    _round_in_place(weight, values, level, data=data, outcome=outcome)
+                    _round_in_place(weight, values, level, data=data, pieces=pieces)
                 outcome.quantized.append(weight.name)
                 done += math.prod(weight.features)
             copy_external(source, model, data)
@@ -96,13 +97,13 @@ def _replace_by_integers(
     *,
     accuracy_level: int,
     data: DataFile,
-    outcome: Outcome,
+    pieces: Pieces,
 ) -> None:
     """Quantize one matrix, and replace the nodes that use it by integer operators."""
     packed, scales = data.once(
         weight.value.const_value,
         f"integers, transposed: {weight.transposed}",
-        lambda: _write_quantized(weight, values, level, data=data, outcome=outcome),
+        lambda: _write_quantized(weight, values, level, data=data, pieces=pieces),
     )
     quantized = add_initializer(model, packed)
     scale = add_initializer(model, scales)
@@ -147,7 +148,7 @@ def _lookup_nodes(
 
 
 def _write_quantized(
-    weight: Weight, values: NDArray[Any], level: IntLevel, *, data: DataFile, outcome: Outcome
+    weight: Weight, values: NDArray[Any], level: IntLevel, *, data: DataFile, pieces: Pieces
 ) -> tuple[ir.ExternalTensor, ir.ExternalTensor]:
     """Write the matrix as integers (N, G, group bytes) and scales (N, G), a few output features at a time."""
     rows, columns = weight.features
@@ -156,50 +157,50 @@ def _write_quantized(
         f"{weight.name}.q{level.bits}", ir.DataType.UINT8, (rows, groups, level.group_size * level.bits // 8)
     )
     scales = data.reserve(f"{weight.name}.scale", ir.DataType.FLOAT, (rows, groups))
-    for row, piece in row_chunks(values.T if weight.transposed else values):
-        exact = _as_float32(piece, weight.name)
-        codes, scale = quantize_groups(exact, bits=level.bits, group_size=level.group_size, scale_dtype=torch.float32)
-        _add_error(exact, dequantize_groups(codes, scale), outcome)
-        data.fill(packed, pack_codes(codes, bits=level.bits).numpy(), row=row)
-        data.fill(scales, scale.numpy(), row=row)
+
+    def write(piece: NDArray[Any], row: int) -> Squares:
+        rounded = _round(piece, level, weight)
+        data.fill(packed, rounded.packed, row=row)
+        data.fill(scales, rounded.scales, row=row)
+        return rounded.error, rounded.energy
+
+    for row, piece in row_chunks(values.T if weight.transposed else values, multiple=_LINE):
+        pieces.add(partial(write, piece, row))
     return packed, scales
 
 
-def _round_in_place(weight: Weight, values: NDArray[Any], level: IntLevel, *, data: DataFile, outcome: Outcome) -> None:
+def _round_in_place(weight: Weight, values: NDArray[Any], level: IntLevel, *, data: DataFile, pieces: Pieces) -> None:
     """Replace the values of one matrix by rounded ones."""
     rounded = data.once(
-        weight.value.const_value, "rounded", lambda: _write_rounded(weight, values, level, data=data, outcome=outcome)
+        weight.value.const_value, "rounded", lambda: _write_rounded(weight, values, level, data=data, pieces=pieces)
     )
     bind(weight.value, rounded)
 
 
 def _write_rounded(
-    weight: Weight, values: NDArray[Any], level: IntLevel, *, data: DataFile, outcome: Outcome
+    weight: Weight, values: NDArray[Any], level: IntLevel, *, data: DataFile, pieces: Pieces
 ) -> ir.ExternalTensor:
     """Write the rounded values of the matrix in its own layout and type."""
     assert weight.value.const_value is not None
     shape = tuple(int(size) for size in weight.value.const_value.shape.numpy())
     dense = data.reserve(weight.name, weight.value.const_value.dtype, shape)
-    for row, piece in row_chunks(values, multiple=level.group_size if weight.transposed else 1):
-        exact = _as_float32(piece.T if weight.transposed else piece, weight.name)
-        codes, scale = quantize_groups(exact, bits=level.bits, group_size=level.group_size, scale_dtype=torch.float32)
-        rounded = dequantize_groups(codes, scale)
-        _add_error(exact, rounded, outcome)
-        stored = rounded.numpy().astype(values.dtype)
+
+    def write(piece: NDArray[Any], row: int) -> Squares:
+        rounded = _round(piece.T if weight.transposed else piece, level, weight)
+        stored = rounded.values(level.bits).astype(values.dtype)
         data.fill(dense, stored.T if weight.transposed else stored, row=row)
+        return rounded.error, rounded.energy
+
+    for row, piece in row_chunks(values, multiple=level.group_size if weight.transposed else 1):
+        pieces.add(partial(write, piece, row))
     return dense
 
 
-def _as_float32(piece: NDArray[Any], name: str) -> Tensor:
-    """Return a piece of a matrix, (rows, K), as finite float32."""
-    exact = torch.from_numpy(np.array(piece, dtype=np.float32, order="C"))
-    require_finite(exact, name)
-    return exact
-
-
-def _add_error(exact: Tensor, rounded: Tensor, outcome: Outcome) -> None:
-    outcome.error_energy += float((rounded - exact).square().sum())
-    outcome.weight_energy += float(exact.square().sum())
+def _round(piece: NDArray[Any], level: IntLevel, weight: Weight) -> Rounded:
+    """Round a piece of a matrix, (rows, K)."""
+    return round_weight(
+        piece, bits=level.bits, group_size=level.group_size, scale_dtype=np.dtype(np.float32), name=weight.name
+    )
 
 
 def _add_inline_constant(model: ir.Model, name: str, values: list[int]) -> ir.Value:

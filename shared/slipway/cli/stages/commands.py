@@ -92,7 +92,6 @@ def stage(  # noqa: PLR0917 - typer calls it by name
 
     require("worker", what=f"slipway stage {name}", install=stage_extra(load_stage(name).params.__module__))
     from slipway.cli.stages.running import parse_pairs, run_stage
-    from slipway.cli.stages.view import figures, read_validation
     from slipway.cli.terminal.console import answers, print_json
     from slipway.reasons import REASONS
 
@@ -107,7 +106,11 @@ def stage(  # noqa: PLR0917 - typer calls it by name
         progress=progress,
         level=_log_level(),
     )
-    validation = read_validation(done)
+    validation = None
+    if "validation" in done["outputs"]:
+        from slipway.cli.stages.view import figures, read_validation
+
+        validation = read_validation(done)
     if as_json:
         print_json(done if validation is None else {**done, "validation": validation.model_dump(mode="json")})
     else:

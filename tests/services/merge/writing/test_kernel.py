@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from slipway.errors import ModelMergeError
+from slipway.machine.compiled.library import load_library
 from slipway.stage import Context
 from slipway_merge.params import MergeParams
 from slipway_merge.stage import STAGE
 from slipway_merge.tensors import deltas
 from slipway_merge.tensors.block import Block
-from slipway_merge.tensors.kernel import Kernel, kernel, library
+from slipway_merge.tensors.kernel import FOLDER, Kernel, kernel
 from slipway_merge.tensors.tensor_io import FLOAT_TYPES
 
 BF16 = FLOAT_TYPES["BF16"]
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compile
 
 
 def usable() -> list[Kernel]:
-    loaded, best = library(), kernel()
+    loaded, best = load_library(FOLDER), kernel()
     assert loaded, "not compiled: make install"
     assert best, "this processor has no fused multiply-add"
     return [Kernel(loaded, name) for name in OLDER[best.name]]

@@ -1,0 +1,1 @@
+"""Writing of weights beside a graph."""

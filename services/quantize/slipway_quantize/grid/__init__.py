@@ -1,0 +1,1 @@
+"""Rounding of weights to small integers and one scale per group."""

@@ -1,0 +1,126 @@
+"""Round pieces of weights to the grid of a level: packed codes, scales, and what the rounding adds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from slipway.counts import counted
+from slipway.errors import QuantizationError
+from slipway_quantize.grid.kernel import TYPES, kernel
+from slipway_quantize.grid.search import (
+    STEPS,
+    Array,
+    dequantize_groups,
+    pack_codes,
+    quantize_groups,
+    unpack_codes,
+)
+
+_CHUNK = 1 << 17
+"""Weights that numpy works on at once: they stay in the processor's cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """A rounded piece of a weight.
+
+    Attributes:
+        packed: Packed codes. uint8 (N, K · bits / 8)
+        scales: (N, G)
+        error: Sum of squares of what the rounding adds to the weights.
+        energy: Sum of squares of the weights.
+    """
+
+    packed: Array
+    scales: Array
+    error: float
+    energy: float
+
+    def values(self, bits: int) -> Array:
+        """Return the rounded weights, float32 (N, K)."""
+        return dequantize_groups(unpack_codes(self.packed, bits=bits), self.scales)
+
+
+def round_weight(weight: Array, *, bits: int, group_size: int, scale_dtype: np.dtype[Any], name: str) -> Rounded:
+    """Round a piece of a weight to the nearest codes of a grid with fitted scales, as :func:`~slipway_quantize.grid.search.quantize_groups`.
+
+    Args:
+        weight: Any float type and strides; K divisible by ``group_size``. (N, K)
+        bits: 4 or 8.
+        group_size: Weights per scale.
+        scale_dtype: Stored type of the scales: float32, float16 or bfloat16.
+        name: The weight's name, for errors.
+
+    Raises:
+        QuantizationError: ``NON_FINITE_WEIGHTS``, or ``WEIGHT_OVERFLOW`` if the scales' type cannot hold a scale.
+    """
+    rows, columns = weight.shape
+    packed = np.empty((rows, columns * bits // 8), np.uint8)
+    scales = np.empty((rows, columns // group_size), scale_dtype)
+    squares = (0.0, 0.0)
+    if weight.size:
+        squares = _fill(_readable(weight), bits=bits, packed=packed, scales=scales, name=name)
+    return Rounded(packed, scales, *squares)
+
+
+def _fill(weight: Array, *, bits: int, packed: Array, scales: Array, name: str) -> tuple[float, float]:
+    """Fill codes and scales; return the squares of error and weights."""
+    if compiled := kernel():
+        sums = compiled.quantize(weight, STEPS[bits], bits=bits, packed=packed, scales=scales)
+        if not sums.finite:
+            require_finite(weight, name)
+        if not sums.fits:
+            raise _overflow_error(weight, scales, name)
+        return sums.error, sums.energy
+    require_finite(weight, name)
+    size, error, energy = weight.shape[1] // scales.shape[1], 0.0, 0.0
+    step = max(1, _CHUNK // weight.shape[1])
+    for start in range(0, len(weight), step):
+        rows = slice(start, start + step)
+        codes, scales[rows] = quantize_groups(weight[rows], bits=bits, group_size=size, scale_dtype=scales.dtype)
+        packed[rows] = pack_codes(codes, bits=bits)
+        if not np.isfinite(scales[rows]).all():
+            raise _overflow_error(weight, scales[rows], name)
+        exact = weight[rows].astype(np.float32)
+        error += float(np.square(dequantize_groups(codes, scales[rows]) - exact).sum(dtype=np.float64))
+        energy += float(np.square(exact).sum(dtype=np.float64))
+    return error, energy
+
+
+def _readable(weight: Array) -> Array:
+    """Return the weight in a type and layout that the kernel reads."""
+    if weight.dtype.name not in TYPES:
+        return weight.astype(np.float32, order="C")
+    row, column = weight.strides
+    if weight.flags.c_contiguous or (row == weight.itemsize and column >= row * len(weight)):
+        return weight
+    return np.ascontiguousarray(weight)
+
+
+def require_finite(values: Array, name: str) -> None:
+    """Refuse NaN and infinity.
+
+    Raises:
+        QuantizationError: ``NON_FINITE_WEIGHTS``, with the tensor's name and the number of values that are not finite.
+    """
+    count = values.size - int(np.count_nonzero(np.isfinite(values)))
+    if count:
+        raise QuantizationError(
+            f"tensor {name!r} has {counted(count, 'NaN or infinite value')}",
+            reason="NON_FINITE_WEIGHTS",
+            remedy="the training diverged or the file is damaged: use an earlier checkpoint",
+            about={"tensor": name, "count": count},
+        )
+
+
+def _overflow_error(weight: Array, scales: Array, name: str) -> QuantizationError:
+    largest, dtype = float(np.abs(weight).max()), scales.dtype.name
+    return QuantizationError(
+        f"tensor {name!r} holds {largest:.6g}, so a scale of its groups is beyond the range of {dtype}",
+        reason="WEIGHT_OVERFLOW",
+        remedy="use bf16, which has the range of float32, or convert the model to bfloat16 first",
+        about={"tensor": name, "largest": largest, "dtype": dtype},
+    )

@@ -1,0 +1,56 @@
+"""Work on the pieces of weights in threads."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Self
+
+from slipway_quantize.report import Outcome
+
+Squares = tuple[float, float]
+"""Sums of squares of a piece: of what rounding adds, and of its weights."""
+
+
+class Pieces:
+    """Pieces of weights that threads round and write; leaving the context waits for all of them.
+
+    Their sums are added in the order of the pieces, so the outcome does not depend on the threads.
+
+    Args:
+        outcome: Receives the sums.
+        threads: Number of threads.
+    """
+
+    def __init__(self, outcome: Outcome, *, threads: int) -> None:
+        self._outcome = outcome
+        self._most = 2 * threads
+        self._pool = ThreadPoolExecutor(threads)
+        self._waiting: deque[Future[Squares]] = deque()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            while self._waiting and kind is None:
+                self._take()
+        finally:
+            self._pool.shutdown(cancel_futures=True)
+
+    def add(self, work: Callable[[], Squares]) -> None:
+        """Let a thread do the work of one piece. Wait for the oldest piece if many are under way.
+
+        Raises:
+            QuantizationError: What an earlier piece raised.
+        """
+        while len(self._waiting) >= self._most:
+            self._take()
+        self._waiting.append(self._pool.submit(work))
+
+    def _take(self) -> None:
+        error, energy = self._waiting.popleft().result()
+        self._outcome.error_energy += error
+        self._outcome.weight_energy += energy

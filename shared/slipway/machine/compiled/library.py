@@ -1,0 +1,27 @@
+"""Load a service's compiled kernels, and choose those for this processor."""
+
+from __future__ import annotations
+
+import ctypes
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+_NAME = "_kernel"
+
+
+def load_library(folder: Path) -> ctypes.CDLL | None:
+    """Load the library that was compiled into a folder; None if there was no C compiler at installation."""
+    paths = (folder / f"{_NAME}{suffix}" for suffix in EXTENSION_SUFFIXES)
+    path = next((path for path in paths if path.exists()), None)
+    if path is None:
+        return None
+    library = ctypes.CDLL(str(path))
+    library.slipway_kernel.restype = ctypes.c_char_p
+    return library
+
+
+def best_kernel(folder: Path) -> tuple[ctypes.CDLL, str] | None:
+    """Return the library of a folder and the best instructions of this processor that it has kernels for, such as ``avx512``."""
+    library = load_library(folder)
+    name: bytes | None = library.slipway_kernel() if library else None
+    return (library, name.decode()) if library and name else None
