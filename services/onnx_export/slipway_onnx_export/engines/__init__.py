@@ -15,6 +15,7 @@ import onnx_ir as ir
 from slipway.errors import ONNXExportError
 from slipway.models.activations.request import ActivationRequest
 from slipway.models.families import DECODER
+from slipway.models.graphs.promise import Promise
 from slipway_onnx_export.interface import Component
 from slipway_onnx_export.loading.conversion import Weight
 from slipway_onnx_export.opsets import BEST_OPSET, ENGINE_OPSETS
@@ -34,6 +35,7 @@ class GraphRequest:
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Fixed sizes of axes that do not vary, by name."""
     prove_warnings: bool = False
+    promise: Promise = Promise()
     activations: ActivationRequest | None = None
 
     def attentions(self, *default: str) -> tuple[str, ...]:
@@ -110,6 +112,8 @@ def choose_engine(source: ModelSource, params: OnnxExportParams) -> Engine:
     if params.engine != "auto":
         return ENGINES[params.engine]
     mobius = ENGINES["mobius"]
+    if params.past_present_share_buffer:
+        return mobius
     traced = not params.cache or params.attention != "auto" or bool(params.activations)
     if source.family is DECODER and not traced and import_module(mobius.module).supports(source):
         return mobius

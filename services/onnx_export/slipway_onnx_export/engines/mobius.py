@@ -15,6 +15,7 @@ from slipway.models.families import DECODER
 from slipway_onnx_export.components import untraced_decoder
 from slipway_onnx_export.engines import EngineGraph, GraphRequest
 from slipway_onnx_export.lowering import lower
+from slipway_onnx_export.serving.shared_buffer import share_buffers
 from slipway_onnx_export.source import WINDOW_LIMIT, ModelSource
 
 _ROOT_SCALED = ("gemma", "gemma3_text")
@@ -54,6 +55,8 @@ def build(source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
     model = package["model"]
     # Drop the functions that define ONNX Runtime's own operators for other runtimes: they use another opset.
     model.functions.clear()
+    if request.promise.shared_buffer:
+        share_buffers(model)
     lower(model, request.opset)
     weights = module.preprocess_weights(dict(source.weights))
     return [EngineGraph(untraced_decoder(source.layers).fixed(request.sizes), model, weights)]
