@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from slipway.models.activations.request import Kind
-from slipway.models.graphs.promise import Promise
+from slipway.models.graphs.promise import EVERY_CALL, Promise
 
 BATCH, SEQUENCE, PAST, TOTAL, SOURCE = (
     "batch",
@@ -97,7 +97,7 @@ class Component:
     call: Call | None
     unread: tuple[str, ...] = ()
     observed: Observed | None = None
-    promise: Promise = Promise()
+    promise: Promise = EVERY_CALL
 
     @property
     def file(self) -> str:

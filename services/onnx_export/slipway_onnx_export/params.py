@@ -92,7 +92,9 @@ class OnnxExportParams(StageParams):
         if self.past_present_share_buffer and self._own_form:
             raise ValueError(f"past_present_share_buffer needs {self._own_form}")
         if self.logits_to_keep and self.shapes == "static":
-            raise ValueError("logits_to_keep needs shapes that vary: set shapes to dynamic or batch, or logits_to_keep to 0")
+            raise ValueError(
+                "logits_to_keep needs shapes that vary: set shapes to dynamic or batch, or logits_to_keep to 0"
+            )
         if self.tracer_warnings == "prove" and self.parity == "never":
             raise ValueError("tracer_warnings prove needs the comparison with PyTorch: set parity to auto or always")
         return self

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from slipway.errors import ONNXExportError
 from slipway.models.activations.request import ActivationRequest
 from slipway.models.families import DECODER
-from slipway.models.graphs.promise import Promise
+from slipway.models.graphs.promise import EVERY_CALL, Promise
 from slipway_onnx_export.interface import Component
 from slipway_onnx_export.loading.conversion import Weight
 from slipway_onnx_export.opsets import BEST_OPSET, ENGINE_OPSETS
@@ -35,7 +35,7 @@ class GraphRequest:
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Fixed sizes of axes that do not vary, by name."""
     prove_warnings: bool = False
-    promise: Promise = Promise()
+    promise: Promise = EVERY_CALL
     activations: ActivationRequest | None = None
 
     def attentions(self, *default: str) -> tuple[str, ...]:

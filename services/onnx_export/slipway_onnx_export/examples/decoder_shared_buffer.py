@@ -41,6 +41,7 @@ def generate(session: Any, prompt_ids: list[int], *, max_new_tokens: int) -> lis
             buffers[name] = onnxruntime.OrtValue.ortvalue_from_numpy(empty)
             binding.bind_ortvalue_input(name, buffers[name])
             binding.bind_ortvalue_output(name.replace("past_key_values.", "present."), buffers[name])
+    binding.bind_output("logits")  # the last one
     new, total, ends = list(prompt_ids), 0, end_tokens()
     generated: list[int] = []
     while len(generated) < max_new_tokens:
@@ -54,14 +55,9 @@ def generate(session: Any, prompt_ids: list[int], *, max_new_tokens: int) -> lis
         for name, array in feed.items():
             if name in inputs:
                 binding.bind_cpu_input(name, array)
-        binding.bind_output("logits")
+        binding.bind_output("logits")  # again, because its shape changes
         session.run_with_iobinding(binding)
-        logits = next(
-            value
-            for output, value in zip(session.get_outputs(), binding.get_outputs(), strict=True)
-            if output.name == "logits"
-        )
-        token = int(logits.numpy()[0, -1].argmax())
+        token = int(binding.get_outputs()[-1].numpy()[0, -1].argmax())
         if token in ends:
             break
         generated.append(token)

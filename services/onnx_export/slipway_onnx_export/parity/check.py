@@ -14,7 +14,7 @@ import transformers
 
 from slipway.errors import ONNXExportError
 from slipway.models.families import DECODER, ENCODER_DECODER, SPEECH, auto_model
-from slipway.models.graphs.promise import Promise
+from slipway.models.graphs.promise import EVERY_CALL, Promise
 from slipway.models.model_facts import CannotBuildError, check_loadable
 from slipway_onnx_export.activations.recording import Wanted
 from slipway_onnx_export.forms.shapes import room_of
@@ -57,7 +57,7 @@ def check_parity(
     threads: int = 1,
     sizes: Mapping[str, int] = MappingProxyType({}),
     observed: Wanted = (),
-    promise: Promise = Promise(),
+    promise: Promise = EVERY_CALL,
     on_call: OnCall = lambda _done, _total: None,
 ) -> ParityReport:
     """Compare the graphs in a folder with PyTorch.

@@ -5,7 +5,6 @@ One large product uses the memory's bandwidth better than two or three small one
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -111,8 +110,6 @@ def _replace(graph: ir.Graph, nodes: list[ir.Node], weight: ir.Value, sizes: lis
 
 
 def _joined_name(names: list[str]) -> str:
-    """Name a joined weight after its parts: ``layers.0.q_proj.weight.T`` and ``…k_proj…`` give ``layers.0.q_proj+k_proj.weight.T``."""
-    stems = [name.removesuffix(TRANSPOSED_SUFFIX) for name in names]
-    head = os.path.commonprefix([stem.rsplit(".", 2)[0] + "." for stem in stems])
-    parts = [stem.removeprefix(head).removesuffix(".weight") for stem in stems]
-    return f"{head}{'+'.join(parts)}.weight{TRANSPOSED_SUFFIX}"
+    """Name a joined weight after its parts: ``layers.0.q_proj.weight.T`` and its neighbours give ``layers.0.q_proj+k_proj+v_proj.weight.T``."""
+    paths = [name.removesuffix(TRANSPOSED_SUFFIX).removesuffix(".weight").rpartition(".") for name in names]
+    return f"{paths[0][0]}.{'+'.join(last for _, _, last in paths)}.weight{TRANSPOSED_SUFFIX}"

@@ -19,7 +19,9 @@ OPERATOR = "GroupQueryAttention"
 _ROTARY_MULTIPLE = 16
 """The operator rotates heads whose size is a multiple of this."""
 
-_MASK_OPERATORS = frozenset({"Cast", "Unsqueeze", "Expand", "Shape", "Concat", "Slice", "Gather", "Constant", "Reshape"})
+_MASK_OPERATORS = frozenset(
+    {"Cast", "Unsqueeze", "Expand", "Shape", "Concat", "Slice", "Gather", "Constant", "Reshape"}
+)
 """Operators that give a mask another type or shape, and leave it a mask of padding."""
 
 

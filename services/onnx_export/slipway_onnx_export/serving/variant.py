@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from slipway.errors import ONNXExportError
 from slipway.models.families import DECODER
-from slipway.models.graphs.promise import Promise
+from slipway.models.graphs.promise import EVERY_CALL, Promise
 from slipway_onnx_export.engines import EngineGraph
 from slipway_onnx_export.interface import LOGITS, POSITIONS, Component
 from slipway_onnx_export.loading.conversion import Weight
@@ -22,7 +22,7 @@ def check_family(source: ModelSource, promise: Promise) -> None:
     Raises:
         ONNXExportError: ``OPERATOR_UNSUPPORTED``.
     """
-    if source.family is not DECODER and promise != Promise():
+    if source.family is not DECODER and promise != EVERY_CALL:
         raise ONNXExportError(
             f"the model's family is {source.family.name}, and only decoders have a form for serving",
             reason="OPERATOR_UNSUPPORTED",

@@ -35,3 +35,7 @@ class Promise:
             shared_buffer=metadata.get(SHARED_BUFFER) == "1",
             last_logits=metadata.get(LOGITS_TO_KEEP) == "1",
         )
+
+
+EVERY_CALL = Promise()
+"""The promise of a usual graph: every call, and logits of all tokens."""
