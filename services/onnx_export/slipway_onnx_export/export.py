@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from slipway_onnx_export.parity.check import check_parity
 from slipway_onnx_export.sentences import warn_of_unknown_pooling
 from slipway_onnx_export.serving.variant import check_family, serve
 from slipway_onnx_export.source import ModelSource, open_source
+from slipway_onnx_export.statistics import Statistics
 from slipway_onnx_export.weights import stream_weights, take_weights_in
 
 # Peak memory of the comparison divided by the float32 size of the weights: measured 2.05 at 0.6B (4.9 GB for 2.4 GB).
@@ -118,7 +118,10 @@ def _write(
     written = Written(folder, tuple(components), request.opset, end if isinstance(end, int) else None)
     checks = check_folder(written, engine=engine.name)
 
-    nodes = [node for made in graphs for node in made.model.graph.all_nodes()]
+    before, after = (
+        sum((made.unoptimized for made in graphs), Statistics()),
+        Statistics.of(made.model for made in graphs),
+    )
     facts: dict[str, Any] = {
         "engine": engine.name,
         "opset": request.opset,
@@ -130,8 +133,9 @@ def _write(
         "shapes": params.shapes,
         "attention": graphs[0].attention,
         "cache": source.family.generates and params.cache,
-        "nodes": len(nodes),
-        "operators": dict(sorted(Counter(map(_operator, nodes)).items())),
+        "nodes": after.nodes,
+        "operators": dict(after.operators),
+        "statistics": {"before": before.record(), "after": after.record()},
         "graph_bytes": sum((folder / made.component.file).stat().st_size for made in graphs),
         "data_bytes": data_bytes,
         "checks": checks,
@@ -148,10 +152,6 @@ def _write(
     if unproven:
         facts["proven_harmless"] = unproven
     return facts
-
-
-def _operator(node: ir.Node) -> str:
-    return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
 
 
 def _compare_with_pytorch(

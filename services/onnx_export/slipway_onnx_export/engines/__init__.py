@@ -21,6 +21,7 @@ from slipway_onnx_export.loading.conversion import Weight
 from slipway_onnx_export.opsets import BEST_OPSET, ENGINE_OPSETS
 from slipway_onnx_export.params import Attention, OnnxExportParams, Optimization, Runtime
 from slipway_onnx_export.source import ModelSource
+from slipway_onnx_export.statistics import Statistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class EngineGraph:
         weights: The tensor of each such initializer (a view of the source's mapped files), by name.
         attention: The attention implementation that was traced; empty if the graph was built.
         unproven: Places where the trace depends on its sample, unless the comparison with PyTorch shows otherwise.
+        unoptimized: What the graph consisted of before it was optimized.
     """
 
     component: Component
@@ -60,6 +62,7 @@ class EngineGraph:
     weights: Mapping[str, Weight]
     attention: str = ""
     unproven: tuple[str, ...] = ()
+    unoptimized: Statistics = field(default_factory=Statistics)
 
 
 @dataclass(frozen=True, slots=True)

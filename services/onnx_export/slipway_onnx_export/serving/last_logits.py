@@ -43,7 +43,7 @@ def keep_last_logits(graph: ir.Graph) -> None:
         if name not in graph.initializers:
             tensor = ir.tensor(np.array(values, np.int64), name=name)
             graph.register_initializer(
-                ir.Value(name=name, const_value=tensor, shape=tensor.shape, type=ir.TensorType(tensor.dtype))
+                ir.Value(name=name, const_value=tensor, shape=ir.Shape([len(values)]), type=ir.TensorType(tensor.dtype))
             )
         return graph.initializers[name]
 

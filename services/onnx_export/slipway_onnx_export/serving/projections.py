@@ -95,7 +95,7 @@ def _replace(graph: ir.Graph, nodes: list[ir.Node], weight: ir.Value, sizes: lis
     else:
         lengths = ir.tensor(np.array(sizes, np.int64), name=f"{weight.name}.sizes")
         constant = ir.Value(
-            name=lengths.name, const_value=lengths, shape=lengths.shape, type=ir.TensorType(lengths.dtype)
+            name=lengths.name, const_value=lengths, shape=ir.Shape([len(sizes)]), type=ir.TensorType(lengths.dtype)
         )
         graph.register_initializer(constant)
         split = ir.node("Split", [product.outputs[0], constant], {"axis": -1}, num_outputs=len(nodes))

@@ -12,17 +12,13 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from slipway.errors import ONNXExportError
 from slipway_onnx_export.interface import MASK, POSITIONS
+from slipway_onnx_export.serving.masks import hides_padding_and_later_tokens
 
 CONTRIB = "com.microsoft"
 OPERATOR = "GroupQueryAttention"
 
 _ROTARY_MULTIPLE = 16
 """The operator rotates heads whose size is a multiple of this."""
-
-_MASK_OPERATORS = frozenset(
-    {"Cast", "Unsqueeze", "Expand", "Shape", "Concat", "Slice", "Gather", "Constant", "Reshape"}
-)
-"""Operators that give a mask another type or shape, and leave it a mask of padding."""
 
 
 def share_buffers(model: ir.Model) -> None:
@@ -35,6 +31,10 @@ def share_buffers(model: ir.Model) -> None:
     nodes = [node for node in graph if node.op_type == "Attention" and not node.domain]
     if not nodes:
         raise _unsupported("its graph has no Attention operators")
+    if not all(
+        _is_plain(graph, kind) for kind in {([*node.inputs, *[None] * 4][3], _is_causal(node)) for node in nodes}
+    ):
+        raise _unsupported("its attention is not causal attention with a mask of padding alone")
     lengths = _count_tokens(graph)
     for node in nodes:
         ir.convenience.replace_nodes_and_values(
@@ -65,15 +65,15 @@ def _count_tokens(graph: ir.Graph) -> tuple[ir.Value, ir.Value]:
 
 
 def _grouped(node: ir.Node, lengths: tuple[ir.Value, ir.Value]) -> ir.Node:
-    query, key, value, mask, past_key, past_value = (*node.inputs[:6], *[None] * (6 - len(node.inputs)))
+    query, key, value, _, past_key, past_value = [*node.inputs, *[None] * 6][:6]
     heads, kv_heads = (node.attributes.get_int(f"{kind}_num_heads", 0) or 0 for kind in ("q", "kv"))
     if past_key is None or past_value is None or not (past_key.is_graph_input() and past_value.is_graph_input()):
         raise _unsupported("its attention does not read keys and values of the cache as they are")
     sizes = [past.shape[-1] if past.shape is not None else None for past in (past_key, past_value)]
     if sizes[0] != sizes[1] or not isinstance(sizes[0], int):
         raise _unsupported(f"its keys and values have the sizes {sizes[0]} and {sizes[1]}")
-    if not heads or not kv_heads or node.attributes.get_int("is_causal", 0) != 1 or not _masks_padding(mask):
-        raise _unsupported("its attention is not causal attention with a mask of padding alone")
+    if not heads or not kv_heads:
+        raise _unsupported("its attention does not say how many heads it has")
     if any(output.uses() or output.is_graph_output() for output in node.outputs[3:]):
         raise _unsupported("its graph returns attention scores")
     attributes: dict[str, int | float] = {
@@ -93,23 +93,13 @@ def _grouped(node: ir.Node, lengths: tuple[ir.Value, ir.Value]) -> ir.Node:
     return new
 
 
-def _masks_padding(mask: ir.Value | None) -> bool:
-    """Return whether a mask is the graph's attention mask in another type or shape; no mask means that padding is not masked."""
-    found, seen = False, list(filter(None, [mask]))
-    done: set[int] = set()
-    while seen:
-        value = seen.pop()
-        producer = value.producer()
-        found = found or (value.is_graph_input() and value.name == MASK)
-        if producer is None or id(producer) in done:
-            continue
-        done.add(id(producer))
-        if producer.op_type == "Shape":
-            continue
-        if producer.op_type not in _MASK_OPERATORS or producer.domain:
-            return False
-        seen += [each for each in producer.inputs if each is not None]
-    return found
+def _is_causal(node: ir.Node) -> bool:
+    return node.attributes.get_int("is_causal", 0) == 1
+
+
+def _is_plain(graph: ir.Graph, kind: tuple[ir.Value | None, bool]) -> bool:
+    mask, causal = kind
+    return mask is not None and hides_padding_and_later_tokens(graph, mask, causal=causal)
 
 
 def _rotary_of(query: ir.Value | None, key: ir.Value | None) -> tuple[ir.Node, ir.Node] | None:

@@ -31,7 +31,7 @@ class OnnxDecoder(GraphModel):
             return self._call(step)
         before, past, found = step.attention_mask.shape[1] - columns, step.past, []
         for column in range(columns - 1):
-            here = slice(column, column + 1)
+            here = slice(column if self.has_cache else 0, column + 1)
             mask = step.attention_mask[:, : before + column + 1]
             logits, past = self._call(Step(step.input_ids[:, here], mask, step.position_ids[:, here], past))
             found.append(logits)
