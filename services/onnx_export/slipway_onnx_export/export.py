@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,9 @@ from slipway_onnx_export.packaging.packages import write_packages
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.parity.check import check_parity
 from slipway_onnx_export.sentences import warn_of_unknown_pooling
+from slipway_onnx_export.serving.variant import check_family, serve
 from slipway_onnx_export.source import ModelSource, open_source
+from slipway_onnx_export.statistics import Statistics
 from slipway_onnx_export.weights import stream_weights, take_weights_in
 
 # Peak memory of the comparison divided by the float32 size of the weights: measured 2.05 at 0.6B (4.9 GB for 2.4 GB).
@@ -57,6 +58,7 @@ def export_model(source_folder: Path, params: OnnxExportParams, ctx: Context) ->
     engine = choose_engine(source, params)
     known = {"engine": engine.name, "family": source.family.name}
     try:
+        check_family(source, params.promise)
         opset = choose_opset(engine, params.opset, runtime=params.runtime)
         request = GraphRequest(
             opset=opset,
@@ -67,6 +69,7 @@ def export_model(source_folder: Path, params: OnnxExportParams, ctx: Context) ->
             sizes=sizes,
             prove_warnings=params.tracer_warnings == "prove",
             activations=ActivationRequest.of(params.activations),
+            promise=params.promise,
         )
         ctx.progress("graph", done=0, total=1, unit="graphs")
         graphs = engine.build(source, request)
@@ -92,6 +95,7 @@ def _write(
 ) -> dict[str, Any]:
     """Write and compare the graphs; return the facts about them."""
     bound = [normalize_graph(made.model, made.weights, source=source, engine=engine.name) for made in graphs]
+    graphs = [serve(made, weights, request.promise) for made, weights in zip(graphs, bound, strict=True)]
     for made in graphs:
         declare_interface(made.model, made.component)
     ctx.progress("graph", done=1, total=1, unit="graphs")
@@ -108,14 +112,17 @@ def _write(
     if not params.external_data:
         take_weights_in([(made.component.file, made.model) for made in graphs], folder=folder)
     for made in graphs:
-        describe_model(made.model, source)
+        describe_model(made.model, source, made.component)
         ir.save(made.model, folder / made.component.file)
         components.append(made.component)
     end = getattr(source.config, "eos_token_id", None)
     written = Written(folder, tuple(components), request.opset, end if isinstance(end, int) else None)
     checks = check_folder(written, engine=engine.name)
 
-    nodes = [node for made in graphs for node in made.model.graph.all_nodes()]
+    before, after = (
+        sum((made.unoptimized for made in graphs), Statistics()),
+        Statistics.of(made.model for made in graphs),
+    )
     facts: dict[str, Any] = {
         "engine": engine.name,
         "opset": request.opset,
@@ -127,8 +134,9 @@ def _write(
         "shapes": params.shapes,
         "attention": graphs[0].attention,
         "cache": source.family.generates and params.cache,
-        "nodes": len(nodes),
-        "operators": dict(sorted(Counter(map(_operator, nodes)).items())),
+        "nodes": after.nodes,
+        "operators": dict(after.operators),
+        "statistics": {"before": before.record(), "after": after.record()},
         "graph_bytes": sum((folder / made.component.file).stat().st_size for made in graphs),
         "data_bytes": data_bytes,
         "checks": checks,
@@ -145,10 +153,6 @@ def _write(
     if unproven:
         facts["proven_harmless"] = unproven
     return facts
-
-
-def _operator(node: ir.Node) -> str:
-    return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
 
 
 def _compare_with_pytorch(
@@ -182,6 +186,7 @@ def _compare_with_pytorch(
         threads=ctx.threads,
         sizes=sizes,
         observed=observed,
+        promise=first.promise,
         on_call=lambda done, total: ctx.progress("parity", done=done, total=total, unit="calls"),
     )
     ctx.progress("parity", done=2 * report.calls, total=2 * report.calls, unit="calls")

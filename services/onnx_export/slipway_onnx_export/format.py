@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
@@ -52,6 +52,10 @@ class OnnxConfiguration(LevelSettings):
         attention: transformers' attention that is traced; ``auto`` chooses.
         static_shape: ``[batch, sequence, past]`` of a graph whose shapes are fixed because none with dynamic axes can be made; 0
             chooses. The batch is also that of ``dynamic_axes: false``.
+        past_present_share_buffer: Make a graph for the fastest serving: keys and values of past and present tokens may be one buffer.
+            Rows are then padded on the right, and only a single row takes several tokens after a past. If the model has no such
+            form, the graph is the usual one.
+        logits_to_keep: 1 computes logits of the last token of each row only, which makes long prompts faster; 0 of all tokens.
         packaging: Runtimes that shall take the folders unchanged: `genai`, `transformers_js`, `triton`, `kserve`. Files for them are
             added to each level.
         activations: Activations to return beside the results: ``layers`` (numbers from 0, ``last`` or ``all``) and ``kinds``
@@ -66,6 +70,8 @@ class OnnxConfiguration(LevelSettings):
     engine: EngineName = "auto"
     attention: Attention = "auto"
     static_shape: StaticShape = StaticShape(batch=1, sequence=0, past=0)
+    past_present_share_buffer: bool = False
+    logits_to_keep: Literal[0, 1] = 0
     packaging: Annotated[tuple[Kind, ...], BeforeValidator(as_tuple)] = ()
     activations: Activations = Field(default_factory=dict)
 
@@ -78,10 +84,29 @@ class OnnxConfiguration(LevelSettings):
 
 
 def conflicts(settings: OnnxConfiguration) -> Iterable[Problem]:
-    """Refuse attention for an engine that does not trace the model."""
+    """Refuse attention for an engine that does not trace the model, and a shared buffer where the graph cannot have one."""
+    if settings.past_present_share_buffer:
+        yield from _buffer_conflicts(settings)
     if settings.engine == "mobius" and settings.attention != "auto":
         message = f"attention {settings.attention} cannot be chosen for engine mobius, which does not trace the model"
         yield Problem("attention", message, "set formats.onnx.engine to dynamo or legacy")
+
+
+def _buffer_conflicts(settings: OnnxConfiguration) -> Iterable[Problem]:
+    others = {
+        "optimize_graph": (
+            settings.optimize_graph is False,
+            "optimize_graph false leaves out the operator that it needs",
+        ),
+        "engine": (settings.engine in ("dynamo", "legacy"), f"engine {settings.engine} does not write it"),
+        "attention": (settings.attention != "auto", "the engine that writes it does not trace attention"),
+        "activations": (bool(settings.activations), "the engine that writes it returns no activations"),
+    }
+    for name, (found, why) in others.items():
+        if found:
+            yield Problem(
+                "past_present_share_buffer", f"a shared buffer is not possible: {why}", f"leave formats.onnx.{name} out"
+            )
 
 
 def plan(request: FormatRequest[OnnxConfiguration]) -> tuple[PlannedTask, ...]:
@@ -91,6 +116,8 @@ def plan(request: FormatRequest[OnnxConfiguration]) -> tuple[PlannedTask, ...]:
         stage="onnx_export",
         params=first_attempt(request.settings, request.profile)
         | ({"packaging": request.settings.packaging} if request.settings.packaging else {})
+        | ({"past_present_share_buffer": True} if request.settings.past_present_share_buffer else {})
+        | ({"logits_to_keep": request.settings.logits_to_keep} if request.settings.logits_to_keep else {})
         | activation_params(request.settings.activations),
         inputs={"pytorch": request.model},
         format=request.name,
@@ -126,6 +153,8 @@ def first_attempt(settings: OnnxConfiguration, profile: str) -> dict[str, Any]:
     optimization = start.optimization
     if settings.optimize_graph is not None:
         optimization = "all" if settings.optimize_graph else "basic"
+    if settings.past_present_share_buffer:
+        optimization = "all"
     shape = settings.static_shape
     return {
         "engine": settings.engine,

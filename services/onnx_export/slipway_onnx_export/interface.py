@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from slipway.models.activations.request import Kind
+from slipway.models.graphs.promise import EVERY_CALL, Promise
 
 BATCH, SEQUENCE, PAST, TOTAL, SOURCE = (
     "batch",
@@ -87,6 +88,7 @@ class Component:
         call: Function that computes the outputs with transformers' model; None if an engine builds the graph without it.
         unread: Inputs that a graph need not read.
         observed: The activations among its outputs; None for none.
+        promise: The calls that it takes, and the logits that it returns.
     """
 
     name: str
@@ -95,6 +97,7 @@ class Component:
     call: Call | None
     unread: tuple[str, ...] = ()
     observed: Observed | None = None
+    promise: Promise = EVERY_CALL
 
     @property
     def file(self) -> str:

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from slipway.models.families import DECODER, ENCODER_DECODER, SPEECH
 from slipway.models.model_files import copy_companions
+from slipway_onnx_export.interface import Component
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.source import ModelSource
 
@@ -27,6 +28,8 @@ def complete_folder(folder: Path, *, source: ModelSource, params: OnnxExportPara
     example = _EXAMPLES.get(source.family, "text.py")
     if source.family is DECODER and not params.cache:
         example = "decoder_without_cache.py"
+    elif source.family is DECODER and params.past_present_share_buffer:
+        example = "decoder_shared_buffer.py"
     elif source.family is DECODER and params.shapes == "static":
         example = "decoder_static.py"
     shutil.copyfile(Path(__file__).parent / "examples" / example, folder / "example.py")
@@ -41,11 +44,12 @@ def complete_folder(folder: Path, *, source: ModelSource, params: OnnxExportPara
     (folder / "onnx_export.json").write_text(text + "\n", encoding="utf-8")
 
 
-def describe_model(model: ir.Model, source: ModelSource) -> None:
+def describe_model(model: ir.Model, source: ModelSource, component: Component) -> None:
     """Say in a graph's file what it is and what made it."""
     model.metadata_props.update(
         architecture=source.architecture,
         model_type=str(source.config.model_type),
         family=source.family.name,
         tools=", ".join(f"{name} {version(name)}" for name in ("slipway", *LIBRARIES)),
+        **component.promise.metadata,
     )

@@ -7,6 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from slipway.models.graphs.promise import Promise
 from slipway.stage import StageParams
 from slipway_onnx_export.packaging.kinds import Kind
 
@@ -44,6 +45,10 @@ class OnnxExportParams(StageParams):
         optimization: ``all`` also uses ONNX Runtime's own fused operators (``runtime`` onnxruntime only), ``basic`` folds constants
             and fuses standard operators only, ``none`` leaves the traced graph as it is.
         external_data: Whether weights lie in a data file beside the graph; within the graph, they may have 2 GB at most.
+        past_present_share_buffer: Whether past and present keys and values may be one buffer, for the fastest serving. Rows are then
+            padded on the right, and only a single row takes several tokens after a past. Only mobius makes such a graph, with ONNX
+            Runtime's ``GroupQueryAttention``.
+        logits_to_keep: 1 computes logits of the last token of each row only, 0 of all tokens.
         runtime: The runtime of the file. ``tensorrt`` means standard operators only, opset 20 at most.
         tracer_warnings: Branches of the traced code on values: ``refuse`` the trace, or ``prove`` by the comparison with PyTorch at
             other shapes that they do no harm.
@@ -65,6 +70,8 @@ class OnnxExportParams(StageParams):
     cache: bool = True
     optimization: Optimization = "all"
     external_data: bool = True
+    past_present_share_buffer: bool = False
+    logits_to_keep: Literal[0, 1] = 0
     runtime: Runtime = "onnxruntime"
     tracer_warnings: Literal["refuse", "prove"] = "refuse"
     activations: Mapping[Literal["layers", "kinds"], tuple[str, ...]] = Field(default_factory=dict)
@@ -82,6 +89,31 @@ class OnnxExportParams(StageParams):
         if not self.cache and (self.engine == "mobius" or self.runtime == "tensorrt"):
             who = "engine mobius" if self.engine == "mobius" else "runtime tensorrt"
             raise ValueError(f"{who} makes graphs with a cache only: set cache to true, or engine to dynamo or legacy")
+        if self.past_present_share_buffer and self._own_form:
+            raise ValueError(f"past_present_share_buffer needs {self._own_form}")
+        if self.logits_to_keep and self.shapes == "static":
+            raise ValueError(
+                "logits_to_keep needs shapes that vary: set shapes to dynamic or batch, or logits_to_keep to 0"
+            )
         if self.tracer_warnings == "prove" and self.parity == "never":
             raise ValueError("tracer_warnings prove needs the comparison with PyTorch: set parity to auto or always")
         return self
+
+    @property
+    def promise(self) -> Promise:
+        """Return what the graph shall promise."""
+        return Promise(shared_buffer=self.past_present_share_buffer, last_logits=self.logits_to_keep == 1)
+
+    @property
+    def _own_form(self) -> str:
+        """Return the first parameter value without which past and present cannot share a buffer; empty if all have it."""
+        needed = {
+            "engine mobius or auto": self.engine in ("auto", "mobius"),
+            "attention auto": self.attention == "auto",
+            "a cache": self.cache,
+            "shapes dynamic or batch": self.shapes != "static",
+            "optimization all": self.optimization == "all",
+            "runtime onnxruntime": self.runtime == "onnxruntime",
+            "no activations": not self.activations,
+        }
+        return next((what for what, met in needed.items() if not met), "")

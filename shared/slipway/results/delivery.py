@@ -121,6 +121,7 @@ def lineage(export: pb.Export) -> dict[str, Any]:
                 "params": dict_of(task.attempts[-1].params if task.attempts else task.params),
                 "inputs": {name: known.get(source, source) for name, source in sorted(task.inputs.items())},
                 "outputs": dict(sorted(task.outputs.items())),
+                **({"statistics": found} if isinstance(found := dict_of(task.facts).get("statistics"), dict) else {}),
             }
             for task in done
         ],

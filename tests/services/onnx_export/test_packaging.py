@@ -99,6 +99,24 @@ def test_genai_continues_as_the_folder_does(decoder: Exported, tmp_path: Path, l
     assert [until_the_end(row, folder) for row in together] == wanted
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["", "fp16", "int8", "int4"])
+def test_genai_shares_a_buffer_of_past_and_present(
+    family: Callable[[str], Path], export: Callable[..., Exported], tmp_path: Path, level: str
+) -> None:
+    """Alone and in a batch whose shorter row is padded on the right, also where only logits of last tokens are computed."""
+    served = export(family("qwen3-tied"), past_present_share_buffer=True, logits_to_keep=1, packaging=("genai",))
+    folder = at_level(served.folder, level, tmp_path / "level")
+    assert json.loads((folder / "genai_config.json").read_text())["search"]["past_present_share_buffer"] is True
+    rows = [[5, 9, 17, 4, 30, 8], [7, 3, 21]]
+    wanted = [greedy(folder, row, 12) for row in rows]
+    assert min(map(len, wanted)) > 2
+    alone = [genai_continuations(folder, [row], 12)[0] for row in rows]
+    assert [until_the_end(row, folder) for row in alone] == wanted
+    together = genai_continuations(folder, rows, 12)
+    assert [until_the_end(row, folder) for row in together] == wanted
+
+
 def test_genai_config_says_what_the_graph_and_the_model_say(decoder: Exported) -> None:
     config = json.loads((decoder.folder / "genai_config.json").read_text())
     sizes = {

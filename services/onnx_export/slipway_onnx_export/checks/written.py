@@ -75,7 +75,8 @@ class Written:
         Raises:
             NotRunError: If an input has an axis that is not known here.
         """
-        sizes = {BATCH: 2, SEQUENCE: new, PAST: past, TOTAL: past + new, SOURCE: 5}
+        rows = 1 if component.promise.shared_buffer and past else 2
+        sizes = {BATCH: rows, SEQUENCE: new, PAST: past, TOTAL: past + new, SOURCE: 5}
         random = np.random.default_rng(0)
         feed: dict[str, npt.NDArray[Any]] = {}
         for value in self.graphs[component.file].graph.input:

@@ -15,11 +15,13 @@ import onnx_ir as ir
 from slipway.errors import ONNXExportError
 from slipway.models.activations.request import ActivationRequest
 from slipway.models.families import DECODER
+from slipway.models.graphs.promise import EVERY_CALL, Promise
 from slipway_onnx_export.interface import Component
 from slipway_onnx_export.loading.conversion import Weight
 from slipway_onnx_export.opsets import BEST_OPSET, ENGINE_OPSETS
 from slipway_onnx_export.params import Attention, OnnxExportParams, Optimization, Runtime
 from slipway_onnx_export.source import ModelSource
+from slipway_onnx_export.statistics import Statistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ class GraphRequest:
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Fixed sizes of axes that do not vary, by name."""
     prove_warnings: bool = False
+    promise: Promise = EVERY_CALL
     activations: ActivationRequest | None = None
 
     def attentions(self, *default: str) -> tuple[str, ...]:
@@ -51,6 +54,7 @@ class EngineGraph:
         weights: The tensor of each such initializer (a view of the source's mapped files), by name.
         attention: The attention implementation that was traced; empty if the graph was built.
         unproven: Places where the trace depends on its sample, unless the comparison with PyTorch shows otherwise.
+        unoptimized: What the graph consisted of before it was optimized.
     """
 
     component: Component
@@ -58,6 +62,7 @@ class EngineGraph:
     weights: Mapping[str, Weight]
     attention: str = ""
     unproven: tuple[str, ...] = ()
+    unoptimized: Statistics = field(default_factory=Statistics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +115,8 @@ def choose_engine(source: ModelSource, params: OnnxExportParams) -> Engine:
     if params.engine != "auto":
         return ENGINES[params.engine]
     mobius = ENGINES["mobius"]
+    if params.past_present_share_buffer:
+        return mobius
     traced = not params.cache or params.attention != "auto" or bool(params.activations)
     if source.family is DECODER and not traced and import_module(mobius.module).supports(source):
         return mobius

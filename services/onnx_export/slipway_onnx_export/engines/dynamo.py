@@ -15,6 +15,7 @@ from slipway_onnx_export.engines.failures import translate_capture_error
 from slipway_onnx_export.engines.quiet import quiet_libraries
 from slipway_onnx_export.interface import Component
 from slipway_onnx_export.source import ModelSource
+from slipway_onnx_export.statistics import Statistics
 from slipway_onnx_export.weightless import build_weightless, tied_weights
 
 # FlatModule has the transformers model in this attribute.
@@ -42,12 +43,13 @@ def build(source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
             # Remove the placeholder values before optimizing, or they would be folded into the graph.
             initializers[name].const_value = None
             initializers[name].name = name.removeprefix(PREFIX)
+        before = Statistics.of([model])
         if request.optimization != "none":
             with quiet_libraries():
                 onnxscript.optimizer.optimize_ir(model, onnx_shape_inference=False)
                 # into the operators of opset 23, if the graph is written in it
                 onnxscript.rewriter.onnx_fusions.fuse(model)
-        graphs.append(EngineGraph(component, model, weights, attention))
+        graphs.append(EngineGraph(component, model, weights, attention, unoptimized=before))
     return graphs
 
 

@@ -20,6 +20,7 @@ from slipway_onnx_export.engines.failures import translate_tracer_error
 from slipway_onnx_export.engines.quiet import quiet_libraries
 from slipway_onnx_export.interface import Component
 from slipway_onnx_export.source import ModelSource
+from slipway_onnx_export.statistics import Statistics
 from slipway_onnx_export.weightless import build_weightless, tied_weights
 
 # FlatModule has the transformers model in this attribute.
@@ -44,10 +45,11 @@ def build(source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
             value.name = (value.name or "").removeprefix(PREFIX)
             if value.uses():
                 graph.initializers[value.name] = value
+        before = Statistics.of([model])
         if request.optimization != "none":
             with quiet_libraries():
                 onnxscript.optimizer.optimize_ir(model, onnx_shape_inference=False)
-        graphs.append(EngineGraph(component, model, weights, attention, tuple(map(str, warned))))
+        graphs.append(EngineGraph(component, model, weights, attention, tuple(map(str, warned)), before))
     return graphs
 
 

@@ -5,17 +5,22 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-import mobius
 import onnx_ir as ir
+from mobius._build_context import build_context
 from mobius._config_resolver import _config_from_hf, _default_task_for_model
+from mobius._execution_providers import ep_registry
+from mobius._optimizations import optimize_model
 from mobius._registry import registry
+from mobius.tasks import get_task
 
 from slipway.errors import ONNXExportError
 from slipway.models.families import DECODER
 from slipway_onnx_export.components import untraced_decoder
 from slipway_onnx_export.engines import EngineGraph, GraphRequest
 from slipway_onnx_export.lowering import lower
+from slipway_onnx_export.serving.shared_buffer import share_buffers
 from slipway_onnx_export.source import WINDOW_LIMIT, ModelSource
+from slipway_onnx_export.statistics import Statistics
 
 _ROOT_SCALED = ("gemma", "gemma3_text")
 """Model types that multiply embeddings by the root of their width."""
@@ -43,7 +48,11 @@ def build(source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            package = mobius.build_from_module(module, config, "text-generation", execution_provider=provider)
+            config.validate()
+            with build_context(ep_registry.require(provider), ir.DataType.FLOAT):
+                model = get_task("text-generation").build(module, config)["model"]
+            before = Statistics.of([model])
+            optimize_model(model, ep=provider, dtype=ir.DataType.FLOAT, model_role="decoder")
     except (ValueError, TypeError, KeyError, AttributeError, NotImplementedError, RuntimeError) as error:
         raise ONNXExportError(
             f"mobius could not build {source.architecture}: {error}",
@@ -51,12 +60,13 @@ def build(source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
             remedy="use engine dynamo",
             about={"engine": "mobius", "architecture": source.architecture},
         ) from error
-    model = package["model"]
     # Drop the functions that define ONNX Runtime's own operators for other runtimes: they use another opset.
     model.functions.clear()
+    if request.promise.shared_buffer:
+        share_buffers(model)
     lower(model, request.opset)
     weights = module.preprocess_weights(dict(source.weights))
-    return [EngineGraph(untraced_decoder(source.layers).fixed(request.sizes), model, weights)]
+    return [EngineGraph(untraced_decoder(source.layers).fixed(request.sizes), model, weights, unoptimized=before)]
 
 
 def supports(source: ModelSource) -> bool:

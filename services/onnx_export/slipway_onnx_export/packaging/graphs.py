@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 
 import onnx_ir as ir
 
+from slipway.models.graphs.promise import EVERY_CALL, Promise
 from slipway_onnx_export.packaging.kinds import NotPackagedError
 
 Shape = tuple[int | str, ...]
@@ -20,11 +21,12 @@ _CHUNK = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """Shapes of a graph's inputs and outputs by name; an axis that varies has a name."""
+    """Shapes of a graph's inputs and outputs by name, where an axis that varies has a name; and the calls that it takes."""
 
     inputs: Mapping[str, Shape]
     outputs: Mapping[str, Shape]
     dtypes: Mapping[str, ir.DataType]
+    promise: Promise = EVERY_CALL
 
 
 def load_graph(folder: Path, name: str) -> ir.Model:
@@ -44,11 +46,13 @@ def read_interface(folder: Path, name: str) -> Interface:
     Raises:
         NotPackagedError: The folder has none of this name.
     """
-    graph = load_graph(folder, name).graph
+    model = load_graph(folder, name)
+    graph = model.graph
     return Interface(
         inputs={str(value.name): _shape(value) for value in graph.inputs},
         outputs={str(value.name): _shape(value) for value in graph.outputs},
         dtypes={str(value.name): value.dtype for value in (*graph.inputs, *graph.outputs) if value.dtype is not None},
+        promise=Promise.of(model.metadata_props),
     )
 
 

@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from slipway.files.json_documents import read_json_object
 from slipway.models.families import DECODER
+from slipway.models.graphs.promise import Promise
 from slipway.models.model_files import CONFIG, copy_companions
 from slipway_onnx_export.packaging.graphs import load_graph, rename_axes, save_copy
 from slipway_onnx_export.packaging.kinds import NotPackagedError, Packaged
@@ -55,6 +56,10 @@ def write_transformers_js(model: Packaged) -> str:
     if not (model.folder / "tokenizer.json").is_file():
         raise NotPackagedError("transformers.js reads tokenizer.json, and the model has none")
     graphs = _graphs(model)
+    if any(Promise.of(graph.metadata_props).shared_buffer for graph, _ in graphs.values()):
+        raise NotPackagedError(
+            "transformers.js pads batches on the left, and a graph with past_present_share_buffer takes padding on the right only"
+        )
     root = model.folder / FOLDER
     (root / "onnx").mkdir(parents=True)
     counts = {}

@@ -73,7 +73,8 @@ def triton_config(name: str, graph: Interface) -> str:
     and Triton does not list it.
     """
     rows = {shape[:1] for shape in (*graph.inputs.values(), *graph.outputs.values())}
-    joined = len(rows) == 1 and all(isinstance(axis, str) for axis in next(iter(rows)))
+    alone = graph.promise.shared_buffer  # joined requests may have several tokens after a past
+    joined = not alone and len(rows) == 1 and all(isinstance(axis, str) for axis in next(iter(rows)))
     lines = [
         f"name: {json.dumps(name)}",
         'platform: "onnxruntime_onnx"',

@@ -14,6 +14,7 @@ import transformers
 
 from slipway.errors import ONNXExportError
 from slipway.models.families import DECODER, ENCODER_DECODER, SPEECH, auto_model
+from slipway.models.graphs.promise import EVERY_CALL, Promise
 from slipway.models.model_facts import CannotBuildError, check_loadable
 from slipway_onnx_export.activations.recording import Wanted
 from slipway_onnx_export.forms.shapes import room_of
@@ -56,6 +57,7 @@ def check_parity(
     threads: int = 1,
     sizes: Mapping[str, int] = MappingProxyType({}),
     observed: Wanted = (),
+    promise: Promise = EVERY_CALL,
     on_call: OnCall = lambda _done, _total: None,
 ) -> ParityReport:
     """Compare the graphs in a folder with PyTorch.
@@ -69,13 +71,14 @@ def check_parity(
         threads: Threads that ONNX Runtime may use.
         sizes: Fixed sizes of the graphs' axes, by name.
         observed: Kind and layer of the activations that the graph returns.
+        promise: The calls that a decoder's graph takes, and the logits that it returns.
         on_call: Called before each call of a model with the number of finished calls and their total.
 
     Raises:
         ONNXExportError: ``EXPORT_PARITY_FAILED``, with the figures in ``about``.
     """
     watch = Watch(observed)
-    conversations = [watch.of(each) for each in _conversations(source, room=_room(source, sizes))]
+    conversations = [watch.of(each) for each in _conversations(source, room=_room(source, sizes), promise=promise)]
     each = sum(conversation.calls for conversation in conversations)
     on_call(0, 2 * each)
     references = _references(source, conversations, on_call=lambda done: on_call(done, 2 * each))
@@ -111,9 +114,9 @@ def _room(source: ModelSource, sizes: Mapping[str, int]) -> int:
     return min(room_of(source), sizes[PAST] + 1 if sizes.get(PAST) else fixed)
 
 
-def _conversations(source: ModelSource, *, room: int) -> Sequence[Conversation]:
+def _conversations(source: ModelSource, *, room: int, promise: Promise) -> Sequence[Conversation]:
     if source.family is DECODER:
-        return list(conversations_of(source, room=room))
+        return list(conversations_of(source, room=room, promise=promise))
     if source.family in (ENCODER_DECODER, SPEECH):
         return list(translations_of(source, room=room))
     return list(texts_of(source, room=room))

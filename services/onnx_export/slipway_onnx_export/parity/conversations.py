@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
 import transformers
 
+from slipway.models.graphs.promise import Promise
 from slipway_onnx_export.parity.rows import Array, Session
 from slipway_onnx_export.source import WINDOW_LIMIT, ModelSource
 
@@ -20,13 +21,24 @@ class Case:
 
     Attributes:
         name: Name in messages.
-        pads: Left padding of each row, in tokens; the number of rows is the batch size.
+        pads: Padding of each row, in tokens; the number of rows is the batch size.
         calls: New tokens per row in each call. The first call has an empty past.
+        side: Side of the padding; on the right it is the end of the first call.
+        shared: Whether past and present are one buffer.
     """
 
     name: str
     pads: tuple[int, ...]
     calls: tuple[int, ...]
+    side: Literal["left", "right"] = "left"
+    shared: bool = False
+
+    def mask(self) -> Array:
+        """Return 1 for a token and 0 for padding, (rows, tokens)."""
+        columns, pads = np.arange(sum(self.calls))[None, :], np.array(self.pads)[:, None]
+        if self.side == "left":
+            return (columns >= pads).astype(np.int64)
+        return ((columns < self.calls[0] - pads) | (columns >= self.calls[0])).astype(np.int64)
 
 
 CASES = (
@@ -37,6 +49,15 @@ CASES = (
 )
 
 
+_SERVED = (
+    *CASES[:2],
+    Case("batch 1, several tokens after a past, then decode", pads=(0,), calls=(5, 3, 1)),
+    Case("batch 3, right padding, prefill and decode", pads=(0, 4, 2), calls=(7, 1, 1), side="right"),
+)
+SERVED_CASES = (*_SERVED, *(replace(case, name=f"{case.name}, one buffer", shared=True) for case in _SERVED))
+"""Calls of a graph whose past and present may be one buffer: all that it promises, with two buffers and with one."""
+
+
 @dataclass(frozen=True)
 class _Conversation:
     """Inputs of a case; see :class:`slipway_onnx_export.parity.rows.Conversation`."""
@@ -44,6 +65,7 @@ class _Conversation:
     case: Case
     tokens: Array
     mask: Array
+    last_logits: bool = False
 
     @property
     def name(self) -> str:
@@ -64,6 +86,8 @@ class _Conversation:
 
     def exported(self, sessions: Mapping[str, Session]) -> Iterator[Array]:
         session = sessions["model"]
+        if self.case.shared:
+            session = session.sharing(tokens=sum(self.case.calls) + 3)
         past = session.empty_past(batch=len(self.case.pads))
         for index in range(self.calls):
             ids, mask, positions = self._step(index)
@@ -84,20 +108,25 @@ class _Conversation:
         return self.tokens[:, past:end], mask, positions
 
     def _real(self, index: int, logits: Array) -> Array:
-        """Select the logits of a call at tokens that are not padding. (batch, new, vocab) → (tokens, vocab)."""
-        past = sum(self.case.calls[:index])
-        kept: Array = logits[self.mask[:, past : past + self.case.calls[index]].astype(bool)]
+        """Select the logits of a call at tokens that are not padding, or those of each row's last. (batch, new, vocab) → (tokens, vocab)."""
+        past, new = sum(self.case.calls[:index]), self.case.calls[index]
+        mask = self.mask[:, past : past + new]
+        if not self.last_logits:
+            kept: Array = logits[mask.astype(bool)]
+        elif logits.shape[1] == 1:
+            kept = logits[:, 0]
+        else:
+            kept = logits[np.arange(len(mask)), new - 1 - mask[:, ::-1].argmax(axis=1)]
         return kept
 
 
-def conversations_of(source: ModelSource, *, room: int) -> Iterator[_Conversation]:
-    """Make the conversations for which a decoder and its graph have room, in tokens."""
-    cases = list(CASES)
+def conversations_of(source: ModelSource, *, room: int, promise: Promise) -> Iterator[_Conversation]:
+    """Make the conversations that a decoder's graph promises to take, and for which both have room, in tokens."""
+    cases = list(SERVED_CASES if promise.shared_buffer else CASES)
     if 0 < source.sliding_window <= WINDOW_LIMIT:
         cases.append(Case("beyond the sliding window", pads=(0,), calls=(source.sliding_window + 4, 1)))
     random = np.random.default_rng(0)
     for case in (case for case in cases if sum(case.calls) <= room):
         total = sum(case.calls)
         tokens = random.integers(0, source.text_config.vocab_size, size=(len(case.pads), total), dtype=np.int64)
-        mask = (np.arange(total)[None, :] >= np.array(case.pads)[:, None]).astype(np.int64)
-        yield _Conversation(case, tokens, mask)
+        yield _Conversation(case, tokens, case.mask(), promise.last_logits)

@@ -22,6 +22,10 @@ class Session(Protocol):
         """Return an empty cache by input name. Each tensor: (batch, heads, 0, head size)."""
         ...
 
+    def sharing(self, *, tokens: int) -> Session:
+        """Return a session whose past and present are one buffer with room for so many tokens."""
+        ...
+
 
 class Conversation(Protocol):
     """One or several calls that are compared; both sides give one array per call, without padding."""

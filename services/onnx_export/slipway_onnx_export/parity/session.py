@@ -12,7 +12,8 @@ from slipway.machine.threads import session_options
 from slipway.models.families import DECODER, SEQUENCE_CLASSIFIER, Family
 from slipway.models.graphs.fixed_graph import FixedGraph
 from slipway_onnx_export.parity.ort_errors import ORT_ERRORS
-from slipway_onnx_export.parity.rows import Array
+from slipway_onnx_export.parity.rows import Array, Session
+from slipway_onnx_export.parity.shared_buffer import SharedBufferSession
 
 _TOKENS, _POSITIONS = "past_key_values.tokens", "past_key_values.positions"
 """What stands for the cache of a graph without one: the tokens so far, and their positions."""
@@ -70,6 +71,10 @@ class OrtSession:
             nothing = np.zeros((batch, 0), np.int64)
             return {_TOKENS: nothing, _POSITIONS: nothing}
         return self._graph.empty_past(batch=batch)
+
+    def sharing(self, *, tokens: int) -> Session:
+        """Return a session whose past and present are one buffer with room for so many tokens."""
+        return SharedBufferSession(self._session, self._shapes, tokens=tokens)
 
     def _compute(self, feed: dict[str, Array]) -> dict[str, Array]:
         return dict(zip(self._outputs, self._session.run(self._outputs, feed), strict=True))

@@ -47,7 +47,8 @@ class Source:
 class Step:
     """One call. input_ids, position_ids: (B, S); attention_mask: (B, P + S), 1 for a token and 0 for padding.
 
-    For an encoder–decoder these are the decoder's inputs, and ``source`` is the encoder's.
+    For an encoder–decoder these are the decoder's inputs, and ``source`` is the encoder's. With ``last_only``, only results of the
+    last column are read, and a model need not return others.
     """
 
     input_ids: Ints
@@ -55,6 +56,7 @@ class Step:
     position_ids: Ints
     past: Past = None
     source: Source | None = None
+    last_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,7 @@ class LanguageModel(Protocol):
 
 
 def plain_step(tokens: list[int], *, past: Past, past_length: int, source: Source | None = None) -> Step:
-    """Return the step of one unpadded row of tokens after ``past_length`` cached ones."""
+    """Return the step of one unpadded row of tokens after ``past_length`` cached ones, of which the last token's results are read."""
     total = past_length + len(tokens)
     return Step(
         input_ids=np.array([tokens], dtype=np.int64),
@@ -121,6 +123,7 @@ def plain_step(tokens: list[int], *, past: Past, past_length: int, source: Sourc
         position_ids=np.arange(past_length, total, dtype=np.int64)[None],
         past=past,
         source=source,
+        last_only=True,
     )
 
 

@@ -13,6 +13,7 @@ from slipway.results.report import figures
 from slipway.results.report.compared import compared
 from slipway.results.report.document import Report
 from slipway.results.report.environment import html_environment
+from slipway.results.report.graphs import optimizations
 from slipway.results.report.plots import Bar, bar_chart
 from slipway.results.result import AttemptResult
 from slipway.validation.comparisons import Check
@@ -49,6 +50,7 @@ def page(report: Report) -> str:
         attempts=[(attempt, _params(attempt)) for attempt in report.result.attempts],
         tools=sorted(report.lineage.get("tools", {}).items()),
         sources=sorted(report.lineage.get("sources", {}).items()),
+        graphs=list(optimizations(report.lineage)),
     )
 
 

@@ -205,3 +205,18 @@ def test_a_warning_about_what_a_later_attempt_takes_back_is_withdrawn() -> None:
     assert "made by the legacy tracer" in legacy.warning
     assert (legacy.withdrawn, static.withdrawn) == ((), (legacy.warning,))
     assert "fixed shapes" in static.warning
+
+
+@pytest.mark.parametrize("reason", ["OPERATOR_UNSUPPORTED", "EXPORT_ENGINE_UNSUPPORTED", "EXPORT_PARITY_FAILED"])
+def test_a_form_for_serving_is_given_up_with_a_warning_before_anything_else(reason: str) -> None:
+    start = {"engine": "auto", "opset": None, "past_present_share_buffer": True}
+    (first, *_) = chain("onnx_export", [reason], Profile.BALANCED, start)
+    assert first.params == {**start, "past_present_share_buffer": False}
+    assert "cannot share a buffer" in first.warning
+
+
+def test_logits_of_all_tokens_are_returned_where_none_can_be_left_out() -> None:
+    start = {"engine": "auto", "opset": None, "logits_to_keep": 1}
+    (first, *_) = chain("onnx_export", ["OPERATOR_UNSUPPORTED"], Profile.BALANCED, start)
+    assert first.params == {**start, "logits_to_keep": 0}
+    assert first.warning

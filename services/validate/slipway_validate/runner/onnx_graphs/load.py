@@ -11,6 +11,8 @@ from slipway_validate.folders import stored_dtype
 from slipway_validate.runner.model import LanguageModel, Unusable
 from slipway_validate.runner.onnx_graphs.decoder import OnnxDecoder
 from slipway_validate.runner.onnx_graphs.pair import OnnxPair
+from slipway_validate.runner.onnx_graphs.session import Graph
+from slipway_validate.runner.onnx_graphs.shared_buffer import SharedBufferDecoder
 from slipway_validate.runner.onnx_graphs.text import OnnxText
 
 
@@ -28,7 +30,8 @@ def load(folder: Path, *, threads: int) -> LanguageModel:
     if family is None:
         raise Unusable(f"{folder.name!r} is {described(config)}, whose family is unknown")
     if family is DECODER:
-        return OnnxDecoder(folder, threads=threads, stored=stored)
+        graph = Graph(folder / "model.onnx", threads=threads)
+        return (SharedBufferDecoder if graph.promise.shared_buffer else OnnxDecoder)(graph, stored=stored)
     if family in (ENCODER_DECODER, SPEECH):
         return OnnxPair(folder, threads=threads, stored=stored)
     several = config.get("problem_type") == "multi_label_classification"

@@ -14,6 +14,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 from slipway.machine.threads import session_options
 from slipway.models.dtypes import DTYPES, numpy_dtypes
 from slipway.models.graphs.fixed_graph import FixedGraph, TooLongError
+from slipway.models.graphs.promise import Promise
 from slipway.validation.speed import Engine
 from slipway_validate.runner.model import Bounds, LanguageModel, NotRunnable, Unusable
 
@@ -54,6 +55,7 @@ class Graph:
     Attributes:
         inputs: Its inputs by name.
         outputs: Names of its outputs.
+        promise: The calls that a decoder takes, and the logits that it returns.
 
     Args:
         path: The file.
@@ -73,6 +75,7 @@ class Graph:
         except ORT_ERRORS as error:
             raise Unusable(f"ONNX Runtime cannot load {path.parent.name}/{path.name}: {error}") from error
         self._name = path.name
+        self.promise = Promise.of(self._session.get_modelmeta().custom_metadata_map)
         self.inputs = {node.name: node for node in self._session.get_inputs()}
         self.outputs = [node.name for node in self._session.get_outputs()]
         shapes = {name: node.shape for name, node in self.inputs.items()}
@@ -126,6 +129,20 @@ class Graph:
                 raise NotRunnable(f"{self._name} has fixed shapes: {error}") from error
             return {name: _Computed(value) for name, value in found.items()}
         return dict(zip(self.outputs, self._session.run_with_ort_values(self.outputs, dict(feed)), strict=True))
+
+    def run_in_place(self, feed: Mapping[str, Value], places: Mapping[str, Value]) -> dict[str, Value]:
+        """Run the graph with places for some of its outputs; return the others by name."""
+        binding = self._session.io_binding()
+        for name, value in feed.items():
+            binding.bind_ortvalue_input(name, value)
+        for name in self.outputs:
+            if name in places:
+                binding.bind_ortvalue_output(name, places[name])
+            else:
+                binding.bind_output(name)
+        self._session.run_with_iobinding(binding)
+        found = zip(self.outputs, binding.get_outputs(), strict=True)
+        return {name: value for name, value in found if name not in places}
 
     def _compute(self, feed: dict[str, Any]) -> dict[str, Any]:
         return dict(zip(self.outputs, self._session.run(self.outputs, feed), strict=True))
