@@ -52,8 +52,8 @@ class OnnxConfiguration(LevelSettings):
         attention: transformers' attention that is traced; ``auto`` chooses.
         static_shape: ``[batch, sequence, past]`` of a graph whose shapes are fixed because none with dynamic axes can be made; 0
             chooses. The batch is also that of ``dynamic_axes: false``.
-        packaging: Runtimes that shall take the folders unchanged: `genai`, `transformers_js`, `triton`, `kserve`. Files for them are
-            added to each level.
+        packaging: Runtimes that shall take the folders unchanged: `genai`, `transformers_js`, `optimum`, `triton`, `kserve`. Files for
+            them are added to each level.
         activations: Activations to return beside the results: ``layers`` (numbers from 0, ``last`` or ``all``) and ``kinds``
             (``hidden_states``, ``attentions``, ``mlp``, ``embeddings``), such as ``{layers: [0, 5, 11], kinds: [attentions]}``, or as
             text ``layers=0,5,11,kinds=attentions``. If only one is given, the other is all layers or ``hidden_states``.
