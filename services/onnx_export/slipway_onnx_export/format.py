@@ -95,6 +95,7 @@ def plan(request: FormatRequest[OnnxConfiguration]) -> tuple[PlannedTask, ...]:
         inputs={"pytorch": request.model},
         format=request.name,
         output="onnx",
+        open=open_choices(request.settings, request.profile),
     )
     return (exported, *quantized(request, exported.reference))
 
@@ -137,6 +138,22 @@ def first_attempt(settings: OnnxConfiguration, profile: str) -> dict[str, Any]:
         "attention": settings.attention,
         "optimization": optimization,
     }
+
+
+def open_choices(settings: OnnxConfiguration, profile: str) -> tuple[str, ...]:
+    """Return the parameters that nobody chose: those that are not set, unless a recovery profile shapes the first attempt."""
+    if profile != "auto":
+        return ()
+    unset = {
+        "engine": settings.engine == "auto",
+        "opset": not settings.opset_version,
+        "attention": settings.attention == "auto",
+        "shapes": settings.dynamic_axes is None,
+        "optimization": settings.optimize_graph is None,
+        "cache": True,
+        "tracer_warnings": True,
+    }
+    return tuple(name for name, is_open in unset.items() if is_open)
 
 
 def output_bytes(level: str, size: ModelSize) -> int:

@@ -52,6 +52,7 @@ class OnnxExportParams(StageParams):
         parity: Comparison with PyTorch: ``auto`` skips it, with a warning, for models whose fp32 weights exceed the
             attempt's memory.
         parity_tolerance: Largest allowed difference of logits, relative to the largest reference logit above 1.
+        layered: Whether a text decoder becomes one graph per block, in ``onnx-layered``, with a program that runs them in turn.
         packaging: Runtimes for which files are added; each level of the graphs gets them too.
     """
 
@@ -71,6 +72,7 @@ class OnnxExportParams(StageParams):
     parity: ParityMode = "auto"
     parity_tolerance: float = Field(default=1e-4, gt=0, le=0.1)
     packaging: tuple[Kind, ...] = ()
+    layered: bool = False
 
     @model_validator(mode="after")
     def _combinations(self) -> Self:
@@ -82,6 +84,11 @@ class OnnxExportParams(StageParams):
         if not self.cache and (self.engine == "mobius" or self.runtime == "tensorrt"):
             who = "engine mobius" if self.engine == "mobius" else "runtime tensorrt"
             raise ValueError(f"{who} makes graphs with a cache only: set cache to true, or engine to dynamo or legacy")
+        if self.layered and (self.engine == "mobius" or self.runtime == "tensorrt"):
+            who = "engine mobius" if self.engine == "mobius" else "runtime tensorrt"
+            raise ValueError(f"{who} makes whole graphs only: set layered to false")
+        if self.layered and (self.shapes != "dynamic" or not self.cache or self.activations):
+            raise ValueError("layered graphs have varying shapes, a cache and no activations: set layered to false")
         if self.tracer_warnings == "prove" and self.parity == "never":
             raise ValueError("tracer_warnings prove needs the comparison with PyTorch: set parity to auto or always")
         return self

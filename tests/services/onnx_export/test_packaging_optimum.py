@@ -50,9 +50,15 @@ def test_a_decoder_takes_the_empty_cache_that_optimum_makes(
 ) -> None:
     """Heads of Qwen3 are 32 wide here, and optimum makes a cache of 64 / 4."""
     folder = export(family("qwen3-tied"), packaging=("optimum",)).folder
-    (graph, run), (packaged, run_packaged) = (session(path) for path in (folder / "model.onnx", folder / "optimum" / "model.onnx"))
+    (graph, run), (packaged, run_packaged) = (
+        session(path) for path in (folder / "model.onnx", folder / "optimum" / "model.onnx")
+    )
     ids = np.random.default_rng(0).integers(3, 128, (2, 5))
-    feed = {"input_ids": ids, "attention_mask": np.ones((2, 5), np.int64), "position_ids": np.arange(5)[None].repeat(2, 0)}
+    feed = {
+        "input_ids": ids,
+        "attention_mask": np.ones((2, 5), np.int64),
+        "position_ids": np.arange(5)[None].repeat(2, 0),
+    }
     wanted = run({**feed, **empty_cache(graph, 2)})
     odd = {
         value.name: np.zeros((2, 4, 0, 16), np.float32)

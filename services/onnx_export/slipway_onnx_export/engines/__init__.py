@@ -35,6 +35,7 @@ class GraphRequest:
     """Fixed sizes of axes that do not vary, by name."""
     prove_warnings: bool = False
     activations: ActivationRequest | None = None
+    layered: bool = False
 
     def attentions(self, *default: str) -> tuple[str, ...]:
         """Return the attention implementations to try in turn: the one that is asked for, or an engine's own."""
@@ -110,7 +111,7 @@ def choose_engine(source: ModelSource, params: OnnxExportParams) -> Engine:
     if params.engine != "auto":
         return ENGINES[params.engine]
     mobius = ENGINES["mobius"]
-    traced = not params.cache or params.attention != "auto" or bool(params.activations)
+    traced = params.layered or not params.cache or params.attention != "auto" or bool(params.activations)
     if source.family is DECODER and not traced and import_module(mobius.module).supports(source):
         return mobius
     return ENGINES["legacy" if params.opset in ENGINE_OPSETS["legacy"] else "dynamo"]

@@ -19,6 +19,8 @@ from slipway_onnx_export.engines.branches import Branch, harmful_branches, trace
 from slipway_onnx_export.engines.failures import translate_tracer_error
 from slipway_onnx_export.engines.quiet import quiet_libraries
 from slipway_onnx_export.interface import Component
+from slipway_onnx_export.layered.blocks import split
+from slipway_onnx_export.layered.stamping import stamped
 from slipway_onnx_export.source import ModelSource
 from slipway_onnx_export.weightless import build_weightless, tied_weights
 
@@ -33,6 +35,8 @@ def build(source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
     weights = tied_weights(whole, source)
     graphs = []
     components = with_activations(components_of(whole, source, cache=request.cache), whole, request.activations)
+    blocks = split(whole, components) if request.layered else None
+    components = blocks.components if blocks else components
     for component in (each.fixed(request.sizes) for each in components):
         model, warned = _trace(component, whole, source, opset=request.opset)
         if warned and not request.prove_warnings:
@@ -48,7 +52,7 @@ def build(source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
             with quiet_libraries():
                 onnxscript.optimizer.optimize_ir(model, onnx_shape_inference=False)
         graphs.append(EngineGraph(component, model, weights, attention, tuple(map(str, warned))))
-    return graphs
+    return stamped(graphs, blocks) if blocks else graphs
 
 
 def _trace(component: Component, whole: Any, source: ModelSource, *, opset: int) -> tuple[ir.Model, list[Branch]]:

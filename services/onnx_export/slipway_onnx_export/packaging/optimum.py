@@ -130,7 +130,10 @@ def take_any_empty_cache(model: ir.Model) -> None:
             rows, length = (
                 add("Gather", [found, _constant(graph, f"cache/{heads}/{width}/{axis}", [axis])]) for axis in (0, 2)
             )
-            last = [_constant(graph, f"cache/{heads}/{width}/size_{axis}", [size]) for axis, size in ((1, heads), (3, width))]
+            last = [
+                _constant(graph, f"cache/{heads}/{width}/size_{axis}", [size])
+                for axis, size in ((1, heads), (3, width))
+            ]
             shapes[heads, width] = add("Concat", [rows, last[0], length, last[1]], axis=0)
         users = list(value.uses())
         reshaped = add("Reshape", [value, shapes[heads, width]], allowzero=1)

@@ -11,11 +11,36 @@ from slipway.errors import ONNXExportError
 from slipway.machine.threads import session_options
 from slipway.models.families import DECODER, SEQUENCE_CLASSIFIER, Family
 from slipway.models.graphs.fixed_graph import FixedGraph
+from slipway_onnx_export.layered.blocks import FIRST, HIDDEN, LAST, LAYER, NEXT
 from slipway_onnx_export.parity.ort_errors import ORT_ERRORS
 from slipway_onnx_export.parity.rows import Array
 
 _TOKENS, _POSITIONS = "past_key_values.tokens", "past_key_values.positions"
 """What stands for the cache of a graph without one: the tokens so far, and their positions."""
+
+
+class LayeredSession:
+    """The graphs of a model in layers, as one; see :class:`slipway_onnx_export.parity.rows.Session`.
+
+    Raises:
+        ONNXExportError: As :class:`OrtSession`.
+    """
+
+    def __init__(self, folder: Path, family: Family, *, threads: int) -> None:
+        names = [FIRST, *sorted(path.stem for path in folder.glob(f"{LAYER}_*.onnx")), LAST]
+        self._parts = [OrtSession(folder / f"{name}.onnx", family, threads=threads, padding=None) for name in names]
+
+    def run(self, feed: dict[str, Array]) -> dict[str, Array]:
+        """Run the graphs in turn."""
+        found = dict(feed)
+        for part in self._parts:
+            found.update(part.run(found))
+            found[HIDDEN] = found.pop(NEXT, found[HIDDEN])
+        return {name: value for name, value in found.items() if name == "logits" or name.startswith("present.")}
+
+    def empty_past(self, *, batch: int) -> dict[str, Array]:
+        """Return an empty cache by input name."""
+        return {name: value for part in self._parts for name, value in part.empty_past(batch=batch).items()}
 
 
 class OrtSession:
