@@ -57,6 +57,8 @@ class OnnxConfiguration(LevelSettings):
         activations: Activations to return beside the results: ``layers`` (numbers from 0, ``last`` or ``all``) and ``kinds``
             (``hidden_states``, ``attentions``, ``mlp``, ``embeddings``), such as ``{layers: [0, 5, 11], kinds: [attentions]}``, or as
             text ``layers=0,5,11,kinds=attentions``. If only one is given, the other is all layers or ``hidden_states``.
+        layered: One graph per layer of a text decoder, in ``onnx-layered/``, with a program that runs them in turn. It has no quantized
+            levels and no packages.
     """
 
     enabled: bool = True
@@ -68,6 +70,7 @@ class OnnxConfiguration(LevelSettings):
     static_shape: StaticShape = StaticShape(batch=1, sequence=0, past=0)
     packaging: Annotated[tuple[Kind, ...], BeforeValidator(as_tuple)] = ()
     activations: Activations = Field(default_factory=dict)
+    layered: bool = False
 
     @field_validator("opset_version")
     @classmethod
@@ -82,6 +85,20 @@ def conflicts(settings: OnnxConfiguration) -> Iterable[Problem]:
     if settings.engine == "mobius" and settings.attention != "auto":
         message = f"attention {settings.attention} cannot be chosen for engine mobius, which does not trace the model"
         yield Problem("attention", message, "set formats.onnx.engine to dynamo or legacy")
+    if not settings.layered:
+        return
+    if settings.engine == "mobius":
+        yield Problem("layered", "engine mobius makes whole graphs only", "set formats.onnx.engine to dynamo or legacy")
+    if settings.dynamic_axes is False:
+        yield Problem("layered", "the shapes of layered graphs vary", "set formats.onnx.dynamic_axes to true")
+    if settings.activations:
+        yield Problem("layered", "layered graphs return no activations", "leave formats.onnx.activations out")
+
+
+def cautions(settings: OnnxConfiguration) -> Iterable[str]:
+    """Say what a model in layers does not get."""
+    if settings.layered and (settings.quantization or settings.packaging):
+        yield "formats.onnx.layered: a model in layers has no quantized levels and no packages; they are not made"
 
 
 def plan(request: FormatRequest[OnnxConfiguration]) -> tuple[PlannedTask, ...]:
@@ -91,7 +108,8 @@ def plan(request: FormatRequest[OnnxConfiguration]) -> tuple[PlannedTask, ...]:
         stage="onnx_export",
         params=first_attempt(request.settings, request.profile)
         | ({"packaging": request.settings.packaging} if request.settings.packaging else {})
-        | activation_params(request.settings.activations),
+        | activation_params(request.settings.activations)
+        | ({"layered": True, "shapes": "dynamic"} if request.settings.layered else {}),
         inputs={"pytorch": request.model},
         format=request.name,
         output="onnx",
@@ -170,11 +188,12 @@ FORMAT = Format(
     refused_levels={"bf16": RefusedLevel("ONNX Runtime has no bf16 kernels on CPU", instead="fp16")},
     rank=10,
     conflicts=conflicts,
+    cautions=cautions,
     flags={"--layers": "activations.layers"},
     output_bytes=output_bytes,
     runtime=Runtime(
         name="onnxruntime",
-        files=("model.onnx", "encoder_model.onnx"),
+        files=("model.onnx", "encoder_model.onnx", "onnx-layered/head.onnx"),
         load="slipway_validate.runner.onnx_graphs.load:load",
         families=None,
         precision_file="onnx_export.json",

@@ -31,9 +31,10 @@ def folder_of_graphs(folder: Path, params: OnnxExportParams) -> Path:
 def complete_folder(folder: Path, *, source: ModelSource, params: OnnxExportParams, facts: dict[str, Any]) -> None:
     """Add configuration, tokenizer, usage example and ``onnx_export.json`` to the exported model.
 
-    The record of a model in layers is also beside their folder, where other stages look for it.
+    What is not about single graphs is also beside the folder of layers, where other stages look for it.
     """
-    copy_companions(source.folder, folder)
+    for place in _places(folder, params):
+        copy_companions(source.folder, place)
     example = _EXAMPLES.get(source.family, "text.py")
     if params.layered:
         example = "decoder_layered.py"
@@ -50,8 +51,12 @@ def complete_folder(folder: Path, *, source: ModelSource, params: OnnxExportPara
         "versions": {name: version(name) for name in LIBRARIES},
     }
     text = json.dumps(record, indent=2, sort_keys=True)
-    for place in (folder, folder.parent) if params.layered else (folder,):
+    for place in _places(folder, params):
         (place / "onnx_export.json").write_text(text + "\n", encoding="utf-8")
+
+
+def _places(folder: Path, params: OnnxExportParams) -> tuple[Path, ...]:
+    return (folder, folder.parent) if params.layered else (folder,)
 
 
 def describe_model(model: ir.Model, source: ModelSource) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -77,7 +78,10 @@ def split(model: Any, whole: Sequence[Component]) -> Blocks:
         assert decoder.call is not None
         with answering(own, calls) as seen:
             decoder.call(model, whole)
-        return {HIDDEN: seen[0].hidden, **{name: seen[index].at(place) for name, (index, place) in first_places.items()}}
+        return {
+            HIDDEN: seen[0].hidden,
+            **{name: seen[index].at(place) for name, (index, place) in first_places.items()},
+        }
 
     def after(model: Any, tensors: Tensors) -> Tensors:
         own = [model.get_submodule(f"{path}.{index}") for index in range(len(layers))]
@@ -93,14 +97,23 @@ def split(model: Any, whole: Sequence[Component]) -> Blocks:
         kinds,
         (
             Component(FIRST, (*plain, length), (hidden, *ports.values()), before),
-            *(_layer(path, numbers[0], calls[numbers[0]], shared, taken, decoder) for numbers in kinds),
+            *(
+                _layer(path, numbers[0], seen=calls[numbers[0]], shared=shared, taken=taken, decoder=decoder)
+                for numbers in kinds
+            ),
             Component(LAST, (hidden,), (logits,), after),
         ),
     )
 
 
 def _layer(
-    path: str, index: int, seen: LayerCall, shared: Mapping[tuple[int, Place], str], taken: Mapping[str, Port], decoder: Component
+    path: str,
+    index: int,
+    *,
+    seen: LayerCall,
+    shared: Mapping[tuple[int, Place], str],
+    taken: Mapping[str, Port],
+    decoder: Component,
 ) -> Component:
     own_in, own_out = (
         tuple(port for port in ports if port.name.startswith(f"{prefix}.{index}."))
@@ -131,7 +144,7 @@ def _check_chain(model: Any, layers: Sequence[Any], calls: Sequence[LayerCall]) 
     """Refuse layers that do not run once each, in order, each on what the one before gave."""
     if len(calls) != len(layers):
         raise _unsupported(model, f"calls its {len(layers)} layers {len(calls)} times")
-    for index, (one, following) in enumerate(zip(calls, calls[1:], strict=False)):
+    for index, (one, following) in enumerate(pairwise(calls)):
         if following.hidden is not one.returned:
             raise _unsupported(model, f"changes the hidden states between layers {index} and {index + 1}")
 
@@ -164,7 +177,9 @@ def _axes(model: Any, name: str, one: torch.Tensor, other: torch.Tensor) -> tupl
     for sizes in zip(map(int, one.shape), map(int, other.shape), strict=True):
         known = [axis for axis in (BATCH, SEQUENCE, PAST, TOTAL) if sizes == (SAMPLE_SIZES[axis], _OTHER_SIZES[axis])]
         if not known and sizes[0] != sizes[1]:
-            raise _unsupported(model, f"passes {name.removeprefix(SHARED)} to its layers, one of whose sizes is not known")
+            raise _unsupported(
+                model, f"passes {name.removeprefix(SHARED)} to its layers, one of whose sizes is not known"
+            )
         axes.append(known[0] if known else sizes[0])
     return tuple(axes)
 
@@ -177,7 +192,8 @@ def _kinds(
     for index, call in enumerate(calls):
         layer = model.get_submodule(f"{path}.{index}")
         given = [
-            (place, shared.get((index, place), "cache" if is_cache(value) else repr(value))) for place, value in call.places()
+            (place, shared.get((index, place), "cache" if is_cache(value) else repr(value)))
+            for place, value in call.places()
         ]
         groups.setdefault((*_constants(layer), str(given)), []).append(index)
     return tuple(map(tuple, groups.values()))

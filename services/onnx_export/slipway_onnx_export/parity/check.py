@@ -18,11 +18,11 @@ from slipway.models.model_facts import CannotBuildError, check_loadable
 from slipway_onnx_export.activations.recording import Wanted
 from slipway_onnx_export.forms.shapes import room_of
 from slipway_onnx_export.interface import PAST, SEQUENCE
+from slipway_onnx_export.layered.blocks import FIRST
 from slipway_onnx_export.parity.activations import Watch
 from slipway_onnx_export.parity.conversations import conversations_of
 from slipway_onnx_export.parity.ort_errors import ORT_ERRORS
 from slipway_onnx_export.parity.rows import Array, Conversation, Session, largest_difference
-from slipway_onnx_export.layered.blocks import FIRST
 from slipway_onnx_export.parity.session import LayeredSession, OrtSession
 from slipway_onnx_export.parity.texts import texts_of
 from slipway_onnx_export.parity.translations import translations_of
@@ -83,7 +83,7 @@ def check_parity(
     padding = getattr(source.config, "pad_token_id", None)
     sessions: Mapping[str, Session]
     if (folder / f"{FIRST}.onnx").is_file():
-        sessions = {"model": LayeredSession(folder, source.family, threads=threads)}
+        sessions = {"model": LayeredSession(folder, threads=threads)}
     else:
         sessions = {
             path.stem: OrtSession(path, source.family, threads=threads, padding=padding)

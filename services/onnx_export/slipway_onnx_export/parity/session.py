@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -26,21 +27,28 @@ class LayeredSession:
         ONNXExportError: As :class:`OrtSession`.
     """
 
-    def __init__(self, folder: Path, family: Family, *, threads: int) -> None:
+    def __init__(self, folder: Path, *, threads: int) -> None:
         names = [FIRST, *sorted(path.stem for path in folder.glob(f"{LAYER}_*.onnx")), LAST]
-        self._parts = [OrtSession(folder / f"{name}.onnx", family, threads=threads, padding=None) for name in names]
+        self._graphs = [_load(folder / f"{name}.onnx", threads=threads) for name in names]
 
     def run(self, feed: dict[str, Array]) -> dict[str, Array]:
         """Run the graphs in turn."""
         found = dict(feed)
-        for part in self._parts:
-            found.update(part.run(found))
-            found[HIDDEN] = found.pop(NEXT, found[HIDDEN])
+        for graph in self._graphs:
+            outputs = [value.name for value in graph.get_outputs()]
+            given = {value.name: found[value.name] for value in graph.get_inputs()}
+            found.update(zip(outputs, graph.run(outputs, given), strict=True))
+            found[HIDDEN] = found.pop(NEXT, found.get(HIDDEN))
         return {name: value for name, value in found.items() if name == "logits" or name.startswith("present.")}
 
     def empty_past(self, *, batch: int) -> dict[str, Array]:
         """Return an empty cache by input name."""
-        return {name: value for part in self._parts for name, value in part.empty_past(batch=batch).items()}
+        inputs = {value.name: value.shape for graph in self._graphs for value in graph.get_inputs()}
+        return {
+            name: np.zeros((batch, shape[1], 0, shape[3]), np.float32)
+            for name, shape in inputs.items()
+            if name.startswith("past_key_values.")
+        }
 
 
 class OrtSession:
@@ -51,15 +59,7 @@ class OrtSession:
     """
 
     def __init__(self, path: Path, family: Family, *, threads: int, padding: int | None) -> None:
-        options = session_options(threads)
-        try:
-            self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        except ORT_ERRORS as error:
-            raise ONNXExportError(
-                f"onnxruntime {onnxruntime.__version__} cannot load the exported {path.name}: {error}",
-                reason="EXPORT_PARITY_FAILED",
-                remedy="use another engine or opset",
-            ) from error
+        self._session = _load(path, threads=threads)
         self._outputs = [value.name for value in self._session.get_outputs()]
         self._shapes = {value.name: value.shape for value in self._session.get_inputs()}
         self._graph = FixedGraph(
@@ -98,3 +98,14 @@ class OrtSession:
 
     def _compute(self, feed: dict[str, Array]) -> dict[str, Array]:
         return dict(zip(self._outputs, self._session.run(self._outputs, feed), strict=True))
+
+
+def _load(path: Path, *, threads: int) -> Any:
+    try:
+        return onnxruntime.InferenceSession(str(path), session_options(threads), providers=["CPUExecutionProvider"])
+    except ORT_ERRORS as error:
+        raise ONNXExportError(
+            f"onnxruntime {onnxruntime.__version__} cannot load the exported {path.name}: {error}",
+            reason="EXPORT_PARITY_FAILED",
+            remedy="use another engine or opset",
+        ) from error
