@@ -42,6 +42,7 @@ def build(source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
         if warned and not request.prove_warnings:
             raise tracer_warning_error(warned, attention=attention)
         graph = model.graph
+        _restore_unread(graph, component)
         names = {port.name for port in component.inputs}
         for value in [value for value in graph.inputs if value.name not in names]:
             graph.inputs.remove(value)
@@ -53,6 +54,15 @@ def build(source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
                 onnxscript.optimizer.optimize_ir(model, onnx_shape_inference=False)
         graphs.append(EngineGraph(component, model, weights, attention, tuple(map(str, warned))))
     return stamped(graphs, blocks) if blocks else graphs
+
+
+def _restore_unread(graph: ir.Graph, component: Component) -> None:
+    """Declare the inputs again that the tracer dropped because the model does not read them."""
+    found = {value.name for value in graph.inputs}
+    for port in component.inputs:
+        if port.name in component.unread and port.name not in found:
+            kind = ir.DataType.INT64 if port.dtype == torch.int64 else ir.DataType.FLOAT
+            graph.inputs.append(ir.Value(name=port.name, shape=ir.Shape(list(port.shape)), type=ir.TensorType(kind)))
 
 
 def _trace(component: Component, whole: Any, source: ModelSource, *, opset: int) -> tuple[ir.Model, list[Branch]]:

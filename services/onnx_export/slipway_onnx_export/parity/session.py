@@ -38,7 +38,8 @@ class LayeredSession:
             outputs = [value.name for value in graph.get_outputs()]
             given = {value.name: found[value.name] for value in graph.get_inputs()}
             found.update(zip(outputs, graph.run(outputs, given), strict=True))
-            found[HIDDEN] = found.pop(NEXT, found.get(HIDDEN))
+            if NEXT in found:
+                found[HIDDEN] = found.pop(NEXT)
         return {name: value for name, value in found.items() if name == "logits" or name.startswith("present.")}
 
     def empty_past(self, *, batch: int) -> dict[str, Array]:

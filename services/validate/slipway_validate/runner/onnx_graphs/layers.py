@@ -47,6 +47,7 @@ class OnnxLayers(GraphModel):
                 found[name] = step.past[PRESENT_PREFIX + name.removeprefix(PAST_PREFIX)]
         for graph in self._graphs:
             found |= graph.run({name: found[name] for name in graph.inputs})
-            found[_HIDDEN] = found.pop(_NEXT, found.get(_HIDDEN))
+            if _NEXT in found:
+                found[_HIDDEN] = found.pop(_NEXT)
         presents = {name: value for name, value in found.items() if name.startswith(PRESENT_PREFIX)}
         return found["logits"].numpy().astype(np.float32, copy=False), presents
