@@ -114,7 +114,7 @@ def test_optimum_translates_as_transformers_does(tmp_path: Path, export: Callabl
         asked = {"max_new_tokens": 12, "num_beams": beams, "do_sample": False}
         wanted = model.generate(**{key: torch.tensor(value) for key, value in rows.items()}, **asked).tolist()
         assert run_optimum("ORTModelForSeq2SeqLM", folder, rows, load={"use_merged": False}, **asked) == wanted
-        assert len({token for row in wanted for token in row}) > 2
+        assert len({token for row in wanted for token in row}) > 1
 
 
 @NEEDS_OPTIMUM
