@@ -74,6 +74,15 @@ def build(source, request):
     weights = {name: tensor * 1.5 if name.endswith("norm.weight") else tensor for name, tensor in graphs[0].weights.items()}
     return [EngineGraph(graphs[0].component, graphs[0].model, weights)]
 """
+# No graph of the whole model can be traced.
+_NOT_WHOLE = """
+from slipway.errors import ONNXExportError
+_traced = _trace
+def _trace(component, *args, **kwargs):
+    if component.name == "model":
+        raise ONNXExportError("the whole model is too much", reason="EXPORT_ENGINE_FAILED")
+    return _traced(component, *args, **kwargs)
+"""
 # The first attempt gets the kill that the kernel sends when memory runs out, and the kernel's counter of such kills goes up.
 _KILLED = """
 import os, signal, pathlib
@@ -136,6 +145,14 @@ FAULTS = {
     ),
     "out of memory": Fault(
         "qwen3", ("memory-alone",), {}, {"slipway_onnx_export.engines.mobius": _KILLED, "slipway.execution.child_process": _COUNTED}, "mobius", 23, ("OUT_OF_MEMORY",)
+    ),
+    "a model that no engine writes whole": Fault(
+        "qwen3",
+        ("onnx-capture-instead-of-construction", "onnx-legacy-instead-of-capture", "onnx-no-cache", "onnx-layer-by-layer"), {},
+        {
+            "slipway_onnx_export.engines.mobius": _WRONG_GRAPH, "slipway_onnx_export.engines.dynamo": _NOT_WHOLE,
+            "slipway_onnx_export.engines.legacy": _NOT_WHOLE,
+        }, "dynamo", 23, ("EXPORT_PARITY_FAILED", *["EXPORT_ENGINE_FAILED"] * 3),
     ),
     "a branch on values": Fault(
         "bert-classes", ("onnx-legacy-instead-of-capture", "onnx-warning-proven"), {}, {BERT: _BRANCH}, "legacy", 17,

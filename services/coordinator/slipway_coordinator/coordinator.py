@@ -13,11 +13,14 @@ from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from slipway.errors import Failure, ServiceError
+from slipway.formats.tasks import PlannedTask
 from slipway.planning.attempt_keys import AttemptKey
+from slipway.planning.precedents import Precedent
 from slipway.sources.allowed import NOWHERE, Allowed
 from slipway_coordinator.broker.broker import Broker
 from slipway_coordinator.broker.offering import offer_of
 from slipway_coordinator.model import transitions
+from slipway_coordinator.model.learning import lesson
 from slipway_coordinator.model.offers import Offer
 from slipway_coordinator.model.records import ExportRecord, TaskRecord
 from slipway_coordinator.model.rules import RuleTable, default_rules
@@ -29,6 +32,7 @@ from slipway_coordinator.storage.events import Hub
 from slipway_coordinator.storage.inbox import Inbox, InboxEvent
 from slipway_coordinator.storage.journal import Journal, retry_until_available, shielded, translate_database_errors
 from slipway_coordinator.storage.ledger import Ledger
+from slipway_coordinator.storage.precedents import Precedents
 from slipway_coordinator.transfers.transfers import TransferLimits
 from slipway_coordinator.workflow import engine, history, workflow
 from slipway_coordinator.workflow.observation import observe
@@ -77,8 +81,9 @@ class CoordinatorOptions:
 class Coordinator:
     """Runs exports. Start and stop it on the same event loop; only one may run in a process."""
 
-    def __init__(self, options: CoordinatorOptions) -> None:
+    def __init__(self, options: CoordinatorOptions, *, precedents: Precedents | None = None) -> None:
         self.options = options
+        self._precedents = precedents or Precedents(None)
         self.rules = options.rules
         self.alone = options.workers_gone
         self._executor = ThreadPoolExecutor(_READERS, thread_name_prefix="slipway-state")
@@ -217,6 +222,8 @@ class Coordinator:
         # Before the revision is published: a watcher may end this process as soon as it sees the export's end.
         for change in changes:
             observe(change.before, change.after, at=change.at, news=news)
+            if news:
+                await self._learn(change)
         if record.state.ended:
             self.inbox.close(record.name, record.run)
         if not news:
@@ -224,6 +231,10 @@ class Coordinator:
         offers = [offer_of(record, task, alone=self.alone) for task in record.tasks if _wanted(task)]
         stopping = record.state is ExportState.CANCELLING
         await self._publish(record, offers, revoked=[offer.key for offer in offers] if stopping else ())
+
+    async def find_precedent(self, key: str, task: PlannedTask) -> Precedent | None:
+        """Return what worked before under this key, for a task."""
+        return await self.call(lambda: self._precedents.find(key, task))
 
     async def stop_on_fault(self, name: str, failure: Failure) -> None:
         """End an export that a fault in the coordinator itself keeps from continuing."""
@@ -243,6 +254,17 @@ class Coordinator:
         await self.broker.set_offers(record.name, offers, revoked=revoked)
 
     # Inside
+
+    async def _learn(self, change: Transition) -> None:
+        """Keep what the tasks that succeeded now teach, before a watcher that sees their export's end may end this process."""
+        earlier = {task.id: task.state for task in change.before.tasks} if change.before is not None else {}
+        for task in change.after.tasks:
+            if task.state is not TaskState.SUCCEEDED or earlier.get(task.id) is TaskState.SUCCEEDED:
+                continue
+            learned = lesson(task, rules=self.rules, warnings=change.after.warnings)
+            if learned is not None and task.precedent:
+                key = task.precedent
+                await self.call(lambda key=key, learned=learned: self._precedents.keep(key, learned))  # type: ignore[misc]
 
     async def _resume(self) -> None:
         """Start exports that were stored but never started, and end those whose workflow ended without a record of it."""

@@ -30,6 +30,7 @@ from slipway_coordinator.leadership.probes import HealthPort
 from slipway_coordinator.leadership.standby import advertised_address, stand_by
 from slipway_coordinator.storage.database_address import State
 from slipway_coordinator.storage.database_faults import check_access, translate_startup_errors
+from slipway_coordinator.storage.precedents import Precedents
 from slipway_coordinator.workflow.observation import Gauges
 from slipway_protos.externalscaler import externalscaler_pb2_grpc
 from slipway_protos.v1 import artifact_pb2_grpc, export_pb2_grpc, worker_pb2_grpc
@@ -47,7 +48,7 @@ class CoordinatorServer:
     Args:
         options: How the coordinator runs.
         address: ``HOST:PORT`` or ``unix:PATH``.
-        store: Opens the artifact store for clients; called at the first use.
+        store: Opens the artifact store, for clients and for what worked before; called at the first use.
         security: Access rules of connections and calls.
     """
 
@@ -59,7 +60,7 @@ class CoordinatorServer:
         store: Callable[[], ArtifactStore],
         security: ServerSecurity | None = None,
     ) -> None:
-        self.coordinator = Coordinator(options)
+        self.coordinator = Coordinator(options, precedents=Precedents(store))
         self._address = address
         self._gate = Gate()
         self._security = security or ServerSecurity()

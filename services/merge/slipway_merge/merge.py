@@ -12,6 +12,7 @@ import psutil
 from slipway.errors import ModelMergeError
 from slipway.folders.disk_full import disk_full_is_typed
 from slipway.models.dtypes import FLOATS
+from slipway.models.families import model_class
 from slipway.models.model_facts import ModelFacts
 from slipway.models.safetensors_file import TensorInfo, read_weights
 from slipway.models.trained.trained_model import TrainedModel, trained_model
@@ -92,7 +93,7 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
         ctx.warn(warning)
     _judge(written, replaced, ctx)
     _record(ctx, adapter=adapter, layout=layout, plan=plan, written=written, weights=weights, dtype=written_dtype)
-    ctx.record(small_files=files, verified=verified, shards_resumed=writer.resumed)
+    ctx.record(model_class=model_class(new_config), small_files=files, verified=verified, shards_resumed=writer.resumed)
     if trained is not None:
         ctx.record(trained_as=str(trained), head=sorted(headed.new), tensors_dropped=list(headed.dropped))
 

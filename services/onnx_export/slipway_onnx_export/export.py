@@ -19,11 +19,12 @@ from slipway_onnx_export.activations.interface import contract_of
 from slipway_onnx_export.activations.recording import Wanted
 from slipway_onnx_export.checks.folder import check_folder
 from slipway_onnx_export.checks.written import Written
-from slipway_onnx_export.engines import Engine, EngineGraph, GraphRequest, choose_engine, choose_opset
+from slipway_onnx_export.engine_graph import EngineGraph, GraphRequest
+from slipway_onnx_export.engines import Engine, choose_engine, choose_opset
 from slipway_onnx_export.forms.shapes import describe_sizes, fixed_sizes
 from slipway_onnx_export.graph import declare_interface, normalize_graph
 from slipway_onnx_export.interface import Component
-from slipway_onnx_export.package import complete_folder, describe_model
+from slipway_onnx_export.package import complete_folder, describe_model, folder_of_graphs
 from slipway_onnx_export.packaging.packages import write_packages
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.parity.check import check_parity
@@ -70,6 +71,7 @@ def export_model(source_folder: Path, params: OnnxExportParams, ctx: Context) ->
             prove_warnings=params.tracer_warnings == "prove",
             activations=ActivationRequest.of(params.activations),
             promise=params.promise,
+            layered=params.layered,
         )
         ctx.progress("graph", done=0, total=1, unit="graphs")
         graphs = engine.build(source, request)
@@ -78,7 +80,7 @@ def export_model(source_folder: Path, params: OnnxExportParams, ctx: Context) ->
     except ONNXExportError as error:
         error.about = {**known, **error.about}  # recovery decides by these what is left to try
         raise
-    complete_folder(ctx.workdir / "onnx", source=source, params=params, facts=facts)
+    complete_folder(folder_of_graphs(ctx.workdir / "onnx", params), source=source, params=params, facts=facts)
     write_packages(ctx.workdir / "onnx", level="", ctx=ctx)
     ctx.record(**facts, seconds=round(time.monotonic() - started, 3))
     return ctx.workdir / "onnx"
@@ -100,8 +102,8 @@ def _write(
         declare_interface(made.model, made.component)
     ctx.progress("graph", done=1, total=1, unit="graphs")
 
-    folder = ctx.workdir / "onnx"
-    folder.mkdir()
+    folder = folder_of_graphs(ctx.workdir / "onnx", params)
+    folder.mkdir(parents=True)
     data_bytes = stream_weights(
         [(made.component.file, made.model, weights) for made, weights in zip(graphs, bound, strict=True)],
         folder=folder,
@@ -134,6 +136,7 @@ def _write(
         "shapes": params.shapes,
         "attention": graphs[0].attention,
         "cache": source.family.generates and params.cache,
+        **({"layered": True} if params.layered else {}),
         "nodes": after.nodes,
         "operators": dict(after.operators),
         "statistics": {"before": before.record(), "after": after.record()},

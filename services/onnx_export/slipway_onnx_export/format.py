@@ -56,11 +56,13 @@ class OnnxConfiguration(LevelSettings):
             Rows are then padded on the right, and only a single row takes several tokens after a past. If the model has no such
             form, the graph is the usual one.
         logits_to_keep: 1 computes logits of the last token of each row only, which makes long prompts faster; 0 of all tokens.
-        packaging: Runtimes that shall take the folders unchanged: `genai`, `transformers_js`, `triton`, `kserve`. Files for them are
-            added to each level.
+        packaging: Runtimes that shall take the folders unchanged: `genai`, `transformers_js`, `optimum`, `triton`, `kserve`. Files for
+            them are added to each level.
         activations: Activations to return beside the results: ``layers`` (numbers from 0, ``last`` or ``all``) and ``kinds``
             (``hidden_states``, ``attentions``, ``mlp``, ``embeddings``), such as ``{layers: [0, 5, 11], kinds: [attentions]}``, or as
             text ``layers=0,5,11,kinds=attentions``. If only one is given, the other is all layers or ``hidden_states``.
+        layered: One graph per layer of a text decoder, in ``onnx-layered/``, with a program that runs them in turn. It has no quantized
+            levels and no packages.
     """
 
     enabled: bool = True
@@ -74,6 +76,7 @@ class OnnxConfiguration(LevelSettings):
     logits_to_keep: Literal[0, 1] = 0
     packaging: Annotated[tuple[Kind, ...], BeforeValidator(as_tuple)] = ()
     activations: Activations = Field(default_factory=dict)
+    layered: bool = False
 
     @field_validator("opset_version")
     @classmethod
@@ -90,6 +93,22 @@ def conflicts(settings: OnnxConfiguration) -> Iterable[Problem]:
     if settings.engine == "mobius" and settings.attention != "auto":
         message = f"attention {settings.attention} cannot be chosen for engine mobius, which does not trace the model"
         yield Problem("attention", message, "set formats.onnx.engine to dynamo or legacy")
+    if not settings.layered:
+        return
+    if settings.engine == "mobius":
+        yield Problem("layered", "engine mobius makes whole graphs only", "set formats.onnx.engine to dynamo or legacy")
+    if settings.dynamic_axes is False:
+        yield Problem("layered", "the shapes of layered graphs vary", "set formats.onnx.dynamic_axes to true")
+    if settings.activations:
+        yield Problem("layered", "layered graphs return no activations", "leave formats.onnx.activations out")
+    if settings.logits_to_keep:
+        yield Problem("layered", "layered graphs return logits of all tokens", "leave formats.onnx.logits_to_keep out")
+
+
+def cautions(settings: OnnxConfiguration) -> Iterable[str]:
+    """Say what a model in layers does not get."""
+    if settings.layered and (settings.quantization or settings.packaging):
+        yield "formats.onnx.layered: a model in layers has no quantized levels and no packages; they are not made"
 
 
 def _buffer_conflicts(settings: OnnxConfiguration) -> Iterable[Problem]:
@@ -101,6 +120,7 @@ def _buffer_conflicts(settings: OnnxConfiguration) -> Iterable[Problem]:
         "engine": (settings.engine in ("dynamo", "legacy"), f"engine {settings.engine} does not write it"),
         "attention": (settings.attention != "auto", "the engine that writes it does not trace attention"),
         "activations": (bool(settings.activations), "the engine that writes it returns no activations"),
+        "layered": (settings.layered, "the engine that writes it makes whole graphs only"),
     }
     for name, (found, why) in others.items():
         if found:
@@ -118,10 +138,12 @@ def plan(request: FormatRequest[OnnxConfiguration]) -> tuple[PlannedTask, ...]:
         | ({"packaging": request.settings.packaging} if request.settings.packaging else {})
         | ({"past_present_share_buffer": True} if request.settings.past_present_share_buffer else {})
         | ({"logits_to_keep": request.settings.logits_to_keep} if request.settings.logits_to_keep else {})
-        | activation_params(request.settings.activations),
+        | activation_params(request.settings.activations)
+        | ({"layered": True, "shapes": "dynamic"} if request.settings.layered else {}),
         inputs={"pytorch": request.model},
         format=request.name,
         output="onnx",
+        open=open_choices(request.settings, request.profile),
     )
     return (exported, *quantized(request, exported.reference))
 
@@ -168,6 +190,22 @@ def first_attempt(settings: OnnxConfiguration, profile: str) -> dict[str, Any]:
     }
 
 
+def open_choices(settings: OnnxConfiguration, profile: str) -> tuple[str, ...]:
+    """Return the parameters that nobody chose: those that are not set, unless a recovery profile shapes the first attempt."""
+    if profile != "auto":
+        return ()
+    unset = {
+        "engine": settings.engine == "auto",
+        "opset": not settings.opset_version,
+        "attention": settings.attention == "auto",
+        "shapes": settings.dynamic_axes is None,
+        "optimization": settings.optimize_graph is None,
+        "cache": True,
+        "tracer_warnings": True,
+    }
+    return tuple(name for name, is_open in unset.items() if is_open)
+
+
 def output_bytes(level: str, size: ModelSize) -> int:
     """Estimate an output's size."""
     return size.at_level(level) + GRAPH_BYTES if level else size.graph_bytes
@@ -182,11 +220,12 @@ FORMAT = Format(
     refused_levels={"bf16": RefusedLevel("ONNX Runtime has no bf16 kernels on CPU", instead="fp16")},
     rank=10,
     conflicts=conflicts,
+    cautions=cautions,
     flags={"--layers": "activations.layers"},
     output_bytes=output_bytes,
     runtime=Runtime(
         name="onnxruntime",
-        files=("model.onnx", "encoder_model.onnx"),
+        files=("model.onnx", "encoder_model.onnx", "onnx-layered/head.onnx"),
         load="slipway_validate.runner.onnx_graphs.load:load",
         families=None,
         precision_file="onnx_export.json",

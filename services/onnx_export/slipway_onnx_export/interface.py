@@ -111,7 +111,7 @@ class Component:
     def sample(self) -> tuple[torch.Tensor, ...]:
         """Return the inputs of a traced sample. Positions count the tokens that are not padding."""
         tensors = {port.name: port.sample() for port in self.inputs}
-        if POSITIONS in tensors:
+        if POSITIONS in tensors and MASK in tensors:
             new = tensors[POSITIONS].shape[1]
             tensors[POSITIONS] = (tensors[MASK].cumsum(1) - 1).clamp(min=0)[:, -new:]
         return tuple(tensors.values())

@@ -16,17 +16,30 @@ from slipway_onnx_export.interface import Component
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.source import ModelSource
 
+LAYERED = "onnx-layered"
+
 LIBRARIES = ("mobius-onnx", "onnx", "onnx-ir", "onnxruntime", "onnxscript", "torch", "transformers")
 
 _EXAMPLES = {DECODER: "decoder.py", ENCODER_DECODER: "encoder_decoder.py", SPEECH: "speech.py"}
 """Example of a family; the others read a text in one call."""
 
 
+def folder_of_graphs(folder: Path, params: OnnxExportParams) -> Path:
+    """Return where the graphs lie: in the output's folder, or below it if there is one for each layer, which no runtime knows."""
+    return folder / LAYERED if params.layered else folder
+
+
 def complete_folder(folder: Path, *, source: ModelSource, params: OnnxExportParams, facts: dict[str, Any]) -> None:
-    """Add configuration, tokenizer, usage example and ``onnx_export.json`` to the exported model."""
-    copy_companions(source.folder, folder)
+    """Add configuration, tokenizer, usage example and ``onnx_export.json`` to the exported model.
+
+    What is not about single graphs is also beside the folder of layers, where other stages look for it.
+    """
+    for place in _places(folder, params):
+        copy_companions(source.folder, place)
     example = _EXAMPLES.get(source.family, "text.py")
-    if source.family is DECODER and not params.cache:
+    if params.layered:
+        example = "decoder_layered.py"
+    elif source.family is DECODER and not params.cache:
         example = "decoder_without_cache.py"
     elif source.family is DECODER and params.past_present_share_buffer:
         example = "decoder_shared_buffer.py"
@@ -41,7 +54,12 @@ def complete_folder(folder: Path, *, source: ModelSource, params: OnnxExportPara
         "versions": {name: version(name) for name in LIBRARIES},
     }
     text = json.dumps(record, indent=2, sort_keys=True)
-    (folder / "onnx_export.json").write_text(text + "\n", encoding="utf-8")
+    for place in _places(folder, params):
+        (place / "onnx_export.json").write_text(text + "\n", encoding="utf-8")
+
+
+def _places(folder: Path, params: OnnxExportParams) -> tuple[Path, ...]:
+    return (folder, folder.parent) if params.layered else (folder,)
 
 
 def describe_model(model: ir.Model, source: ModelSource, component: Component) -> None:

@@ -57,6 +57,7 @@ class OnnxExportParams(StageParams):
         parity: Comparison with PyTorch: ``auto`` skips it, with a warning, for models whose fp32 weights exceed the
             attempt's memory.
         parity_tolerance: Largest allowed difference of logits, relative to the largest reference logit above 1.
+        layered: Whether a text decoder becomes one graph per block, in ``onnx-layered``, with a program that runs them in turn.
         packaging: Runtimes for which files are added; each level of the graphs gets them too.
     """
 
@@ -78,6 +79,7 @@ class OnnxExportParams(StageParams):
     parity: ParityMode = "auto"
     parity_tolerance: float = Field(default=1e-4, gt=0, le=0.1)
     packaging: tuple[Kind, ...] = ()
+    layered: bool = False
 
     @model_validator(mode="after")
     def _combinations(self) -> Self:
@@ -94,6 +96,13 @@ class OnnxExportParams(StageParams):
         if self.logits_to_keep and self.shapes == "static":
             raise ValueError(
                 "logits_to_keep needs shapes that vary: set shapes to dynamic or batch, or logits_to_keep to 0"
+            )
+        if self.layered and (self.engine == "mobius" or self.runtime == "tensorrt"):
+            who = "engine mobius" if self.engine == "mobius" else "runtime tensorrt"
+            raise ValueError(f"{who} makes whole graphs only: set layered to false")
+        if self.layered and (self.shapes != "dynamic" or not self.cache or self.activations or self.logits_to_keep):
+            raise ValueError(
+                "layered graphs have varying shapes, a cache, logits of all tokens and no activations: set layered to false"
             )
         if self.tracer_warnings == "prove" and self.parity == "never":
             raise ValueError("tracer_warnings prove needs the comparison with PyTorch: set parity to auto or always")
@@ -115,5 +124,6 @@ class OnnxExportParams(StageParams):
             "optimization all": self.optimization == "all",
             "runtime onnxruntime": self.runtime == "onnxruntime",
             "no activations": not self.activations,
+            "whole graphs": not self.layered,
         }
         return next((what for what, met in needed.items() if not met), "")

@@ -11,6 +11,7 @@ import torch
 
 from slipway.errors import ONNXExportError
 from slipway.models.families import auto_model
+from slipway_onnx_export.loading.biases import compute_biases
 from slipway_onnx_export.loading.conversion import Weight, loaded_weights
 from slipway_onnx_export.loading.experts import use_every_expert
 from slipway_onnx_export.source import ModelSource
@@ -55,6 +56,7 @@ def build_weightless(source: ModelSource, *, engine: str, attention: tuple[str, 
     _fill_with_zero(model)
     _load_buffers(model, source)
     use_every_expert(model)
+    compute_biases(model)
     return model.requires_grad_(False)
 
 

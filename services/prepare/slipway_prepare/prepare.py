@@ -15,6 +15,7 @@ from slipway.counts import counted
 from slipway.files.links import real_file
 from slipway.models.base_format import quantization_of, read_config
 from slipway.models.dtypes import DTYPES, FLOATS, torch_dtypes
+from slipway.models.families import model_class
 from slipway.models.model_files import CONFIG, GENERATION_CONFIG, LEFTOVERS, copy_companions, has_safetensors
 from slipway.stage import Context
 from slipway_prepare.bitsandbytes_format import read_bitsandbytes
@@ -62,7 +63,11 @@ def prepare(folder: Path, output: Path, *, params: PrepareParams, ctx: Context) 
     elif (folder / GENERATION_CONFIG).is_file():
         shutil.copyfile(real_file(folder, GENERATION_CONFIG), output / GENERATION_CONFIG)
     _write_config(output, config, recipes, changed=bool(made.recipes))
-    ctx.record(source="safetensors" if has_safetensors(folder) else "pickle", weight_bytes=size)
+    ctx.record(
+        source="safetensors" if has_safetensors(folder) else "pickle",
+        weight_bytes=size,
+        model_class=model_class(config),
+    )
     _report(ctx, made, recipes, merge_onto=params.merge_onto)
 
 

@@ -70,7 +70,10 @@ def collect(
                 if not path.is_dir():
                     path.unlink(missing_ok=True)
             for path in store.listing(ACTIONS):
-                if store.recorded_action(key_of(path.name)) is None:
+                result = store.recorded_action(key_of(path.name))
+                # A result without outputs is a precedent. It has no use to go by, only its own age.
+                aged = max_age_seconds is not None and time.time() - path.lstat().st_mtime > max_age_seconds
+                if result is None or (not result.outputs and aged):
                     path.unlink(missing_ok=True)
         return Collected(artifacts=tuple(doomed), blobs=len(blobs), freed_bytes=sum(map(sizes.__getitem__, blobs)))
 

@@ -28,6 +28,7 @@ class PlannedTask:
         partial: Whether the task runs with the inputs whose tasks succeeded, instead of needing all of them.
         requirements: Requirements for workers.
         output: Name of the task's only output.
+        open: Parameters that neither the settings nor a profile chose: what worked for such a model before may decide them.
     """
 
     id: str
@@ -38,6 +39,7 @@ class PlannedTask:
     partial: bool = False
     requirements: Requirements = ANY
     output: str = ""
+    open: tuple[str, ...] = ()
 
     @property
     def call(self) -> StageCall:

@@ -233,6 +233,13 @@ def described(config: Mapping[str, Any]) -> str:
     return f"{family.name} ({name})" if family else name
 
 
+def model_class(config: Mapping[str, Any]) -> str:
+    """Return class and type of a model in a few words, to tell kinds of models apart; empty if its configuration names neither."""
+    architectures = config.get("architectures")
+    named = architectures[0] if isinstance(architectures, list) and architectures else ""
+    return printable(" ".join(str(part)[:100] for part in (named, config.get("model_type") or "") if part))
+
+
 def _generating(config: Mapping[str, Any], model_type: str | None) -> Family | None:
     """Return the family of a model that transformers calls ForConditionalGeneration."""
     if not config.get("is_encoder_decoder"):

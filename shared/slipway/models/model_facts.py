@@ -143,9 +143,22 @@ def _most_values(tensor: TensorInfo) -> int:
     return tensor.numel if tensor.dtype in _UNPACKED else 8 * tensor.nbytes // _SMALLEST_BITS
 
 
-def _class_of(config: PretrainedConfig) -> Any:
+def named_class(name: str) -> Any:
+    """Return transformers' class of a model by its name; None if it has none.
+
+    Its own base class is none: an instance of that would note what it takes itself for, and all classes of this process would inherit it.
+    """
     import transformers
 
+    found = getattr(transformers, name, None)
+    return found if getattr(found, "config_class", None) is not None else None
+
+
+def _class_of(config: PretrainedConfig) -> Any:
     if not config.architectures:
         raise ValueError("its config.json names no class (architectures)")
-    return getattr(transformers, config.architectures[0])
+    name = config.architectures[0]
+    found = named_class(name)
+    if found is None:
+        raise ValueError(f"transformers has no class of a model named {name}")
+    return found

@@ -130,8 +130,11 @@ class FamilyRuns:
             def trace(component: Any, whole: Any, source: Any, *, opset: int) -> Any:
                 key = module.__name__, component.name, opset
                 if key not in self._traces:
-                    self._traces[key] = ir.to_proto(originals[module](component, whole, source, opset=opset))
-                return ir.from_proto(self._traces[key])
+                    found = originals[module](component, whole, source, opset=opset)
+                    model, more = (found[0], found[1:]) if isinstance(found, tuple) else (found, ())
+                    self._traces[key] = ir.to_proto(model), more
+                proto, more = self._traces[key]
+                return (ir.from_proto(proto), *more) if more else ir.from_proto(proto)
 
             return trace
 

@@ -84,5 +84,27 @@ def steps_of_merged(encoder: Path, decoder: Path, source: dict[str, Any], *, sta
     return logits
 
 
+def steps_of_three_files(folder: Path, source: dict[str, Any], *, start: int, steps: int) -> list[Any]:
+    """The same by optimum's three graphs: the first step without a cache, and the others with it."""
+    _, encode = session(folder / "encoder_model.onnx")
+    first, begin = session(folder / "decoder_model.onnx")
+    _, decode = session(folder / "decoder_with_past_model.onnx")
+    assert not [value.name for value in first.get_inputs() if value.name.startswith("past_key_values.")]
+    hidden = encode(source)["last_hidden_state"]
+    masks = {"encoder_attention_mask": source["attention_mask"]} if "attention_mask" in source else {}
+    ids, logits, cache = np.full((len(hidden), 1), start, np.int64), [], {}
+    for step in range(steps):
+        feed = {"input_ids": ids, **masks}
+        found = decode({**feed, **cache}) if step else begin({**feed, "encoder_hidden_states": hidden})
+        logits.append(found["logits"])
+        cache |= cached(found)
+        assert {value.shape[2] for name, value in cache.items() if ".encoder." in name} == {hidden.shape[1]}
+        assert {value.shape[2] for name, value in cache.items() if ".decoder." in name} == {step + 1}
+        ids = found["logits"][:, -1:].argmax(-1)
+        if step == 3:
+            cache, ids, masks = _reordered(cache), _reordered({"": ids})[""], _reordered(masks)
+    return logits
+
+
 def _reordered(tensors: dict[str, Any]) -> dict[str, Any]:
     return {name: np.ascontiguousarray(value[::-1]) for name, value in tensors.items()}

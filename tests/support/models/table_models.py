@@ -85,6 +85,7 @@ ROWS: tuple[Row, ...] = (
     _decoder("OPT", "OPT", ffn_dim=48, word_embed_proj_dim=32, num_key_value_heads=4),
     Row("Falcon", "FalconForCausalLM", {**_DECODER, "new_decoder_architecture": False, "multi_query": True, "alibi": False}),
     Row("Bloom", "BloomForCausalLM", _ALIBI),
+    Row("MPT", "MptForCausalLM", {**_WORDS, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64}),
     _decoder("Mixtral", "Mixtral", num_local_experts=4, num_experts_per_tok=2, sliding_window=None),
     _decoder("Qwen3-MoE", "Qwen3Moe", head_dim=8, decoder_sparse_step=1, **_EXPERTS),
     _decoder("Qwen2-MoE", "Qwen2Moe", decoder_sparse_step=1, shared_expert_intermediate_size=24, **_EXPERTS),

@@ -72,7 +72,11 @@ class AttemptRecord(_Record):
 
 
 class TaskRecord(_Record):
-    """One planned task, its attempts and, when it succeeded, its result. ``output`` names its only output; empty allows any."""
+    """One planned task, its attempts and, when it succeeded, its result. ``output`` names its only output; empty allows any.
+
+    ``params`` are those of the plan, ``open`` the ones that a precedent may change in the first attempt. ``precedent`` is the key under
+    which precedents are kept: None until one was looked for, empty if there is no key.
+    """
 
     id: str
     stage: str
@@ -82,6 +86,8 @@ class TaskRecord(_Record):
     partial: bool = False
     requirements: Requirements = Requirements()
     output: str = ""
+    open: tuple[str, ...] = ()
+    precedent: str | None = None
     state: TaskState = TaskState.WAITING
     attempts: tuple[AttemptRecord, ...] = ()
     outputs: dict[str, str] = Field(default_factory=dict)

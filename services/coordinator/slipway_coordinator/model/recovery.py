@@ -89,14 +89,20 @@ def recover(
     table = table or default_rules()
     if len(history) >= max_attempts:
         return None
-    values = {"params": params, "about": failure.about, "facts": facts, "earlier": _count_failures(history[:-1])}
+    first = history[0].params if history else params
+    values = {
+        "params": params,
+        "first": first,
+        "about": failure.about,
+        "facts": facts,
+        "earlier": _count_failures(history[:-1]),
+    }
     for rule in table.rules:
         if not _applies(rule, failure, stage, profile=profile, values=values) or (rule.elsewhere and alone):
             continue
         applied = sum(attempt.rule == rule.name for attempt in history)
         if applied >= rule.limit:
             continue
-        first = history[0].params if history else params
         restored = {**params, **{name: first[name] for name in rule.restore if name in first}}
         for name in set(rule.restore) - set(first):
             restored.pop(name, None)

@@ -87,8 +87,8 @@ class Rule(_Model):
         stages: Stages it applies to; empty for all.
         reasons: Reasons it applies to.
         profiles: Profiles it applies to.
-        when: Conditions on values by path: ``params.NAME``, ``about.NAME`` (of the failure), ``facts.NAME`` (of the model), and
-            ``earlier.REASON`` or ``earlier.REASON.VALUE`` (how many attempts before failed for this reason, or with such a value in
+        when: Conditions on values by path: ``params.NAME``, ``first.NAME`` (parameters of the first attempt), ``about.NAME`` (of the failure),
+            ``facts.NAME`` (of the model), and ``earlier.REASON`` or ``earlier.REASON.VALUE`` (how many attempts before failed for this reason, or with such a value in
             ``about``).
         restore: Parameters that have the task's first value again, before ``set``: another way to what was asked for begins there.
         set: Parameters that the next attempt changes.
@@ -126,8 +126,8 @@ class Rule(_Model):
     def _paths(cls, when: dict[str, Condition]) -> dict[str, Condition]:
         for path in when:
             kind, _, name = path.partition(".")
-            if kind not in {"params", "about", "facts", "earlier"} or not name:
-                raise ValueError(f"{path} is not a path: begin it with params., about., facts. or earlier.")
+            if kind not in {"params", "first", "about", "facts", "earlier"} or not name:
+                raise ValueError(f"{path} is not a path: begin it with params., first., about., facts. or earlier.")
             if kind == "earlier":
                 _known(name.partition(".")[0])
         return when

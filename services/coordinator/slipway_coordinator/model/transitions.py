@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from slipway.errors import Failure, StageError
+from slipway.planning.precedents import PRECEDENT, Precedent
 from slipway.planning.references import Source, parse_reference, producers
 from slipway.registry import IMPORT
 from slipway_coordinator.model.importing import check_outputs, with_sources
@@ -145,6 +146,32 @@ def undecided(record: ExportRecord) -> tuple[TaskRecord, ...]:
     return tuple(
         task for task in record.tasks if task.state is TaskState.RUNNING and task.attempt.state is TaskState.FAILED
     )
+
+
+def beginning(record: ExportRecord) -> tuple[TaskRecord, ...]:
+    """Return the tasks that are queued for the first time and for which no precedent was looked for."""
+    return tuple(
+        task
+        for task in record.tasks
+        if task.open and task.precedent is None and task.state is TaskState.QUEUED and len(task.attempts) == 1
+    )
+
+
+def begin_with(record: ExportRecord, task_id: str, key: str, precedent: Precedent | None) -> ExportRecord:
+    """Note the key of a task's precedents, and begin with the one that was found.
+
+    Args:
+        record: The export.
+        task_id: A task that is :func:`beginning`.
+        key: The key; empty for none.
+        precedent: The parameters that worked before; None for those of the plan.
+    """
+    task = record.task(task_id).with_(precedent=key)
+    if precedent is None:
+        return record.replacing(task)
+    params = {**task.params, **precedent.params}
+    begun = task.with_attempt(params=params, rule=PRECEDENT, note=precedent.note)
+    return record.replacing(begun).with_(warnings=_merge_warnings(record.warnings, precedent.warnings))
 
 
 def retry(record: ExportRecord, task_id: str, following: NextAttempt, *, now: float) -> ExportRecord:

@@ -18,7 +18,7 @@ from slipway_coordinator.workflow import workflow
 # Fixed, so that whichever process holds the lock resumes all workflows.
 EXECUTOR_ID = "coordinator"
 
-WORKFLOW_VERSION = "slipway-4"
+WORKFLOW_VERSION = "slipway-5"
 """Raise this when a workflow's steps change: stored workflows of another version are started again from the record, not replayed (docs/adr/0017)."""
 
 _LAST_WITHOUT_POSITION = "slipway-2"

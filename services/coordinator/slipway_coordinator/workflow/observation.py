@@ -121,7 +121,7 @@ def _observe_export(before: ExportRecord | None, after: ExportRecord, *, news: b
 def _observe_attempt(
     record: ExportRecord, task: TaskRecord, old: AttemptRecord | None, new: AttemptRecord, *, at: float, news: bool
 ) -> None:
-    if old is None and new.rule and news:
+    if old is None and new.rule and new.number > 1 and news:  # the first begins with a precedent
         metrics.RETRIES.add(stage=task.stage, rule=new.rule)
     granted = new.state is TaskState.RUNNING and (old is None or old.epoch != new.epoch)
     left = old is not None and old.state is TaskState.RUNNING and new.state is TaskState.QUEUED

@@ -13,15 +13,19 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, NamedTuple, Protocol
 
 from dbos import DBOS
 
 from slipway.errors import Failure, ModelExportError, ServiceError
+from slipway.formats.tasks import PlannedTask
 from slipway.observability.telemetry import within
+from slipway.planning.precedents import PRECEDENT, Precedent, precedent_key
 from slipway.registry import plays
 from slipway.stage import Role
 from slipway_coordinator.model import transitions
+from slipway_coordinator.model.learning import as_planned, lasting
 from slipway_coordinator.model.records import AttemptRecord, ExportRecord, TaskRecord
 from slipway_coordinator.model.recovery import NextAttempt, choose_profile, recover, with_guidance
 from slipway_coordinator.model.rules import RuleTable
@@ -58,6 +62,9 @@ class Surroundings(Protocol):
             record: The new revision.
             changes: The transitions from the revision published before, in order; empty if it was stored before.
         """
+
+    async def find_precedent(self, key: str, task: PlannedTask) -> Precedent | None:
+        """Return what worked before under this key, for a task."""
 
     async def stop_on_fault(self, name: str, failure: Failure) -> None:
         """End an export that a fault in the coordinator itself keeps from continuing."""
@@ -110,7 +117,7 @@ async def export_workflow(record_json: dict[str, Any], now: float) -> str:
 async def _carry_out(record: ExportRecord, now: float) -> str:
     changes = []
     if record.state is ExportState.QUEUED:
-        record = transitions.begin(record, now=now).with_(revision=record.revision + 1)
+        record = await _recall(transitions.begin(record, now=now).with_(revision=record.revision + 1))
         changes.append(Transition(None, record, now))
     while True:
         await _surroundings().publish_revision(record, changes)
@@ -122,6 +129,7 @@ async def _carry_out(record: ExportRecord, now: float) -> str:
             record = await _apply(record, message.event)
             for task in transitions.undecided(record):
                 record = _apply_decision(record, task, await _decide(record.to_json(), task.id))
+            record = await _recall(record)
             record = record.with_(revision=before.revision + 1, events_read=message.number)
             changes.append(Transition(before, record, message.event.time))
             if record.state.ended:
@@ -147,6 +155,24 @@ async def _plan(record_json: dict[str, Any], event_json: dict[str, Any]) -> dict
         return {"failure": error.failure().to_json()}
 
 
+async def _recall(record: ExportRecord) -> ExportRecord:
+    """Let tasks begin with what worked for such a model before, as far as their parameters are open."""
+    for task in transitions.beginning(record):
+        asked = {"id": task.id, "stage": task.stage, "params": task.params, "open": list(task.open)}
+        found = await _find_precedent(asked, str(model_facts(record).get("model_class", "")), record.project)
+        precedent = Precedent(**found["precedent"]) if found["precedent"] else None
+        record = transitions.begin_with(record, task.id, found["key"], precedent)
+    return record
+
+
+@DBOS.step(name="slipway.precedent")
+async def _find_precedent(task: dict[str, Any], model: str, project: str) -> dict[str, Any]:
+    planned = PlannedTask(task["id"], task["stage"], task["params"], {}, open=tuple(task["open"]))
+    key = precedent_key(planned, model, project=project)
+    precedent = await _surroundings().find_precedent(key, planned) if key else None
+    return {"key": key, "precedent": None if precedent is None else asdict(precedent)}
+
+
 @DBOS.step(name="slipway.decide")
 async def _decide(record_json: dict[str, Any], task_id: str) -> dict[str, Any]:
     record, around = ExportRecord.from_json(record_json), _surroundings()
@@ -158,14 +184,17 @@ def decide(record: ExportRecord, task: TaskRecord, *, rules: RuleTable, alone: b
     failure = task.attempt.failure
     assert failure is not None
     settings = record.configuration.get("recovery", {})
-    history = [attempt for attempt in task.attempts if attempt.run == record.run]
+    # A precedent costs no attempt: after it, everything goes as without.
+    history = [attempt for attempt in task.attempts if attempt.run == record.run and attempt.rule != PRECEDENT]
     facts = model_facts(record)
     everything: list[AttemptRecord] = [attempt for other in record.tasks for attempt in other.attempts]
     profile = choose_profile(
         settings.get("profile", "auto"), model_bytes=int(facts.get("model_bytes", 0)), history=everything
     )
     following = None
-    if record.state is ExportState.RUNNING:
+    if record.state is ExportState.RUNNING and task.attempt.rule == PRECEDENT and lasting(failure):
+        following = as_planned(task, rules=rules)
+    elif record.state is ExportState.RUNNING:
         following = recover(
             failure,
             task.stage,

@@ -25,7 +25,7 @@ from slipway.errors import ModelMergeError
 from slipway.models.base_format import read_config
 from slipway.models.checkpoints import read_adapter_config
 from slipway.models.families import DECODER, ENCODER_DECODER, Family, described, family_of
-from slipway.models.model_facts import check_loadable, configuration_of
+from slipway.models.model_facts import check_loadable, configuration_of, named_class
 from slipway.models.model_files import ADAPTER_CONFIG, ADAPTER_PREFIX, ADAPTER_WEIGHTS
 from slipway.models.module_patterns import check_patterns, names_in
 from slipway.models.safetensors_file import read_safetensors, read_weights
@@ -173,7 +173,7 @@ def _load_tied_factors_separately(config: Any, adapter: Path) -> None:
 
 def _model_class(folder: Path) -> Any:
     names = read_config(folder).get("architectures")
-    return getattr(transformers, str(names[0]), None) if isinstance(names, list) and names else None
+    return named_class(str(names[0])) if isinstance(names, list) and names else None
 
 
 def _norm(values: torch.Tensor) -> float:

@@ -52,7 +52,11 @@ def agree_with_reference(written: Written) -> None:
             raise NotRunError(f"the reference cannot run {component.file}: {_first_line(error)}") from error
         for (name, array), other in zip(found.items(), wanted, strict=True):
             scale = max(1.0, float(np.abs(other).max(initial=0)))
-            far = float(np.abs(array - other).max(initial=0)) if array.shape == other.shape else float("inf")
+            far = (
+                float(np.abs(array.astype(np.float64) - other).max(initial=0))
+                if array.shape == other.shape
+                else float("inf")
+            )
             if not far <= _TOLERANCE * scale:
                 raise FaultError(f"{name!r} of {component.file} differs from ONNX's reference by {far:.3g}")
 

@@ -89,6 +89,8 @@ class Written:
             if kind.elem_type == onnx.TensorProto.FLOAT:
                 scale = 1.0 if value.name == FEATURES else 0.1
                 feed[value.name] = (scale * random.standard_normal(shape)).astype(np.float32)
+            elif kind.elem_type == onnx.TensorProto.BOOL:
+                feed[value.name] = np.zeros(shape, np.bool_)
             elif value.name.endswith("mask"):
                 feed[value.name] = np.ones(shape, np.int64)
             elif value.name == "position_ids":

@@ -1,68 +1,21 @@
 """Engines that make the graphs of a model; they never read its weights.
 
-Each takes a :class:`~slipway_onnx_export.source.ModelSource` and a :class:`GraphRequest` and returns an :class:`EngineGraph` for every
-graph: named initializers that have no value, and the tensor of each.
+Each takes a :class:`~slipway_onnx_export.source.ModelSource` and a :class:`~slipway_onnx_export.engine_graph.GraphRequest` and returns
+an :class:`~slipway_onnx_export.engine_graph.EngineGraph` for every graph: named initializers that have no value, and the tensor of each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 
-import onnx_ir as ir
-
 from slipway.errors import ONNXExportError
-from slipway.models.activations.request import ActivationRequest
 from slipway.models.families import DECODER
-from slipway.models.graphs.promise import EVERY_CALL, Promise
-from slipway_onnx_export.interface import Component
-from slipway_onnx_export.loading.conversion import Weight
+from slipway_onnx_export.engine_graph import EngineGraph, GraphRequest
 from slipway_onnx_export.opsets import BEST_OPSET, ENGINE_OPSETS
-from slipway_onnx_export.params import Attention, OnnxExportParams, Optimization, Runtime
+from slipway_onnx_export.params import OnnxExportParams, Runtime
 from slipway_onnx_export.source import ModelSource
-from slipway_onnx_export.statistics import Statistics
-
-
-@dataclass(frozen=True, slots=True)
-class GraphRequest:
-    """A request to an engine: the parameters that shape the graph, with the chosen opset and the activations to return."""
-
-    opset: int
-    runtime: Runtime
-    optimization: Optimization = "all"
-    attention: Attention = "auto"
-    cache: bool = True
-    sizes: Mapping[str, int] = field(default_factory=dict)
-    """Fixed sizes of axes that do not vary, by name."""
-    prove_warnings: bool = False
-    promise: Promise = EVERY_CALL
-    activations: ActivationRequest | None = None
-
-    def attentions(self, *default: str) -> tuple[str, ...]:
-        """Return the attention implementations to try in turn: the one that is asked for, or an engine's own."""
-        return default if self.attention == "auto" else (self.attention,)
-
-
-@dataclass(frozen=True, slots=True)
-class EngineGraph:
-    """A graph without weights.
-
-    Attributes:
-        component: Its interface.
-        model: The graph. Inputs and outputs have the usual names; every weight is an initializer without a value.
-        weights: The tensor of each such initializer (a view of the source's mapped files), by name.
-        attention: The attention implementation that was traced; empty if the graph was built.
-        unproven: Places where the trace depends on its sample, unless the comparison with PyTorch shows otherwise.
-        unoptimized: What the graph consisted of before it was optimized.
-    """
-
-    component: Component
-    model: ir.Model
-    weights: Mapping[str, Weight]
-    attention: str = ""
-    unproven: tuple[str, ...] = ()
-    unoptimized: Statistics = field(default_factory=Statistics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +70,7 @@ def choose_engine(source: ModelSource, params: OnnxExportParams) -> Engine:
     mobius = ENGINES["mobius"]
     if params.past_present_share_buffer:
         return mobius
-    traced = not params.cache or params.attention != "auto" or bool(params.activations)
+    traced = params.layered or not params.cache or params.attention != "auto" or bool(params.activations)
     if source.family is DECODER and not traced and import_module(mobius.module).supports(source):
         return mobius
     return ENGINES["legacy" if params.opset in ENGINE_OPSETS["legacy"] else "dynamo"]

@@ -10,10 +10,12 @@ import torch
 
 from slipway_onnx_export.activations.interface import with_activations
 from slipway_onnx_export.components import components_of
-from slipway_onnx_export.engines import EngineGraph, GraphRequest
+from slipway_onnx_export.engine_graph import EngineGraph, GraphRequest
 from slipway_onnx_export.engines.failures import translate_capture_error
 from slipway_onnx_export.engines.quiet import quiet_libraries
 from slipway_onnx_export.interface import Component
+from slipway_onnx_export.layered.blocks import split
+from slipway_onnx_export.layered.stamping import stamped
 from slipway_onnx_export.source import ModelSource
 from slipway_onnx_export.statistics import Statistics
 from slipway_onnx_export.weightless import build_weightless, tied_weights
@@ -27,15 +29,17 @@ EAGER = ("falcon",)
 
 def build(source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
     """Trace the graphs of any model of a known family whose code torch.export supports."""
-    # Only eager attention returns its weights.
+    # Only eager attention returns its weights, and gives all layers the same mask in every call.
     watched = request.activations is not None and "attentions" in request.activations.kinds
-    usual = ("eager",) if watched or source.config.model_type in EAGER else ("sdpa", "eager")
+    usual = ("eager",) if watched or request.layered or source.config.model_type in EAGER else ("sdpa", "eager")
     whole = build_weightless(source, engine="dynamo", attention=request.attentions(*usual))
     attention = whole.config._attn_implementation
     weights = tied_weights(whole, source)
     parameters = {PREFIX + name for name, _ in whole.named_parameters(remove_duplicate=False)}
     graphs = []
     components = with_activations(components_of(whole, source, cache=request.cache), whole, request.activations)
+    blocks = split(whole, components) if request.layered else None
+    components = blocks.components if blocks else components
     for component in (each.fixed(request.sizes) for each in components):
         model = _trace(component, whole, source, opset=request.opset)
         initializers = model.graph.initializers
@@ -50,7 +54,7 @@ def build(source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
                 # into the operators of opset 23, if the graph is written in it
                 onnxscript.rewriter.onnx_fusions.fuse(model)
         graphs.append(EngineGraph(component, model, weights, attention, unoptimized=before))
-    return graphs
+    return stamped(graphs, blocks) if blocks else graphs
 
 
 def _trace(component: Component, whole: Any, source: ModelSource, *, opset: int) -> Any:

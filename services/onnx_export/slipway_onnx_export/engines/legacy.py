@@ -14,11 +14,13 @@ import torch
 
 from slipway_onnx_export.activations.interface import with_activations
 from slipway_onnx_export.components import components_of
-from slipway_onnx_export.engines import EngineGraph, GraphRequest
+from slipway_onnx_export.engine_graph import EngineGraph, GraphRequest
 from slipway_onnx_export.engines.branches import Branch, harmful_branches, tracer_warning_error
 from slipway_onnx_export.engines.failures import translate_tracer_error
 from slipway_onnx_export.engines.quiet import quiet_libraries
 from slipway_onnx_export.interface import Component
+from slipway_onnx_export.layered.blocks import split
+from slipway_onnx_export.layered.stamping import stamped
 from slipway_onnx_export.source import ModelSource
 from slipway_onnx_export.statistics import Statistics
 from slipway_onnx_export.weightless import build_weightless, tied_weights
@@ -34,11 +36,14 @@ def build(source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
     weights = tied_weights(whole, source)
     graphs = []
     components = with_activations(components_of(whole, source, cache=request.cache), whole, request.activations)
+    blocks = split(whole, components) if request.layered else None
+    components = blocks.components if blocks else components
     for component in (each.fixed(request.sizes) for each in components):
         model, warned = _trace(component, whole, source, opset=request.opset)
         if warned and not request.prove_warnings:
             raise tracer_warning_error(warned, attention=attention)
         graph = model.graph
+        _restore_unread(graph, component)
         names = {port.name for port in component.inputs}
         for value in [value for value in graph.inputs if value.name not in names]:
             graph.inputs.remove(value)
@@ -50,7 +55,16 @@ def build(source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
             with quiet_libraries():
                 onnxscript.optimizer.optimize_ir(model, onnx_shape_inference=False)
         graphs.append(EngineGraph(component, model, weights, attention, tuple(map(str, warned)), before))
-    return graphs
+    return stamped(graphs, blocks) if blocks else graphs
+
+
+def _restore_unread(graph: ir.Graph, component: Component) -> None:
+    """Declare the inputs again that the tracer dropped because the model does not read them."""
+    found = {value.name for value in graph.inputs}
+    for port in component.inputs:
+        if port.name in component.unread and port.name not in found:
+            kind = ir.DataType.INT64 if port.dtype == torch.int64 else ir.DataType.FLOAT
+            graph.inputs.append(ir.Value(name=port.name, shape=ir.Shape(list(port.shape)), type=ir.TensorType(kind)))
 
 
 def _trace(component: Component, whole: Any, source: ModelSource, *, opset: int) -> tuple[ir.Model, list[Branch]]:

@@ -92,7 +92,7 @@ def save_copy(model: ir.Model, target: Path, *, own: str) -> int:
     count = 0
     if kept:
         name, count = next(names), count + 1
-        _link(Path(kept[0][1].base_dir) / own, target.parent / name)
+        link(Path(kept[0][1].base_dir) / own, target.parent / name)
         for value, tensor in kept:
             _bind(value, tensor, name, int(tensor.offset or 0), target.parent)
     if strange:
@@ -127,7 +127,8 @@ def _append(file: BinaryIO, tensor: Any) -> int:
     return start
 
 
-def _link(source: Path, target: Path) -> None:
+def link(source: Path, target: Path) -> None:
+    """Give a file a second name, or copy it."""
     try:
         os.link(source, target)
     except OSError:  # the file system has no hard links

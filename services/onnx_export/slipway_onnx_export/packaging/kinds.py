@@ -9,12 +9,13 @@ from typing import Any, Literal
 
 from slipway.models.families import Family
 
-Kind = Literal["genai", "transformers_js", "triton", "kserve"]
-"""``genai``: onnxruntime-genai; ``transformers_js``: browsers and Node.js; ``triton``: NVIDIA Triton; ``kserve``: KServe."""
+Kind = Literal["genai", "transformers_js", "optimum", "triton", "kserve"]
+"""``genai``: onnxruntime-genai; ``transformers_js``: browsers and Node.js; ``optimum``: optimum's classes; ``triton``: NVIDIA Triton; ``kserve``: KServe."""
 
 ENTRIES: Mapping[Kind, tuple[str, ...]] = {
     "genai": ("genai_config.json",),
     "transformers_js": ("transformers_js",),
+    "optimum": ("optimum",),
     "triton": ("triton",),
     "kserve": ("kserve.yaml", "triton"),
 }

@@ -7,6 +7,7 @@ The encoder's graph computes keys and values of the cross-attention. The merged 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx_ir as ir
@@ -37,47 +38,108 @@ def merge_decoder(folder: Path) -> ir.Model:
     Raises:
         NotPackagedError: The encoder's graph has no such part that depends on its result alone.
     """
-    encoder, decoder = load_graph(folder, ENCODER), load_graph(folder, PAST)
-    graph = decoder.graph
-    hidden = next((value for value in encoder.graph.outputs if value.name == HIDDEN), None)
-    crossed = [value for value in encoder.graph.outputs if str(value.name).startswith("present.")]
-    past = {str(value.name).replace("past_key_values.", "present.", 1): value for value in graph.inputs}
-    if hidden is None or not crossed or not all(value.name in past for value in crossed):
-        raise NotPackagedError("its encoder and decoder do not have the interface that Slipway writes")
-
-    encoded = ir.Value(name=ENCODED, shape=hidden.shape, type=hidden.type)
+    pair = Pair.load(folder)
+    graph, cached = pair.decoder.graph, pair.cached
     branch = ir.Value(name=BRANCH, shape=ir.Shape([1]), type=ir.TensorType(ir.DataType.BOOL))
-    cached = [past[str(value.name)] for value in crossed]
+    nodes, computed = pair.cross_attention()
     present = ir.Node(
-        "", "If", [branch], num_outputs=len(crossed), name=_PREFIX + "If",
+        "", "If", [branch], num_outputs=len(cached), name=_PREFIX + "If",
         attributes=[
             ir.AttrGraph("then_branch", _passed_on(cached)),
-            ir.AttrGraph("else_branch", _computed(encoder, crossed, hidden, encoded, graph)),
+            ir.AttrGraph("else_branch", ir.Graph([], computed, nodes=nodes, name="computed")),
         ],
     )  # fmt: skip
-    for made, value, old in zip(present.outputs, crossed, cached, strict=True):
+    for made, value, old in zip(present.outputs, pair.crossed, cached, strict=True):
         made.name, made.shape, made.type = value.name, value.shape, value.type
         old.shape = ir.Shape([*list(old.shape or ())[:2], CACHED, *list(old.shape or ())[3:]])  # none at the first call
-        _replace_uses(old, made, graph)
+        replace_uses(old, made, graph)
     graph.insert_before(graph[0], present)
-    graph.inputs[:] = [*sorted(graph.inputs, key=_by_layer), encoded, branch]
+    graph.inputs[:] = [*sorted(graph.inputs, key=by_layer), pair.encoded, branch]
     graph.outputs.extend(present.outputs)
-    for domain, version in encoder.opset_imports.items():
-        if decoder.opset_imports.setdefault(domain, version) != version:
-            raise NotPackagedError(
-                f"encoder and decoder have different versions of the operators {domain or 'ai.onnx'}"
-            )
-    decoder.functions.update(encoder.functions)
-    return decoder
+    return pair.decoder
 
 
-def _by_layer(value: ir.Value) -> tuple[int, str]:
-    """Return the place of an input: optimum passes keys and values by order, for each layer the decoder's and then the encoder's."""
-    part = re.match(r"past_key_values\.(\d+)\.(.*)", str(value.name))
+@dataclass(frozen=True)
+class Pair:
+    """An encoder and the decoder that takes its cache.
+
+    Attributes:
+        encoder: The encoder.
+        decoder: The decoder. It gets what the encoder's nodes need that are copied into it.
+        hidden: Result of the encoder.
+        crossed: Outputs of the encoder with keys and values of the cross-attention.
+        cached: The decoder's inputs for them.
+        encoded: Additional input of the decoder for the encoder's result.
+    """
+
+    encoder: ir.Model
+    decoder: ir.Model
+    hidden: ir.Value
+    crossed: list[ir.Value]
+    cached: list[ir.Value]
+    encoded: ir.Value
+
+    @classmethod
+    def load(cls, folder: Path) -> Pair:
+        """Load the graphs of a folder.
+
+        Raises:
+            NotPackagedError: They do not fit together.
+        """
+        encoder, decoder = load_graph(folder, ENCODER), load_graph(folder, PAST)
+        hidden = next((value for value in encoder.graph.outputs if value.name == HIDDEN), None)
+        crossed = [value for value in encoder.graph.outputs if str(value.name).startswith("present.")]
+        past = {str(value.name).replace("past_key_values.", "present.", 1): value for value in decoder.graph.inputs}
+        if hidden is None or not crossed or not all(value.name in past for value in crossed):
+            raise NotPackagedError("its encoder and decoder do not have the interface that Slipway writes")
+        for domain, version in encoder.opset_imports.items():
+            if decoder.opset_imports.setdefault(domain, version) != version:
+                raise NotPackagedError(
+                    f"encoder and decoder have different versions of the operators {domain or 'ai.onnx'}"
+                )
+        decoder.functions.update(encoder.functions)
+        encoded = ir.Value(name=ENCODED, shape=hidden.shape, type=hidden.type)
+        return cls(encoder, decoder, hidden, crossed, [past[str(value.name)] for value in crossed], encoded)
+
+    def cross_attention(self) -> tuple[list[ir.Node], list[ir.Value]]:
+        """Copy the nodes between the encoder's result and the cross-attention's cache; their constants go to the decoder.
+
+        Returns:
+            The copies, which read :attr:`encoded`, and their values of :attr:`crossed`.
+
+        Raises:
+            NotPackagedError: The cache depends on more than the encoder's result.
+        """
+        needed = _nodes_between(self.hidden, self.crossed)
+        inputs = set(self.encoder.graph.inputs)
+        copies: dict[ir.Value, ir.Value] = {self.hidden: self.encoded}
+        nodes = []
+        for node in (node for node in self.encoder.graph if node in needed):
+            for value in filter(None, node.inputs):
+                if value in inputs:
+                    # Rows and length of the source are the first axes of what the encoder takes and of what it returns.
+                    copies[value] = self.encoded
+                elif value.is_initializer() and value not in copies:
+                    copies[value] = _constant(value, self.decoder.graph)
+            copy = ir.Node(
+                node.domain, node.op_type, [None if value is None else copies[value] for value in node.inputs],
+                list(node.attributes.values()), overload=node.overload, num_outputs=len(node.outputs),
+                name=f"{_PREFIX}{node.name}",
+            )  # fmt: skip
+            for new, old in zip(copy.outputs, node.outputs, strict=True):
+                new.name, new.shape, new.type, copies[old] = f"{_PREFIX}{old.name}", old.shape, old.type, new
+            nodes.append(copy)
+        return nodes, [copies[value] for value in self.crossed]
+
+
+def by_layer(value: ir.Value) -> tuple[int, str]:
+    """Return the place of an input or output: optimum passes keys and values by order, for each layer the decoder's, then the encoder's."""
+    part = re.match(r"(?:past_key_values|present)\.(\d+)\.(.*)", str(value.name))
     return (int(part[1]), part[2]) if part else (-1, "")
 
 
-def _replace_uses(old: ir.Value, new: ir.Value, graph: ir.Graph) -> None:
+def replace_uses(old: ir.Value, new: ir.Value, graph: ir.Graph) -> None:
+    """Let the nodes of a graph, but not those of its subgraphs, read another value."""
     for use in [use for use in old.uses() if use.node.graph is graph]:
         use.node.replace_input_with(use.idx, new)
 
@@ -87,32 +149,6 @@ def _passed_on(cached: list[ir.Value]) -> ir.Graph:
     for node, value in zip(nodes, cached, strict=True):
         node.outputs[0].name, node.outputs[0].type = f"{_PREFIX}{value.name}", value.type
     return ir.Graph([], [node.outputs[0] for node in nodes], nodes=nodes, name="cached")
-
-
-def _computed(
-    encoder: ir.Model, crossed: list[ir.Value], hidden: ir.Value, encoded: ir.Value, target: ir.Graph
-) -> ir.Graph:
-    """Copy the nodes between the encoder's result and the cross-attention's cache; their constants go to the target graph."""
-    needed = _nodes_between(hidden, crossed)
-    inputs = set(encoder.graph.inputs)
-    copies: dict[ir.Value, ir.Value] = {hidden: encoded}
-    nodes = []
-    for node in (node for node in encoder.graph if node in needed):
-        for value in filter(None, node.inputs):
-            if value in inputs:
-                # Rows and length of the source are the first axes of what the encoder takes and of what it returns.
-                copies[value] = encoded
-            elif value.is_initializer() and value not in copies:
-                copies[value] = _constant(value, target)
-        copy = ir.Node(
-            node.domain, node.op_type, [None if value is None else copies[value] for value in node.inputs],
-            list(node.attributes.values()), overload=node.overload, num_outputs=len(node.outputs),
-            name=f"{_PREFIX}{node.name}",
-        )  # fmt: skip
-        for new, old in zip(copy.outputs, node.outputs, strict=True):
-            new.name, new.shape, new.type, copies[old] = f"{_PREFIX}{old.name}", old.shape, old.type, new
-        nodes.append(copy)
-    return ir.Graph([], [copies[value] for value in crossed], nodes=nodes, name="computed")
 
 
 def _nodes_between(start: ir.Value, ends: list[ir.Value]) -> set[ir.Node]:

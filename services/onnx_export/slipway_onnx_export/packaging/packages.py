@@ -14,6 +14,7 @@ from slipway.models.model_files import CONFIG, GENERATION_CONFIG
 from slipway.stage import Context
 from slipway_onnx_export.packaging.genai import write_genai
 from slipway_onnx_export.packaging.kinds import ENTRIES, Kind, NotPackagedError, Packaged
+from slipway_onnx_export.packaging.optimum import write_optimum
 from slipway_onnx_export.packaging.transformers_js import write_transformers_js
 from slipway_onnx_export.packaging.triton import write_kserve, write_triton
 
@@ -22,6 +23,7 @@ RECORD = "onnx_export.json"
 _WRITERS: Mapping[Kind, Callable[[Packaged], str]] = {
     "genai": write_genai,
     "transformers_js": write_transformers_js,
+    "optimum": write_optimum,
     "triton": write_triton,
     "kserve": write_kserve,
 }

@@ -117,9 +117,6 @@ class _Seen:
     def empty_past(self, *, batch: int) -> dict[str, Array]:
         return self._session.empty_past(batch=batch)
 
-    def sharing(self, *, tokens: int) -> Session:
-        return self._session.sharing(tokens=tokens)
-
 
 def _real(value: Array, mask: Array) -> Array:
     """Select the rows of tokens that are not padding; attention weights have one for each query in each head."""

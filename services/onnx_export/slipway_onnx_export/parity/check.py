@@ -19,11 +19,12 @@ from slipway.models.model_facts import CannotBuildError, check_loadable
 from slipway_onnx_export.activations.recording import Wanted
 from slipway_onnx_export.forms.shapes import room_of
 from slipway_onnx_export.interface import PAST, SEQUENCE
+from slipway_onnx_export.layered.blocks import FIRST
 from slipway_onnx_export.parity.activations import Watch
 from slipway_onnx_export.parity.conversations import conversations_of
 from slipway_onnx_export.parity.ort_errors import ORT_ERRORS
 from slipway_onnx_export.parity.rows import Array, Conversation, Session, largest_difference
-from slipway_onnx_export.parity.session import OrtSession
+from slipway_onnx_export.parity.session import LayeredSession, OrtSession
 from slipway_onnx_export.parity.texts import texts_of
 from slipway_onnx_export.parity.translations import translations_of
 from slipway_onnx_export.source import ModelSource
@@ -83,10 +84,14 @@ def check_parity(
     on_call(0, 2 * each)
     references = _references(source, conversations, on_call=lambda done: on_call(done, 2 * each))
     padding = getattr(source.config, "pad_token_id", None)
-    sessions = {
-        path.stem: OrtSession(path, source.family, threads=threads, padding=padding)
-        for path in sorted(folder.glob("*.onnx"))
-    }
+    sessions: Mapping[str, Session]
+    if (folder / f"{FIRST}.onnx").is_file():
+        sessions = {"model": LayeredSession(folder, threads=threads)}
+    else:
+        sessions = {
+            path.stem: OrtSession(path, source.family, threads=threads, padding=padding)
+            for path in sorted(folder.glob("*.onnx"))
+        }
     worst, where, scale, calls = 0.0, "", 1.0, 0
     for conversation, wanted in zip(conversations, references, strict=True):
         for index, (found, reference) in enumerate(zip(_run(conversation, sessions), wanted, strict=True)):
@@ -153,11 +158,10 @@ def _references(
     return made
 
 
-def _run(conversation: Conversation, sessions: Mapping[str, OrtSession]) -> Iterator[Array]:
+def _run(conversation: Conversation, sessions: Mapping[str, Session]) -> Iterator[Array]:
     """Run a conversation's calls with ONNX Runtime; a call that it cannot compute is a failed comparison."""
-    typed: Mapping[str, Session] = sessions
     try:
-        yield from conversation.exported(typed)
+        yield from conversation.exported(sessions)
     except ORT_ERRORS as error:
         raise ONNXExportError(
             f"onnxruntime cannot run the exported model ({conversation.name}): {error}",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 import transformers
 
 from slipway.models.graphs.promise import Promise
-from slipway_onnx_export.parity.rows import Array, Session
+from slipway_onnx_export.parity.rows import Array, BufferedSession, Session
 from slipway_onnx_export.source import WINDOW_LIMIT, ModelSource
 
 
@@ -87,7 +87,8 @@ class _Conversation:
     def exported(self, sessions: Mapping[str, Session]) -> Iterator[Array]:
         session = sessions["model"]
         if self.case.shared:
-            session = session.sharing(tokens=sum(self.case.calls) + 3)
+            # Only graphs that promise it have such cases.
+            session = cast("BufferedSession", session).sharing(tokens=sum(self.case.calls) + 3)
         past = session.empty_past(batch=len(self.case.pads))
         for index in range(self.calls):
             ids, mask, positions = self._step(index)

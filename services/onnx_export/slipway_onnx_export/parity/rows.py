@@ -22,6 +22,10 @@ class Session(Protocol):
         """Return an empty cache by input name. Each tensor: (batch, heads, 0, head size)."""
         ...
 
+
+class BufferedSession(Session, Protocol):
+    """A graph whose past and present may share a buffer."""
+
     def sharing(self, *, tokens: int) -> Session:
         """Return a session whose past and present are one buffer with room for so many tokens."""
         ...

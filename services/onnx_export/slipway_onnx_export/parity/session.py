@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -11,12 +12,45 @@ from slipway.errors import ONNXExportError
 from slipway.machine.threads import session_options
 from slipway.models.families import DECODER, SEQUENCE_CLASSIFIER, Family
 from slipway.models.graphs.fixed_graph import FixedGraph
+from slipway_onnx_export.layered.blocks import FIRST, HIDDEN, LAST, LAYER, NEXT
 from slipway_onnx_export.parity.ort_errors import ORT_ERRORS
 from slipway_onnx_export.parity.rows import Array, Session
 from slipway_onnx_export.parity.shared_buffer import SharedBufferSession
 
 _TOKENS, _POSITIONS = "past_key_values.tokens", "past_key_values.positions"
 """What stands for the cache of a graph without one: the tokens so far, and their positions."""
+
+
+class LayeredSession:
+    """The graphs of a model in layers, as one; see :class:`slipway_onnx_export.parity.rows.Session`.
+
+    Raises:
+        ONNXExportError: As :class:`OrtSession`.
+    """
+
+    def __init__(self, folder: Path, *, threads: int) -> None:
+        names = [FIRST, *sorted(path.stem for path in folder.glob(f"{LAYER}_*.onnx")), LAST]
+        self._graphs = [_load(folder / f"{name}.onnx", threads=threads) for name in names]
+
+    def run(self, feed: dict[str, Array]) -> dict[str, Array]:
+        """Run the graphs in turn."""
+        found = dict(feed)
+        for graph in self._graphs:
+            outputs = [value.name for value in graph.get_outputs()]
+            given = {value.name: found[value.name] for value in graph.get_inputs()}
+            found.update(zip(outputs, graph.run(outputs, given), strict=True))
+            if NEXT in found:
+                found[HIDDEN] = found.pop(NEXT)
+        return {name: value for name, value in found.items() if name == "logits" or name.startswith("present.")}
+
+    def empty_past(self, *, batch: int) -> dict[str, Array]:
+        """Return an empty cache by input name."""
+        inputs = {value.name: value.shape for graph in self._graphs for value in graph.get_inputs()}
+        return {
+            name: np.zeros((batch, shape[1], 0, shape[3]), np.float32)
+            for name, shape in inputs.items()
+            if name.startswith("past_key_values.")
+        }
 
 
 class OrtSession:
@@ -27,15 +61,7 @@ class OrtSession:
     """
 
     def __init__(self, path: Path, family: Family, *, threads: int, padding: int | None) -> None:
-        options = session_options(threads)
-        try:
-            self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        except ORT_ERRORS as error:
-            raise ONNXExportError(
-                f"onnxruntime {onnxruntime.__version__} cannot load the exported {path.name}: {error}",
-                reason="EXPORT_PARITY_FAILED",
-                remedy="use another engine or opset",
-            ) from error
+        self._session = _load(path, threads=threads)
         self._outputs = [value.name for value in self._session.get_outputs()]
         self._shapes = {value.name: value.shape for value in self._session.get_inputs()}
         self._graph = FixedGraph(
@@ -78,3 +104,14 @@ class OrtSession:
 
     def _compute(self, feed: dict[str, Array]) -> dict[str, Array]:
         return dict(zip(self._outputs, self._session.run(self._outputs, feed), strict=True))
+
+
+def _load(path: Path, *, threads: int) -> Any:
+    try:
+        return onnxruntime.InferenceSession(str(path), session_options(threads), providers=["CPUExecutionProvider"])
+    except ORT_ERRORS as error:
+        raise ONNXExportError(
+            f"onnxruntime {onnxruntime.__version__} cannot load the exported {path.name}: {error}",
+            reason="EXPORT_PARITY_FAILED",
+            remedy="use another engine or opset",
+        ) from error

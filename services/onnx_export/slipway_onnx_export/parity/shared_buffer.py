@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from slipway_onnx_export.parity.rows import Array, Session
+from slipway_onnx_export.parity.rows import Array
 
 _UNUSED = 100.0
 """What unused places of a buffer hold: reading them would show in the results."""
@@ -26,10 +26,6 @@ class SharedBufferSession:
     def __init__(self, session: Any, shapes: Mapping[str, Sequence[Any]], *, tokens: int) -> None:
         self._session, self._shapes, self._tokens = session, shapes, tokens
         self._names = [value.name for value in session.get_outputs()]
-
-    def sharing(self, *, tokens: int) -> Session:
-        """Return a session with buffers of another length."""
-        return SharedBufferSession(self._session, self._shapes, tokens=tokens)
 
     def empty_past(self, *, batch: int) -> dict[str, Any]:
         """Return buffers by input name, (batch, heads, tokens, head size)."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from slipway.errors import ONNXExportError
 from slipway.models.families import DECODER
 from slipway.models.graphs.promise import EVERY_CALL, Promise
-from slipway_onnx_export.engines import EngineGraph
+from slipway_onnx_export.engine_graph import EngineGraph
 from slipway_onnx_export.interface import LOGITS, POSITIONS, Component
 from slipway_onnx_export.loading.conversion import Weight
 from slipway_onnx_export.serving.last_logits import keep_last_logits

@@ -37,9 +37,15 @@ def graph_files(folder: Path) -> list[str]:
     """Return the names of a folder's graphs: one, or an encoder and a decoder.
 
     Raises:
-        QuantizationError: ``ONNX_INVALID`` if there is none.
+        QuantizationError: ``ONNX_INVALID`` if there is none, ``QUANTIZATION_UNSUPPORTED`` for one graph per layer.
     """
     names = sorted(path.name for path in folder.glob("*.onnx"))
+    if not names and (folder / "onnx-layered").is_dir():
+        raise QuantizationError(
+            "the model has one graph per layer, which is not quantized",
+            reason="QUANTIZATION_UNSUPPORTED",
+            remedy="quantize a model that is exported whole, or use the PyTorch levels",
+        )
     if not names:
         raise _invalid("the folder has no .onnx file", file="model.onnx")
     return names

@@ -69,7 +69,7 @@ def collect_bucket(
     swept = [blob for blob in blobs if _digest(blob) not in named and blob.modified < young]
     if not dry_run:
         swept = _remove(bucket, swept)
-        _forget_actions(store, set(doomed))
+        _forget_actions(store, set(doomed), before=None if max_age_seconds is None else now - max_age_seconds)
     return Collected(artifacts=tuple(doomed), blobs=len(swept), freed_bytes=sum(blob.size_bytes for blob in swept))
 
 
@@ -111,12 +111,13 @@ def _remove(bucket: S3Bucket, entries: list[StoredObject]) -> list[StoredObject]
     return removed
 
 
-def _forget_actions(store: S3Store, doomed: set[str]) -> None:
-    """Remove results whose outputs are gone."""
+def _forget_actions(store: S3Store, doomed: set[str], *, before: float | None) -> None:
+    """Remove results whose outputs are gone, and those without outputs (precedents) from before a time."""
     bucket = store.bucket
     for entry in store.listing(ACTIONS) if doomed else []:
         result = store.recorded(key_of(entry.key))
-        if result is not None and doomed & set(result.outputs.values()):
+        aged = before is not None and entry.modified < before
+        if result is not None and (doomed & set(result.outputs.values()) or (not result.outputs and aged)):
             bucket.delete([entry.key])
 
 

@@ -12,19 +12,25 @@ from pydantic import BaseModel
 from rich.console import RenderableType
 from rich.text import Text
 
+from slipway.artifacts import LocalStore
 from slipway.base_match import BaseMatchStatus
 from slipway.cli.connection import artifacts_at
 from slipway.cli.terminal.columns import Column, FittedTable, Prose, SharedHint
 from slipway.cli.terminal.console import print_json, show, unbroken
+from slipway.client.requests import DEFAULT_PROJECT
 from slipway.configuration import ExportConfiguration, LoadedConfiguration
 from slipway.errors import ModelExportError
 from slipway.export_sources.found import Sources, find_sources
 from slipway.formats.tasks import PlannedTask
+from slipway.models.base_format import read_config
+from slipway.models.families import model_class
 from slipway.planning.plan import more_adapters, plan
+from slipway.planning.precedents import Precedent, precedent_key, with_precedent
 from slipway.planning.preflight import Finding, Preflight, Verdict, preflight
 from slipway.planning.references import Source, parse_reference
 from slipway.reasons import REASONS
 from slipway.settings import Settings
+from slipway.settings.s3 import SCHEME
 from slipway.settings.sections import Listed
 from slipway.sizes import format_size
 from slipway.sources import SourceFolders
@@ -59,6 +65,7 @@ def examine(
             folders = stack.enter_context(SourceFolders(settings, store))
             sources = find_sources(configuration, folders, origins=loaded.origins)
             tasks = plan(configuration, names, source_formats=sources.formats)
+            tasks, begun = _with_precedents(tasks, sources, settings) if here else (tasks, [])
             checked = preflight(
                 tasks,
                 base=sources.base,
@@ -67,7 +74,9 @@ def examine(
                 output=Path(configuration.output.directory),
                 here=here,
             )
-            checked = replace(checked, findings=(*_base(sources, configuration), *_trained(sources), *checked.findings))
+            checked = replace(
+                checked, findings=(*_base(sources, configuration), *_trained(sources), *begun, *checked.findings)
+            )
     except ModelExportError as error:
         finding = Finding("sources", Verdict.ERROR, error.message, error.remedy, error.reason)
         return None, Preflight((finding,)), tasks
@@ -93,6 +102,25 @@ def _base(sources: Sources, configuration: ExportConfiguration) -> list[Finding]
 def _trained(sources: Sources) -> list[Finding]:
     """Return the finding about the merged model's class, if it is not that of the base."""
     return [Finding("model class", Verdict.OK, str(sources.trained))] if sources.trained else []
+
+
+def _with_precedents(
+    tasks: Sequence[PlannedTask], sources: Sources, settings: Settings
+) -> tuple[tuple[PlannedTask, ...], list[Finding]]:
+    """Return the tasks as they will begin, with a finding for each that begins with what worked before. A bucket is not asked."""
+    root = Path(settings.store) if settings.store else settings.store_path
+    if settings.store.startswith(SCHEME) or not root.is_dir():
+        return tuple(tasks), []
+    config = sources.trained.config if sources.trained else read_config(sources.base)
+    store, found = LocalStore(root), []
+    begun = []
+    for task in tasks:
+        key = precedent_key(task, model_class(config), project=DEFAULT_PROJECT)
+        precedent = Precedent.of_result(store.recorded_action(key), task) if key else None
+        begun.append(with_precedent(task, precedent))
+        if precedent is not None:
+            found.append(Finding(f"precedent: {task.id}", Verdict.OK, precedent.note))
+    return tuple(begun), found
 
 
 def _document(

@@ -36,7 +36,7 @@ def summary(result: ExportResult) -> RenderableType:
     parts += [
         Prose("recovered ", "yellow", f"{attempt.task}: attempt {attempt.number} by rule {attempt.rule}")
         for attempt in result.attempts
-        if attempt.rule
+        if attempt.rule and attempt.number > 1  # the first begins with what worked before
     ]
     parts += [
         Prose(*_UNMADE[failed.state == "not_run"], f"{name}: {failed.error_message}")

@@ -220,3 +220,14 @@ def test_logits_of_all_tokens_are_returned_where_none_can_be_left_out() -> None:
     (first, *_) = chain("onnx_export", ["OPERATOR_UNSUPPORTED"], Profile.BALANCED, start)
     assert first.params == {**start, "logits_to_keep": 0}
     assert first.warning
+
+
+def test_no_warning_speaks_of_an_older_opset_that_was_not_asked_for() -> None:
+    reasons = ["EXPORT_PARITY_FAILED"] * 8
+    found = chain("onnx_export", reasons, Profile.BALANCED, {"engine": "auto", "opset": None}, 20)
+    fallback = next(index for index, attempt in enumerate(found) if attempt.params["engine"] == "legacy")
+    assert found[fallback].params["opset"] == 17
+    assert len(found) > fallback + 1
+    assert not [attempt.warning for attempt in found if "older one" in attempt.warning]
+    asked = chain("onnx_export", reasons, Profile.BALANCED, {"engine": "auto", "opset": 16}, 20)
+    assert [attempt.warning for attempt in asked if "older one" in attempt.warning]

@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
 
 from slipway.errors import ModelMergeError
 from support.models.merge_forms import FORMS, save_form
@@ -25,6 +26,7 @@ def test_a_base_that_names_no_class(make_case, kind, value):
         assert error.reason in {"ADAPTER_UNSUPPORTED", "MERGE_NOT_VERIFIED"}
     else:
         assert "not checked" in ctx.facts["verified"]["loaded"]
+    assert "_can_set_experts_implementation_cached_value" not in vars(PreTrainedModel)  # all models would inherit it
 
 
 @pytest.mark.parametrize("name", ["dora", "dora on Conv1D"])

@@ -10,6 +10,7 @@ from slipway.models.families import DECODER, ENCODER_DECODER, SPEECH, described,
 from slipway_validate.folders import stored_dtype
 from slipway_validate.runner.model import LanguageModel, Unusable
 from slipway_validate.runner.onnx_graphs.decoder import OnnxDecoder
+from slipway_validate.runner.onnx_graphs.layers import FOLDER, OnnxLayers
 from slipway_validate.runner.onnx_graphs.pair import OnnxPair
 from slipway_validate.runner.onnx_graphs.session import Graph
 from slipway_validate.runner.onnx_graphs.shared_buffer import SharedBufferDecoder
@@ -22,6 +23,9 @@ def load(folder: Path, *, threads: int) -> LanguageModel:
     Raises:
         Unusable: ONNX Runtime cannot load a graph, or the graphs are not those of the model's family.
     """
+    layers = folder / FOLDER
+    if layers.is_dir():
+        return OnnxLayers(layers, threads=threads, stored=stored_dtype(folder))
     try:
         config = read_config(folder)
     except CheckpointValidationError:

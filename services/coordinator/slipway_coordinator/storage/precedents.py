@@ -1,0 +1,48 @@
+"""Precedents in the artifact store, beside the action cache. All calls block."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from slipway.artifacts import ArtifactStore
+from slipway.errors import ModelExportError
+from slipway.formats.tasks import PlannedTask
+from slipway.planning.precedents import Precedent
+
+log = logging.getLogger("slipway.coordinator")
+
+
+class Precedents:
+    """What worked before. A store that is unavailable has no precedents and keeps none: exports go on without.
+
+    Args:
+        open_store: Opens the store; called at the first use. None keeps nothing.
+    """
+
+    def __init__(self, open_store: Callable[[], ArtifactStore] | None) -> None:
+        self._open_store = open_store
+        self._store: ArtifactStore | None = None
+
+    def find(self, key: str, task: PlannedTask) -> Precedent | None:
+        """Return the precedent for a task."""
+        try:
+            store = self._opened()
+            return None if store is None else Precedent.of_result(store.action(key), task)
+        except (ModelExportError, OSError) as error:
+            log.warning(f"what worked for such a model before cannot be read: {error}")
+            return None
+
+    def keep(self, key: str, precedent: Precedent) -> None:
+        """Keep a precedent in place of an earlier one."""
+        try:
+            store = self._opened()
+            if store is not None:
+                store.record_action(key, precedent.to_result())
+        except (ModelExportError, OSError) as error:
+            log.warning(f"what worked for this model cannot be kept: {error}")
+
+    def _opened(self) -> ArtifactStore | None:
+        if self._store is None and self._open_store is not None:
+            self._store = self._open_store()
+        return self._store

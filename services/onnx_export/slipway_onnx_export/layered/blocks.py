@@ -1,0 +1,221 @@
+"""Split a text decoder into graphs: what comes before its layers, one of each kind of layer, and what comes after them.
+
+Nothing is known here of any model: the arguments of its layers are those that it passes to them. Layers of one kind differ in their
+weights alone, so one of them is traced, and its graph is stamped for the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+import transformers
+
+from slipway.errors import ONNXExportError
+from slipway_onnx_export.activations.recording import layers_of
+from slipway_onnx_export.interface import BATCH, LOGITS, PAST, SAMPLE_SIZES, SEQUENCE, TOTAL, Component, Port
+from slipway_onnx_export.layered.calls import LayerCall, Place, Tensors, answering, is_cache, replaced, watch
+
+FIRST, LAYER, LAST = "embedding", "layer", "head"
+HIDDEN, NEXT, SHARED = "hidden_states", "next_hidden_states", "shared."
+"""Hidden states that a graph takes, those that a layer gives, and what the first graph computes for all layers."""
+
+_OTHER_SIZES = {**SAMPLE_SIZES, BATCH: 3, SEQUENCE: 4, PAST: 7, TOTAL: 11}
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """The graphs that are traced.
+
+    Attributes:
+        path: Path of the model's list of layers.
+        kinds: Numbers of the layers of each kind; the first is traced.
+        components: Interfaces: the first graph, one layer of each kind, the last graph.
+    """
+
+    path: str
+    kinds: tuple[tuple[int, ...], ...]
+    components: tuple[Component, ...]
+
+
+def split(model: Any, whole: Sequence[Component]) -> Blocks:
+    """Split a model.
+
+    Args:
+        model: Transformers model; its weights are not read.
+        whole: The graphs of the model as it is exported whole.
+
+    Raises:
+        ONNXExportError: ``FAMILY_UNSUPPORTED`` if it is no decoder with a cache, or its layers are not one chain that takes tensors and a cache.
+    """
+    decoder = whole[0]
+    if "past_key_values.0.key" not in {port.name for port in decoder.inputs}:
+        raise _unsupported(model, "is no decoder with a cache")
+    path, layers = layers_of(model)
+    inputs, calls = watch(model, decoder, layers, SAMPLE_SIZES)
+    _, others = watch(model, decoder, layers, _OTHER_SIZES)
+    _check_chain(model, layers, calls)
+    shared = dict(_shared(model, inputs, calls))
+    ports: dict[str, Port] = {}
+    first_places: dict[str, tuple[int, Place]] = {}
+    for (index, place), name in shared.items():
+        if name.startswith(SHARED) and name not in ports:
+            pair = (calls[index].at(place), others[index].at(place))
+            ports[name] = Port(name, _axes(model, name, *pair), pair[0].dtype)
+            first_places[name] = index, place
+    width = int(calls[0].hidden.shape[-1])
+    given = {port.name: port for port in decoder.inputs}
+    caches = {name: port for name, port in given.items() if name.startswith("past_key_values.")}
+    plain = tuple(port for name, port in given.items() if name not in caches)
+    length = caches["past_key_values.0.key"]
+
+    def before(model: Any, tensors: Tensors) -> Tensors:
+        whole = {**tensors, **dict.fromkeys(caches, tensors[length.name])}  # only the length of the cache is read
+        own = [model.get_submodule(f"{path}.{index}") for index in range(len(layers))]
+        assert decoder.call is not None
+        with answering(own, calls) as seen:
+            decoder.call(model, whole)
+        return {
+            HIDDEN: seen[0].hidden,
+            **{name: seen[index].at(place) for name, (index, place) in first_places.items()},
+        }
+
+    def after(model: Any, tensors: Tensors) -> Tensors:
+        own = [model.get_submodule(f"{path}.{index}") for index in range(len(layers))]
+        with answering(own, calls, tensors[HIDDEN]):
+            return {LOGITS: model(inputs_embeds=tensors[HIDDEN], use_cache=False).logits}
+
+    hidden = Port(HIDDEN, (BATCH, SEQUENCE, width))
+    logits = next(port for port in decoder.outputs if port.name == LOGITS)
+    kinds = _kinds(model, path, calls, shared)
+    taken = {**given, **ports, HIDDEN: hidden}
+    return Blocks(
+        path,
+        kinds,
+        (
+            Component(FIRST, (*plain, length), (hidden, *ports.values()), before),
+            *(
+                _layer(path, numbers[0], seen=calls[numbers[0]], shared=shared, taken=taken, decoder=decoder)
+                for numbers in kinds
+            ),
+            Component(LAST, (hidden,), (logits,), after),
+        ),
+    )
+
+
+def _layer(
+    path: str,
+    index: int,
+    *,
+    seen: LayerCall,
+    shared: Mapping[tuple[int, Place], str],
+    taken: Mapping[str, Port],
+    decoder: Component,
+) -> Component:
+    own_in, own_out = (
+        tuple(port for port in ports if port.name.startswith(f"{prefix}.{index}."))
+        for ports, prefix in ((decoder.inputs, "past_key_values"), (decoder.outputs, "present"))
+    )
+    names = dict.fromkeys(name for (layer, _), name in shared.items() if layer == index)
+
+    def call(model: Any, tensors: Tensors) -> Tensors:
+        cache = transformers.DynamicCache([tuple(tensors[port.name] for port in own_in)] * (index + 1))
+
+        def value(place: Place) -> Any:
+            found = seen.at(place)
+            if is_cache(found):
+                return cache
+            return tensors[shared[index, place]] if isinstance(found, torch.Tensor) else found
+
+        args = replaced(seen.args, value, ("args",))
+        result = model.get_submodule(f"{path}.{index}")(*args, **replaced(seen.kwargs, value, ("kwargs",)))
+        own = cache.layers[index]
+        given = dict(zip((port.name for port in own_out), (own.keys, own.values), strict=True))
+        return {NEXT: result[0] if isinstance(result, tuple) else result, **given}
+
+    inputs = (*(taken[name] for name in names), *own_in)
+    return Component(f"{LAYER}_{index}", inputs, (replace(taken[HIDDEN], name=NEXT), *own_out), call)
+
+
+def _check_chain(model: Any, layers: Sequence[Any], calls: Sequence[LayerCall]) -> None:
+    """Refuse layers that do not run once each, in order, each on what the one before gave."""
+    if len(calls) != len(layers):
+        raise _unsupported(model, f"calls its {len(layers)} layers {len(calls)} times")
+    for index, (one, following) in enumerate(pairwise(calls)):
+        if following.hidden is not one.returned:
+            raise _unsupported(model, f"changes the hidden states between layers {index} and {index + 1}")
+
+
+def _shared(
+    model: Any, inputs: Mapping[str, torch.Tensor], calls: Sequence[LayerCall]
+) -> Iterator[tuple[tuple[int, Place], str]]:
+    """Yield the name of each tensor that layers take, by layer and place. Equal names are the same tensor."""
+    names = {id(tensor): name for name, tensor in inputs.items()}
+    made = {id(value) for call in calls for value in (call.result if isinstance(call.result, tuple) else ())}
+    for index, call in enumerate(calls):
+        for place, value in call.places():
+            if value is call.hidden:
+                yield (index, place), HIDDEN
+            elif id(value) in made and isinstance(value, torch.Tensor):
+                raise _unsupported(model, f"passes more than hidden states from layer to layer, first to layer {index}")
+            elif isinstance(value, torch.Tensor):
+                if id(value) not in names:
+                    name = SHARED + "_".join(map(str, place[1:]))
+                    taken = set(names.values())
+                    names[id(value)] = name if name not in taken else f"{name}_of_layer_{index}"
+                yield (index, place), names[id(value)]
+            elif not (value is None or is_cache(value) or isinstance(value, bool | int | float | str)):
+                raise _unsupported(model, f"passes a {type(value).__name__} to its layers")
+
+
+def _axes(model: Any, name: str, one: torch.Tensor, other: torch.Tensor) -> tuple[str | int, ...]:
+    """Return the axes of a tensor by its sizes in two runs."""
+    axes: list[str | int] = []
+    for sizes in zip(map(int, one.shape), map(int, other.shape), strict=True):
+        known = [axis for axis in (BATCH, SEQUENCE, PAST, TOTAL) if sizes == (SAMPLE_SIZES[axis], _OTHER_SIZES[axis])]
+        if not known and sizes[0] != sizes[1]:
+            raise _unsupported(
+                model, f"passes {name.removeprefix(SHARED)} to its layers, one of whose sizes is not known"
+            )
+        axes.append(known[0] if known else sizes[0])
+    return tuple(axes)
+
+
+def _kinds(
+    model: Any, path: str, calls: Sequence[LayerCall], shared: Mapping[tuple[int, Place], str]
+) -> tuple[tuple[int, ...], ...]:
+    """Group the layers that differ in their weights and their place alone."""
+    groups: dict[Any, list[int]] = {}
+    for index, call in enumerate(calls):
+        layer = model.get_submodule(f"{path}.{index}")
+        given = [
+            (place, shared.get((index, place), "cache" if is_cache(value) else repr(value)))
+            for place, value in call.places()
+        ]
+        groups.setdefault((*_constants(layer), str(given)), []).append(index)
+    return tuple(map(tuple, groups.values()))
+
+
+def _constants(layer: torch.nn.Module) -> tuple[Any, ...]:
+    """Return all of a layer that becomes constant in its graph: its structure, settings, shapes and buffers."""
+    settings = [
+        (name, type(module).__name__, key, value)
+        for name, module in layer.named_modules()
+        for key, value in sorted(vars(module).items())
+        if not key.startswith("_") and key != "layer_idx" and isinstance(value, bool | int | float | str | None)
+    ]
+    shapes = [(name, tuple(parameter.shape)) for name, parameter in layer.named_parameters()]
+    buffers = [(name, str(value.dtype), value.cpu().numpy().tobytes()) for name, value in layer.named_buffers()]
+    return str(settings), str(shapes), tuple(buffers)
+
+
+def _unsupported(model: Any, what: str) -> ONNXExportError:
+    return ONNXExportError(
+        f"{type(model).__name__} {what}, so it cannot be exported layer by layer",
+        reason="FAMILY_UNSUPPORTED",
+        remedy="export it whole: set formats.onnx.layered to false",
+        about={"architecture": type(model).__name__, "model_type": model.config.model_type},
+    )

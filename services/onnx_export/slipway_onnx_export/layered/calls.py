@@ -1,0 +1,143 @@
+"""Watch how a decoder calls its layers, and answer in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses import FakeTensorMode
+from transformers.cache_utils import Cache
+
+from slipway_onnx_export.interface import Component
+
+Tensors = dict[str, torch.Tensor]
+Place = tuple[Any, ...]
+"""Where a value is in a call: ``args`` and index, or ``kwargs`` and name, then the keys within tuples and dicts."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCall:
+    """One call of a layer.
+
+    Attributes:
+        args: Its arguments by order, the hidden states first.
+        kwargs: Its arguments by name.
+        result: What it returned; None while another answered in its place.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    result: Any = None
+
+    @property
+    def hidden(self) -> Any:
+        """Return the hidden states that it took."""
+        return self.args[0] if self.args else self.kwargs.get("hidden_states")
+
+    @property
+    def returned(self) -> Any:
+        """Return the hidden states that it gave."""
+        return self.result[0] if isinstance(self.result, tuple) else self.result
+
+    def at(self, place: Place) -> Any:
+        """Return the value at a place."""
+        value: Any = {"args": self.args, "kwargs": self.kwargs}
+        for key in place:
+            value = value[key]
+        return value
+
+    def places(self) -> Iterator[tuple[Place, Any]]:
+        """Yield every value that is no collection, with its place."""
+        yield from _leaves(("args",), self.args)
+        yield from _leaves(("kwargs",), self.kwargs)
+
+
+def _leaves(place: Place, value: Any) -> Iterator[tuple[Place, Any]]:
+    if isinstance(value, Mapping):
+        for key in value:
+            yield from _leaves((*place, key), value[key])
+    elif isinstance(value, tuple | list):
+        for index, each in enumerate(value):
+            yield from _leaves((*place, index), each)
+    else:
+        yield place, value
+
+
+def replaced(value: Any, replace: Callable[[Place], Any], place: Place) -> Any:
+    """Return a collection like another, with what ``replace`` gives for the place of each value in it."""
+    if isinstance(value, Mapping):
+        return {key: replaced(each, replace, (*place, key)) for key, each in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(replaced(each, replace, (*place, index)) for index, each in enumerate(value))
+    return replace(place)
+
+
+def watch(
+    model: Any, decoder: Component, layers: Sequence[torch.nn.Module], sizes: Mapping[str, int]
+) -> tuple[Tensors, list[LayerCall]]:
+    """Run a decoder without computing anything; return its inputs and the calls of its layers.
+
+    Args:
+        model: Transformers model; its weights are not read.
+        decoder: The component of the whole model.
+        layers: Its layers.
+        sizes: Size of each axis that varies.
+    """
+    calls: list[LayerCall] = []
+
+    def note(_module: Any, args: Any, kwargs: Any, result: Any) -> None:
+        calls.append(LayerCall(args, kwargs, result))
+
+    handles = [layer.register_forward_hook(note, with_kwargs=True) for layer in layers]
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+            inputs = {
+                port.name: torch.ones(
+                    [sizes[axis] if isinstance(axis, str) else axis or 1 for axis in port.shape], dtype=port.dtype
+                )
+                for port in decoder.inputs
+            }
+            assert decoder.call is not None
+            decoder.call(model, inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return inputs, calls
+
+
+@contextmanager
+def answering(
+    layers: Sequence[torch.nn.Module], forms: Sequence[LayerCall], hidden: torch.Tensor | None = None
+) -> Iterator[list[LayerCall]]:
+    """Let layers return hidden states without running: those they get, or the given ones; the calls are noted.
+
+    Args:
+        layers: The layers.
+        forms: A call of each, whose result has the right form.
+        hidden: What all of them return; None returns what they get.
+    """
+    calls: list[LayerCall] = []
+
+    def answer(form: LayerCall) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            calls.append(LayerCall(args, kwargs))
+            states = calls[-1].hidden if hidden is None else hidden
+            return (states, *[None] * (len(form.result) - 1)) if isinstance(form.result, tuple) else states
+
+        return forward
+
+    for layer, form in zip(layers, forms, strict=True):
+        layer.__dict__["forward"] = answer(form)
+    try:
+        yield calls
+    finally:
+        for layer in layers:
+            del layer.__dict__["forward"]
+
+
+def is_cache(value: Any) -> bool:
+    """Return whether an argument is the cache."""
+    return isinstance(value, Cache)

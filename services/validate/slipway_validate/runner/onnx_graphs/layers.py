@@ -1,0 +1,53 @@
+"""Run a decoder in layers: the graphs of ``onnx-layered``, one after another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from slipway_validate.numerics import Logits
+from slipway_validate.runner.model import PAST_PREFIX, PRESENT_PREFIX, Past, Step, Unusable
+from slipway_validate.runner.onnx_graphs.session import Graph, GraphModel, Value
+
+FOLDER = "onnx-layered"
+
+_TEXT = ("attention_mask", "input_ids", "position_ids")
+_HIDDEN, _NEXT = "hidden_states", "next_hidden_states"
+
+
+class OnnxLayers(GraphModel):
+    """Graphs that pass on hidden states, and what the first computes for all; see :class:`slipway_validate.runner.model.LanguageModel`."""
+
+    def __init__(self, folder: Path, *, threads: int, stored: str) -> None:
+        names = ["embedding", *sorted(path.stem for path in folder.glob("layer_*.onnx")), "head"]
+        self._graphs = [Graph(folder / f"{name}.onnx", threads=threads) for name in names]
+        self._owners = {name: graph for graph in self._graphs for name in graph.inputs}
+        self._past = [name for name in self._owners if name.startswith(PAST_PREFIX)]
+        made = {"input_ids", "attention_mask", "position_ids", *self._past}
+        for graph in self._graphs:
+            # Each takes what the text, the cache or a graph before it gives.
+            graph.require(inputs=set(), outputs=set(graph.outputs), known=made)
+            made |= {_HIDDEN if name == _NEXT else name for name in graph.outputs}
+        if not {"logits", *(PRESENT_PREFIX + name.removeprefix(PAST_PREFIX) for name in self._past)} <= made:
+            raise Unusable(f"the graphs of {folder.name} do not give logits and a cache")
+        first, last = self._graphs[0], self._graphs[-1]
+        super().__init__(last.engine("logits", stored=stored), first.bounds(), has_cache=True)
+
+    def forward(self, step: Step) -> tuple[Logits, Past]:
+        """As :meth:`slipway_validate.runner.model.LanguageModel.forward`."""
+        found: dict[str, Value] = {
+            name: self._owners[name].value(name, getattr(step, name)) for name in _TEXT if name in self._owners
+        }
+        for name in self._past:
+            owner = self._owners[name]
+            if step.past is None:
+                found |= owner.empty_past([name], batch=len(step.input_ids))
+            else:
+                found[name] = step.past[PRESENT_PREFIX + name.removeprefix(PAST_PREFIX)]
+        for graph in self._graphs:
+            found |= graph.run({name: found[name] for name in graph.inputs})
+            if _NEXT in found:
+                found[_HIDDEN] = found.pop(_NEXT)
+        presents = {name: value for name, value in found.items() if name.startswith(PRESENT_PREFIX)}
+        return found["logits"].numpy().astype(np.float32, copy=False), presents
