@@ -139,7 +139,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--runs", type=int, default=3, help="counted rounds")
     parser.add_argument("--part", choices=("export", "speed"), help="measure only this")
-    parser.add_argument("--threads", type=int, default=2, help="threads of ONNX Runtime where the result is run")
+    parser.add_argument("--threads", type=int, default=2, help="threads that run the result; 1 on a busy machine")
     parser.add_argument("--folder", type=Path, help="where the model and outputs go; about 12 GB")
     parser.add_argument("--peer-python", type=Path, help="interpreter of an environment with onnxruntime-genai")
     arguments = parser.parse_args()

@@ -168,6 +168,10 @@ FAULTS = {
         {"static_shape": "[2, 32, 0]"}, {BERT: _FIXED_FOR_ALL}, "dynamo", 23,
         ("DYNAMIC_SHAPE", "DYNAMIC_SHAPE", "EXPORT_PARITY_FAILED"),
     ),
+    "a form for serving of a model that has none": Fault(
+        "t5", ("onnx-usual-cache", "onnx-all-logits"), {"past_present_share_buffer": "true", "logits_to_keep": 1},
+        engine="dynamo", reasons=("OPERATOR_UNSUPPORTED", "OPERATOR_UNSUPPORTED"),
+    ),
     "an operator no engine knows": Fault(
         "bert-classes", ("onnx-legacy-instead-of-capture",), {}, {BERT: _BESSEL},
         reasons=("OPERATOR_UNSUPPORTED", "OPERATOR_UNSUPPORTED"), fails="OPERATOR_UNSUPPORTED",

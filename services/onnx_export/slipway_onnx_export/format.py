@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, field_validator
 
@@ -73,7 +73,7 @@ class OnnxConfiguration(LevelSettings):
     attention: Attention = "auto"
     static_shape: StaticShape = StaticShape(batch=1, sequence=0, past=0)
     past_present_share_buffer: bool = False
-    logits_to_keep: Literal[0, 1] = 0
+    logits_to_keep: int = Field(default=0, ge=0, le=1)
     packaging: Annotated[tuple[Kind, ...], BeforeValidator(as_tuple)] = ()
     activations: Activations = Field(default_factory=dict)
     layered: bool = False

@@ -17,6 +17,9 @@ from slipway_onnx_export.weightless import find_misfits
 # Suffix of a weight that is stored transposed, (in, out) instead of PyTorch's (out, in), after its PyTorch name.
 TRANSPOSED_SUFFIX = ".T"
 
+_NORMS = ("LayerNormalization", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
+"""Operators whose results after the first are optional."""
+
 
 def normalize_graph(
     model: ir.Model, weights: Mapping[str, Weight], *, source: ModelSource, engine: str
@@ -46,6 +49,7 @@ def normalize_graph(
         _use_stored_names(graph, bound, source.weights)
     _split_gemms(graph, bound)
     _fold_transposes(graph, bound)
+    _leave_out_unused_results(graph)
     _strip_traces(model)
     return bound
 
@@ -146,6 +150,14 @@ def _fold_transposes(graph: ir.Graph, bound: dict[str, Weight]) -> None:
             graph.remove(node, safe=True)
         value.name = name + TRANSPOSED_SUFFIX
         bound[value.name] = tensor
+
+
+def _leave_out_unused_results(graph: ir.Graph) -> None:
+    """Leave out means and deviations that nobody reads: a result with a name is computed and stored."""
+    for node in graph:
+        for value in node.outputs[1:] if node.op_type in _NORMS else ():
+            if not value.uses() and not value.is_graph_output():
+                value.name, value.shape, value.type = "", None, None
 
 
 def _strip_traces(model: ir.Model) -> None:

@@ -72,7 +72,7 @@ class OnnxExportParams(StageParams):
     optimization: Optimization = "all"
     external_data: bool = True
     past_present_share_buffer: bool = False
-    logits_to_keep: Literal[0, 1] = 0
+    logits_to_keep: int = Field(default=0, ge=0, le=1)
     runtime: Runtime = "onnxruntime"
     tracer_warnings: Literal["refuse", "prove"] = "refuse"
     activations: Mapping[Literal["layers", "kinds"], tuple[str, ...]] = Field(default_factory=dict)
