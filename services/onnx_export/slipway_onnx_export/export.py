@@ -24,7 +24,7 @@ from slipway_onnx_export.engines import Engine, EngineGraph, GraphRequest, choos
 from slipway_onnx_export.forms.shapes import describe_sizes, fixed_sizes
 from slipway_onnx_export.graph import declare_interface, normalize_graph
 from slipway_onnx_export.interface import Component
-from slipway_onnx_export.package import complete_folder, describe_model
+from slipway_onnx_export.package import complete_folder, metadata_of
 from slipway_onnx_export.packaging.packages import write_packages
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.parity.check import check_parity
@@ -106,12 +106,13 @@ def _write(
     components = []
     if not params.external_data:
         take_weights_in([(made.component.file, made.model) for made in graphs], folder=folder)
+    metadata = metadata_of(source, lineage=ctx.input_digests.get("pytorch", ""))
     for made in graphs:
-        describe_model(made.model, source)
+        made.model.metadata_props.update(metadata)
         ir.save(made.model, folder / made.component.file)
         components.append(made.component)
     end = getattr(source.config, "eos_token_id", None)
-    written = Written(folder, tuple(components), request.opset, end if isinstance(end, int) else None)
+    written = Written(folder, tuple(components), request.opset, end if isinstance(end, int) else None, metadata)
     checks = check_folder(written, engine=engine.name)
 
     nodes = [node for made in graphs for node in made.model.graph.all_nodes()]

@@ -8,8 +8,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import onnx_ir as ir
-
 from slipway.models.families import DECODER, ENCODER_DECODER, SPEECH
 from slipway.models.model_files import copy_companions
 from slipway_onnx_export.params import OnnxExportParams
@@ -41,11 +39,17 @@ def complete_folder(folder: Path, *, source: ModelSource, params: OnnxExportPara
     (folder / "onnx_export.json").write_text(text + "\n", encoding="utf-8")
 
 
-def describe_model(model: ir.Model, source: ModelSource) -> None:
-    """Say in a graph's file what it is and what made it."""
-    model.metadata_props.update(
-        architecture=source.architecture,
-        model_type=str(source.config.model_type),
-        family=source.family.name,
-        tools=", ".join(f"{name} {version(name)}" for name in ("slipway", *LIBRARIES)),
-    )
+def metadata_of(source: ModelSource, *, lineage: str) -> dict[str, str]:
+    """Return the properties of each graph's file: what it is, what made it, and of what.
+
+    Args:
+        source: The model's folder.
+        lineage: Digest of the artifact with that folder; empty if it is not known, and then there is no such property.
+    """
+    return {
+        "architecture": source.architecture,
+        "model_type": str(source.config.model_type),
+        "family": source.family.name,
+        "tools": ", ".join(f"{name} {version(name)}" for name in ("slipway", *LIBRARIES)),
+        **({"lineage": lineage} if lineage else {}),
+    }

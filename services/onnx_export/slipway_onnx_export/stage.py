@@ -25,7 +25,7 @@ def run(inputs: Mapping[str, Path], params: OnnxExportParams, ctx: Context) -> d
 
 STAGE = Stage(
     name="onnx_export",
-    version=2,
+    version=3,
     inputs=("pytorch",),
     outputs=("onnx",),
     params=OnnxExportParams,
@@ -39,6 +39,6 @@ STAGE = Stage(
     output_bytes=lambda _, size: size.graph_bytes,
     advice=opset_advice,
     describes=describe_activations,
-    refuses=refusal_reason,
+    refuses=lambda _, config: refusal_reason(config),
     recovery=Path(__file__).with_name("recovery.yaml"),
 )

@@ -103,4 +103,4 @@ def test_a_family_that_is_not_known_is_cast_and_not_rounded(
     assert ctx.facts["check"] == f"not run: the inputs and outputs of a {named} are unknown"
     with pytest.raises(ModelExportError, match=named) as caught:
         quantize(source, format="pytorch", level="int8")
-    assert caught.value.reason == "QUANTIZATION_UNSUPPORTED"
+    assert caught.value.reason == "FAMILY_UNSUPPORTED"

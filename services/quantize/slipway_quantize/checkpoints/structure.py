@@ -23,10 +23,10 @@ from slipway.models.families import (
     Comparison,
     Family,
     auto_model,
-    described,
     model_family,
 )
 from slipway.models.safetensors_file import TensorInfo
+from slipway_quantize.levels import unknown_family
 
 _WITH_HEADS = (SEQUENCE_CLASSIFIER, TOKEN_CLASSIFIER, QUESTION_ANSWERING)
 """Families whose result comes from a head of a few rows: quantizing it saves almost nothing and costs accuracy."""
@@ -86,14 +86,14 @@ def require_family(folder: Path) -> Family:
     """Return the family of the model in a folder.
 
     Raises:
-        QuantizationError: ``QUANTIZATION_UNSUPPORTED`` if the family is unknown.
+        QuantizationError: ``FAMILY_UNSUPPORTED`` if the family is unknown.
     """
     family = model_family(folder)
     if family is None:
         config = read_config(folder)
         raise QuantizationError(
-            f"the family of a {described(config)} is unknown, so its weights are not rounded to integers",
-            reason="QUANTIZATION_UNSUPPORTED",
+            unknown_family(config),
+            reason="FAMILY_UNSUPPORTED",
             remedy=f"use level fp16 or bf16; integer levels support: {', '.join(one.name for one in FAMILIES)}",
             about={"model_type": config.get("model_type"), "architectures": config.get("architectures")},
         )
