@@ -105,7 +105,12 @@ _CAUSAL = {**_SIZES, "max_position_embeddings": 64, "num_key_value_heads": 2, "h
 _NAMED_OTHERWISE = {
     "mpnet": (lambda tf: tf.MPNetModel(tf.MPNetConfig(**_MASKED)), "MPNetForMaskedLM", "mean", "right"),
     "qwen3": (lambda tf: tf.Qwen3Model(tf.Qwen3Config(**_CAUSAL)), "Qwen3ForCausalLM", "lasttoken", "left"),
-    "whole": (lambda tf: tf.BertForMaskedLM(tf.BertConfig(**_MASKED)), "BertForMaskedLM", "cls", "right"),
+    "whole": (
+        lambda tf: tf.BertForMaskedLM(tf.BertConfig(**_MASKED, type_vocab_size=1)),
+        "BertForMaskedLM",
+        "cls",
+        "right",
+    ),
 }
 """Model in the folder, the class that its config.json names, the pooling, and the side of the padding."""
 
