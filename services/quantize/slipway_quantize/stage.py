@@ -26,7 +26,7 @@ def run(inputs: Mapping[str, Path], params: QuantizeParams, ctx: Context) -> dic
 
 STAGE = Stage(
     name="quantize",
-    version=4,
+    version=5,
     inputs=("model",),
     outputs=("model",),
     params=QuantizeParams,

@@ -53,7 +53,8 @@ class Structure:
         linear: Linear layers to quantize whose weight is in the checkpoint, in the model's order.
         kept: Linear layers that are not quantized: heads, and in most families those tied to an embedding.
         unpacked: Whether transformers must unpack the weights while it loads them: compressed-tensors unpacks at the model's first
-            run and supports only ``Linear``; T5 reads the type of a weight before that; and generating runs an encoder by itself.
+            run and supports only ``Linear``; T5 reads the type of a weight before that; generating runs an encoder by itself; and
+            sentence-transformers calls ``forward``, which is no run that compressed-tensors sees.
         dtype: Data type in which the model is loaded.
     """
 
@@ -145,7 +146,7 @@ def find_linear_layers(config: Any, family: Family, tensors: dict[str, TensorInf
     return Structure(
         linear=tuple(linear),
         kept=tuple(kept),
-        unpacked=transposed or mixed or family.comparison is Comparison.TEACHER_FORCED,
+        unpacked=transposed or mixed or family.comparison in (Comparison.TEACHER_FORCED, Comparison.EMBEDDINGS),
         dtype=dtype if isinstance(dtype, torch.dtype) else None,
     )
 
