@@ -6,6 +6,7 @@ are there or in ``params.py``. It knows nothing about stores, services or tracin
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Mapping
@@ -24,6 +25,8 @@ MOST_FACTS_BYTES = 256 << 10
 """Largest size of a result's facts when they are sent; long lists are cut before (:func:`cut_lists`)."""
 
 _MOST_ENTRIES = 300
+_OTHER_BUILDS = {"onnxruntime": ("onnxruntime-gpu",)}
+"""Distributions with the same module for other machines, by name."""
 
 
 class StageParams(BaseModel):
@@ -250,12 +253,17 @@ def cut_lists(facts: Mapping[str, Any]) -> dict[str, Any]:
     return cut
 
 
-def installed_version(distribution: str) -> str:
-    """Return the version of an installed distribution, or an empty string."""
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return ""
+def installed_version(distribution: str, *, alike: bool = True) -> str:
+    """Return the version of an installed distribution, or an empty string.
+
+    Args:
+        distribution: Its name.
+        alike: Whether another build of the same module will do.
+    """
+    for name in (distribution, *(_OTHER_BUILDS.get(distribution, ()) if alike else ())):
+        with contextlib.suppress(PackageNotFoundError):
+            return version(name)
+    return ""
 
 
 def library_provider(distribution: str) -> Provider:

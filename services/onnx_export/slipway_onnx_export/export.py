@@ -182,11 +182,15 @@ def _compare_with_pytorch(
         threads=ctx.threads,
         sizes=sizes,
         observed=observed,
+        provider=params.provider,
         on_call=lambda done, total: ctx.progress("parity", done=done, total=total, unit="calls"),
     )
     ctx.progress("parity", done=2 * report.calls, total=2 * report.calls, unit="calls")
+    if report.note:
+        ctx.warn(f"the ONNX model was compared on the CPU: {report.note}")
     return {
         "parity": "passed",
+        "parity_provider": report.provider,
         "parity_max_abs_diff": report.max_abs_diff,
         "parity_scale": report.scale,
         "parity_calls": report.calls,

@@ -22,6 +22,7 @@ from slipway.formats import (
     quantized,
     wrong_value,
 )
+from slipway.machine.onnx_runtime import ProviderChoice
 from slipway.models.families import ENCODER_DECODER, SPEECH
 from slipway.settings.sections import Listed, as_tuple
 from slipway_onnx_export.activations.settings import Activations, activation_params
@@ -52,6 +53,8 @@ class OnnxConfiguration(LevelSettings):
         attention: transformers' attention that is traced; ``auto`` chooses.
         static_shape: ``[batch, sequence, past]`` of a graph whose shapes are fixed because none with dynamic axes can be made; 0
             chooses. The batch is also that of ``dynamic_axes: false``.
+        provider: ONNX Runtime's execution provider in comparison and validation: ``cuda``, ``cpu``, or ``auto`` for the GPU if there is
+            one and the installed build of ONNX Runtime can use it.
         packaging: Runtimes that shall take the folders unchanged: `genai`, `transformers_js`, `triton`, `kserve`. Files for them are
             added to each level.
         activations: Activations to return beside the results: ``layers`` (numbers from 0, ``last`` or ``all``) and ``kinds``
@@ -66,6 +69,7 @@ class OnnxConfiguration(LevelSettings):
     engine: EngineName = "auto"
     attention: Attention = "auto"
     static_shape: StaticShape = StaticShape(batch=1, sequence=0, past=0)
+    provider: ProviderChoice = "auto"
     packaging: Annotated[tuple[Kind, ...], BeforeValidator(as_tuple)] = ()
     activations: Activations = Field(default_factory=dict)
 
@@ -90,6 +94,7 @@ def plan(request: FormatRequest[OnnxConfiguration]) -> tuple[PlannedTask, ...]:
         id="onnx_export",
         stage="onnx_export",
         params=first_attempt(request.settings, request.profile)
+        | ({} if request.settings.provider == "auto" else {"provider": request.settings.provider})
         | ({"packaging": request.settings.packaging} if request.settings.packaging else {})
         | activation_params(request.settings.activations),
         inputs={"pytorch": request.model},

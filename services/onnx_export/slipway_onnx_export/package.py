@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from slipway.models.families import DECODER, ENCODER_DECODER, SPEECH
 from slipway.models.model_files import copy_companions
+from slipway.stage import installed_version
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.source import ModelSource
 
@@ -32,8 +32,9 @@ def complete_folder(folder: Path, *, source: ModelSource, params: OnnxExportPara
         **facts,
         "model_type": source.config.model_type,
         "optimization": params.optimization,
+        **({} if params.provider == "auto" else {"provider": params.provider}),
         **({"packaging": params.packaging} if params.packaging else {}),
-        "versions": {name: version(name) for name in LIBRARIES},
+        "versions": {name: installed_version(name) for name in LIBRARIES},
     }
     text = json.dumps(record, indent=2, sort_keys=True)
     (folder / "onnx_export.json").write_text(text + "\n", encoding="utf-8")
@@ -50,6 +51,6 @@ def metadata_of(source: ModelSource, *, lineage: str) -> dict[str, str]:
         "architecture": source.architecture,
         "model_type": str(source.config.model_type),
         "family": source.family.name,
-        "tools": ", ".join(f"{name} {version(name)}" for name in ("slipway", *LIBRARIES)),
+        "tools": ", ".join(f"{name} {installed_version(name)}" for name in ("slipway", *LIBRARIES)),
         **({"lineage": lineage} if lineage else {}),
     }

@@ -7,6 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from slipway.machine.onnx_runtime import ProviderChoice
 from slipway.stage import StageParams
 from slipway_onnx_export.packaging.kinds import Kind
 
@@ -52,6 +53,8 @@ class OnnxExportParams(StageParams):
         parity: Comparison with PyTorch: ``auto`` skips it, with a warning, for models whose fp32 weights exceed the
             attempt's memory.
         parity_tolerance: Largest allowed difference of logits, relative to the largest reference logit above 1.
+        provider: ONNX Runtime's execution provider for the comparison, here and in the validation: ``cuda``, ``cpu``, or ``auto`` for
+            the GPU if there is one and the installed build can use it.
         packaging: Runtimes for which files are added; each level of the graphs gets them too.
     """
 
@@ -70,6 +73,7 @@ class OnnxExportParams(StageParams):
     activations: Mapping[Literal["layers", "kinds"], tuple[str, ...]] = Field(default_factory=dict)
     parity: ParityMode = "auto"
     parity_tolerance: float = Field(default=1e-4, gt=0, le=0.1)
+    provider: ProviderChoice = "auto"
     packaging: tuple[Kind, ...] = ()
 
     @model_validator(mode="after")

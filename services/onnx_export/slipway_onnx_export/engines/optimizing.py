@@ -30,7 +30,7 @@ def _hide_small_constants(graph: ir.Graph) -> dict[str, ir.TensorProtocol]:
         if not _is_small(tensor) or value.is_graph_output():
             continue
         name = f"{value.name}_kept"
-        kept = ir.Value(name=name, shape=tensor.shape, type=ir.TensorType(tensor.dtype))
+        kept = ir.Value(name=name, shape=ir.Shape(tensor.numpy().shape), type=ir.TensorType(tensor.dtype))
         value.replace_all_uses_with(kept)
         graph.remove(node)
         graph.initializers[name] = kept

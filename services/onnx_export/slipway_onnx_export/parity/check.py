@@ -13,6 +13,7 @@ import torch
 import transformers
 
 from slipway.errors import ONNXExportError
+from slipway.machine.onnx_runtime import ProviderChoice
 from slipway.models.families import DECODER, ENCODER_DECODER, SPEECH, auto_model
 from slipway.models.model_facts import CannotBuildError, check_loadable
 from slipway_onnx_export.activations.recording import Wanted
@@ -38,6 +39,8 @@ class ParityReport:
         max_abs_diff: Largest difference of a value at tokens that are not padding.
         scale: Largest absolute reference value, at least 1.
         calls: Number of compared calls of the model.
+        provider: What ONNX Runtime computed on.
+        note: Why it was not the GPU, although that was asked for or is there; otherwise empty.
         activations: Largest difference of an activation, relative to the largest value of its kind and layer (at least 1); None
             if the graph returns none.
     """
@@ -45,6 +48,8 @@ class ParityReport:
     max_abs_diff: float
     scale: float
     calls: int
+    provider: str = ""
+    note: str = ""
     activations: float | None = None
 
 
@@ -56,6 +61,7 @@ def check_parity(
     threads: int = 1,
     sizes: Mapping[str, int] = MappingProxyType({}),
     observed: Wanted = (),
+    provider: ProviderChoice = "cpu",
     on_call: OnCall = lambda _done, _total: None,
 ) -> ParityReport:
     """Compare the graphs in a folder with PyTorch.
@@ -69,6 +75,7 @@ def check_parity(
         threads: Threads that ONNX Runtime may use.
         sizes: Fixed sizes of the graphs' axes, by name.
         observed: Kind and layer of the activations that the graph returns.
+        provider: Execution provider of ONNX Runtime.
         on_call: Called before each call of a model with the number of finished calls and their total.
 
     Raises:
@@ -81,7 +88,7 @@ def check_parity(
     references = _references(source, conversations, on_call=lambda done: on_call(done, 2 * each))
     padding = getattr(source.config, "pad_token_id", None)
     sessions = {
-        path.stem: OrtSession(path, source.family, threads=threads, padding=padding)
+        path.stem: OrtSession(path, source.family, threads=threads, padding=padding, provider=provider)
         for path in sorted(folder.glob("*.onnx"))
     }
     worst, where, scale, calls = 0.0, "", 1.0, 0
@@ -100,7 +107,8 @@ def check_parity(
             remedy="use another engine",
             about={"max_abs_diff": worst, "allowed": tolerance * scale, "scale": scale, "case": where},
         )
-    return ParityReport(max_abs_diff=worst, scale=scale, calls=calls, activations=watch.judge(tolerance))
+    opened = next(iter(sessions.values())).opened
+    return ParityReport(worst, scale, calls, opened.provider, opened.note, watch.judge(tolerance))
 
 
 def _room(source: ModelSource, sizes: Mapping[str, int]) -> int:

@@ -8,6 +8,7 @@ import numpy as np
 import onnxruntime
 
 from slipway.errors import ONNXExportError
+from slipway.machine.onnx_runtime import Opened, ProviderChoice, open_session
 from slipway.machine.threads import session_options
 from slipway.models.families import DECODER, SEQUENCE_CLASSIFIER, Family
 from slipway.models.graphs.fixed_graph import FixedGraph
@@ -21,20 +22,27 @@ _TOKENS, _POSITIONS = "past_key_values.tokens", "past_key_values.positions"
 class OrtSession:
     """A graph in ONNX Runtime; see :class:`slipway_onnx_export.parity.rows.Session`.
 
+    Attributes:
+        opened: The session, and what it computes on.
+
     Raises:
         ONNXExportError: ``EXPORT_PARITY_FAILED`` if ONNX Runtime cannot load the graph.
     """
 
-    def __init__(self, path: Path, family: Family, *, threads: int, padding: int | None) -> None:
-        options = session_options(threads)
+    opened: Opened
+
+    def __init__(
+        self, path: Path, family: Family, *, threads: int, padding: int | None, provider: ProviderChoice = "cpu"
+    ) -> None:
         try:
-            self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            self.opened = open_session(path, session_options(threads), provider=provider)
         except ORT_ERRORS as error:
             raise ONNXExportError(
                 f"onnxruntime {onnxruntime.__version__} cannot load the exported {path.name}: {error}",
                 reason="EXPORT_PARITY_FAILED",
                 remedy="use another engine or opset",
             ) from error
+        self._session = self.opened.session
         self._outputs = [value.name for value in self._session.get_outputs()]
         self._shapes = {value.name: value.shape for value in self._session.get_inputs()}
         self._graph = FixedGraph(

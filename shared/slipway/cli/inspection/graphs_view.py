@@ -14,8 +14,8 @@ from slipway.models.activations.inspection import GraphReport, InspectedValue
 def graph_tables(graph: GraphReport) -> Iterator[RenderableType]:
     """Yield the parts of a graph's answer: its name and properties, one row per input and output, and whether it ran."""
     yield Text(graph.file, style="bold")
-    for key, value in graph.metadata.items():
-        yield Prose(f"{key}: ", "dim", value)
+    for key, text in graph.metadata.items():
+        yield Prose(f"{key}: ", "dim", text)
     table = FittedTable(
         Column(""), Column("name"), Column("type"), Column("declared", wrap=True), Column("found", rank=1)
     )
