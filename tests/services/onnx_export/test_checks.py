@@ -30,7 +30,7 @@ def correct(family: Callable[[str], Path], tmp_path_factory: pytest.TempPathFact
     from slipway_onnx_export.stage import STAGE
 
     context = Context(workdir=tmp_path_factory.mktemp("correct"), input_digests={"pytorch": LINEAGE})
-    params = OnnxExportParams(optimization="basic", parity="never", engine="mobius")
+    params = OnnxExportParams(optimization="basic", parity="never", engine="mobius", provider="cpu")
     return Exported(STAGE.run({"pytorch": family("qwen3-tied")}, params, context)["onnx"], context.facts)
 
 
@@ -73,6 +73,15 @@ def test_all_checks_are_made_and_told(correct: Exported) -> None:
     assert "slipway " in found["tools"]
     assert "mobius-onnx " in found["tools"]
     assert found["lineage"] == LINEAGE
+
+
+def test_the_validation_computes_on_what_the_export_was_asked_for(correct: Exported, tmp_path: Path) -> None:
+    from slipway_validate.runner.onnx_graphs.session import asked_provider
+
+    assert asked_provider(correct.folder) == "cpu"
+    assert asked_provider(tmp_path) == "auto"
+    (tmp_path / "onnx_export.json").write_text('{"provider": ["cuda"]}')
+    assert asked_provider(tmp_path) == "auto"
 
 
 def _other_opset(model: Any, _: Path) -> None:

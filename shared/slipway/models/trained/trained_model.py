@@ -99,7 +99,7 @@ def trained_model(base: Path, adapter: Path) -> TrainedModel | None:
 def _trained_family(config: Mapping[str, Any], settings: Mapping[str, Any], adapter: Path) -> Family | None:
     """Return the family that was trained, if the adapter names a head of its own or is a sentence encoder's; otherwise None."""
     task = settings.get("task_type")
-    if task in TRAINED_FAMILIES and settings.get("modules_to_save"):
+    if isinstance(task, str) and task in TRAINED_FAMILIES and settings.get("modules_to_save"):
         return TRAINED_FAMILIES[task]
     headed = family_of(config) in (MASKED_LANGUAGE_MODEL, DECODER) and task in (None, "FEATURE_EXTRACTION")
     return FEATURE_EXTRACTION if headed and is_sentence_encoder(adapter) else None
