@@ -6,6 +6,7 @@ are there or in ``params.py``. It knows nothing about stores, services or tracin
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Mapping
@@ -24,6 +25,8 @@ MOST_FACTS_BYTES = 256 << 10
 """Largest size of a result's facts when they are sent; long lists are cut before (:func:`cut_lists`)."""
 
 _MOST_ENTRIES = 300
+_OTHER_BUILDS = {"onnxruntime": ("onnxruntime-gpu",)}
+"""Distributions with the same module for other machines, by name."""
 
 
 class StageParams(BaseModel):
@@ -59,6 +62,7 @@ class Context:
             versions) on this machine, on the file system of ``workdir``; otherwise None. An attempt leaves finished pieces there,
             best as hard links, and the next attempt after an interruption reuses the pieces that it can verify. The folder is
             removed when the action has its result, or after a failure that a retry cannot fix.
+        input_digests: Digest of each input artifact by the input's name; empty if the stage runs alone on plain folders.
     """
 
     workdir: Path
@@ -66,6 +70,7 @@ class Context:
     max_memory_bytes: int = 4 << 30
     threads: int = 1
     kept: Path | None = None
+    input_digests: Mapping[str, str] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     digests: dict[Path, str] = field(default_factory=dict)
     on_progress: Callable[[Progress], None] = lambda _: None
@@ -183,7 +188,8 @@ class Stage(Generic[P]):
         advice: Function that returns a warning about these parameters before anything runs (name of the check, message, remedy), or None.
         describes: Function that returns something worth knowing about these parameters with a model of this ``config.json`` (name of the
             check, message), or None. A :class:`~slipway.errors.ModelExportError` says that the stage would refuse them.
-        refuses: Function that says why the stage does not support a model with this ``config.json``; empty if it does.
+        refuses: Function that says why the stage does not support a model with this ``config.json`` with these parameters; empty if
+            it does.
         model_memory: Memory that a worker should have, as a multiple of the merged model's size; 0 for a streaming stage.
         model_gpu_memory: The same for the GPU's memory, if the task needs a GPU.
         gpu_bound_output: Whether the output runs only on the GPU architectures that its fact ``targets`` names.
@@ -208,7 +214,7 @@ class Stage(Generic[P]):
     output_bytes: Callable[[Mapping[str, Any], ModelSize], int] = lambda _params, _size: 0
     advice: Callable[[Mapping[str, Any]], tuple[str, str, str] | None] = lambda _params: None
     describes: Callable[[Mapping[str, Any], Mapping[str, Any]], tuple[str, str] | None] = lambda _params, _config: None
-    refuses: Callable[[Mapping[str, Any]], str] = lambda _config: ""
+    refuses: Callable[[Mapping[str, Any], Mapping[str, Any]], str] = lambda _params, _config: ""
     model_memory: float = 0.0
     model_gpu_memory: float = 0.0
     gpu_bound_output: bool = False
@@ -247,12 +253,17 @@ def cut_lists(facts: Mapping[str, Any]) -> dict[str, Any]:
     return cut
 
 
-def installed_version(distribution: str) -> str:
-    """Return the version of an installed distribution, or an empty string."""
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return ""
+def installed_version(distribution: str, *, alike: bool = True) -> str:
+    """Return the version of an installed distribution, or an empty string.
+
+    Args:
+        distribution: Its name.
+        alike: Whether another build of the same module will do.
+    """
+    for name in (distribution, *(_OTHER_BUILDS.get(distribution, ()) if alike else ())):
+        with contextlib.suppress(PackageNotFoundError):
+            return version(name)
+    return ""
 
 
 def library_provider(distribution: str) -> Provider:

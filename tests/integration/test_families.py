@@ -92,7 +92,7 @@ def test_a_model_of_no_known_family_is_merged_and_everything_else_names_it(
         "pytorch": "not_run",
         "pytorch-fp16": "not_run",
     }
-    assert result["failed"]["pytorch-int8"]["reason"] == "QUANTIZATION_UNSUPPORTED"
+    assert result["failed"]["pytorch-int8"]["reason"] == "FAMILY_UNSUPPORTED"
     assert result["failed"]["onnx"]["reason"] == "FAMILY_UNSUPPORTED"
     assert all(named in result["failed"][name]["error_message"] for name in ("pytorch-int8", "onnx"))
     assert (result["validation_passed"], result["base_match"]["verdict"]) == (False, "amber")

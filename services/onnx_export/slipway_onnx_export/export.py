@@ -24,7 +24,7 @@ from slipway_onnx_export.engines import Engine, choose_engine, choose_opset
 from slipway_onnx_export.forms.shapes import describe_sizes, fixed_sizes
 from slipway_onnx_export.graph import declare_interface, normalize_graph
 from slipway_onnx_export.interface import Component
-from slipway_onnx_export.package import complete_folder, describe_model, folder_of_graphs
+from slipway_onnx_export.package import complete_folder, folder_of_graphs, metadata_of
 from slipway_onnx_export.packaging.packages import write_packages
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.parity.check import check_parity
@@ -113,12 +113,13 @@ def _write(
     components = []
     if not params.external_data:
         take_weights_in([(made.component.file, made.model) for made in graphs], folder=folder)
+    metadata = metadata_of(source, lineage=ctx.input_digests.get("pytorch", ""))
     for made in graphs:
-        describe_model(made.model, source, made.component)
+        made.model.metadata_props.update({**metadata, **made.component.promise.metadata})
         ir.save(made.model, folder / made.component.file)
         components.append(made.component)
     end = getattr(source.config, "eos_token_id", None)
-    written = Written(folder, tuple(components), request.opset, end if isinstance(end, int) else None)
+    written = Written(folder, tuple(components), request.opset, end if isinstance(end, int) else None, metadata)
     checks = check_folder(written, engine=engine.name)
 
     before, after = (
@@ -190,11 +191,15 @@ def _compare_with_pytorch(
         sizes=sizes,
         observed=observed,
         promise=first.promise,
+        provider=params.provider,
         on_call=lambda done, total: ctx.progress("parity", done=done, total=total, unit="calls"),
     )
     ctx.progress("parity", done=2 * report.calls, total=2 * report.calls, unit="calls")
+    if report.note:
+        ctx.warn(f"the ONNX model was compared on the CPU: {report.note}")
     return {
         "parity": "passed",
+        "parity_provider": report.provider,
         "parity_max_abs_diff": report.max_abs_diff,
         "parity_scale": report.scale,
         "parity_calls": report.calls,

@@ -22,6 +22,7 @@ from slipway.formats import (
     quantized,
     wrong_value,
 )
+from slipway.machine.onnx_runtime import ProviderChoice
 from slipway.models.families import ENCODER_DECODER, SPEECH
 from slipway.settings.sections import Listed, as_tuple
 from slipway_onnx_export.activations.settings import Activations, activation_params
@@ -56,6 +57,8 @@ class OnnxConfiguration(LevelSettings):
             Rows are then padded on the right, and only a single row takes several tokens after a past. If the model has no such
             form, the graph is the usual one.
         logits_to_keep: 1 computes logits of the last token of each row only, which makes long prompts faster; 0 of all tokens.
+        provider: ONNX Runtime's execution provider in comparison and validation: ``cuda``, ``cpu``, or ``auto`` for the GPU if there is
+            one and the installed build of ONNX Runtime can use it.
         packaging: Runtimes that shall take the folders unchanged: `genai`, `transformers_js`, `optimum`, `triton`, `kserve`. Files for
             them are added to each level.
         activations: Activations to return beside the results: ``layers`` (numbers from 0, ``last`` or ``all``) and ``kinds``
@@ -74,6 +77,7 @@ class OnnxConfiguration(LevelSettings):
     static_shape: StaticShape = StaticShape(batch=1, sequence=0, past=0)
     past_present_share_buffer: bool = False
     logits_to_keep: int = Field(default=0, ge=0, le=1)
+    provider: ProviderChoice = "auto"
     packaging: Annotated[tuple[Kind, ...], BeforeValidator(as_tuple)] = ()
     activations: Activations = Field(default_factory=dict)
     layered: bool = False
@@ -135,6 +139,7 @@ def plan(request: FormatRequest[OnnxConfiguration]) -> tuple[PlannedTask, ...]:
         id="onnx_export",
         stage="onnx_export",
         params=first_attempt(request.settings, request.profile)
+        | ({} if request.settings.provider == "auto" else {"provider": request.settings.provider})
         | ({"packaging": request.settings.packaging} if request.settings.packaging else {})
         | ({"past_present_share_buffer": True} if request.settings.past_present_share_buffer else {})
         | ({"logits_to_keep": request.settings.logits_to_keep} if request.settings.logits_to_keep else {})

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import onnx_ir as ir
-
 from slipway.models.families import DECODER, ENCODER_DECODER, SPEECH
 from slipway.models.model_files import copy_companions
-from slipway_onnx_export.interface import Component
+from slipway.stage import installed_version
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.source import ModelSource
 
@@ -50,8 +47,9 @@ def complete_folder(folder: Path, *, source: ModelSource, params: OnnxExportPara
         **facts,
         "model_type": source.config.model_type,
         "optimization": params.optimization,
+        **({} if params.provider == "auto" else {"provider": params.provider}),
         **({"packaging": params.packaging} if params.packaging else {}),
-        "versions": {name: version(name) for name in LIBRARIES},
+        "versions": {name: installed_version(name) for name in LIBRARIES},
     }
     text = json.dumps(record, indent=2, sort_keys=True)
     for place in _places(folder, params):
@@ -62,12 +60,17 @@ def _places(folder: Path, params: OnnxExportParams) -> tuple[Path, ...]:
     return (folder, folder.parent) if params.layered else (folder,)
 
 
-def describe_model(model: ir.Model, source: ModelSource, component: Component) -> None:
-    """Say in a graph's file what it is and what made it."""
-    model.metadata_props.update(
-        architecture=source.architecture,
-        model_type=str(source.config.model_type),
-        family=source.family.name,
-        tools=", ".join(f"{name} {version(name)}" for name in ("slipway", *LIBRARIES)),
-        **component.promise.metadata,
-    )
+def metadata_of(source: ModelSource, *, lineage: str) -> dict[str, str]:
+    """Return the properties of each graph's file: what it is, what made it, and of what.
+
+    Args:
+        source: The model's folder.
+        lineage: Digest of the artifact with that folder; empty if it is not known, and then there is no such property.
+    """
+    return {
+        "architecture": source.architecture,
+        "model_type": str(source.config.model_type),
+        "family": source.family.name,
+        "tools": ", ".join(f"{name} {installed_version(name)}" for name in ("slipway", *LIBRARIES)),
+        **({"lineage": lineage} if lineage else {}),
+    }

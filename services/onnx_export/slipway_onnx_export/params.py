@@ -7,6 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from slipway.machine.onnx_runtime import ProviderChoice
 from slipway.models.graphs.promise import Promise
 from slipway.stage import StageParams
 from slipway_onnx_export.packaging.kinds import Kind
@@ -58,6 +59,8 @@ class OnnxExportParams(StageParams):
             attempt's memory.
         parity_tolerance: Largest allowed difference of logits, relative to the largest reference logit above 1.
         layered: Whether a text decoder becomes one graph per block, in ``onnx-layered``, with a program that runs them in turn.
+        provider: ONNX Runtime's execution provider for the comparison, here and in the validation: ``cuda``, ``cpu``, or ``auto`` for
+            the GPU if there is one and the installed build can use it.
         packaging: Runtimes for which files are added; each level of the graphs gets them too.
     """
 
@@ -78,6 +81,7 @@ class OnnxExportParams(StageParams):
     activations: Mapping[Literal["layers", "kinds"], tuple[str, ...]] = Field(default_factory=dict)
     parity: ParityMode = "auto"
     parity_tolerance: float = Field(default=1e-4, gt=0, le=0.1)
+    provider: ProviderChoice = "auto"
     packaging: tuple[Kind, ...] = ()
     layered: bool = False
 

@@ -112,13 +112,15 @@ def _read_config(folder: Path) -> tuple[Any, Family]:
             about={"family": described(found), "model_type": model_type},
         )
     try:
-        return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False), family
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise _invalid_error(
             f"transformers {transformers.__version__} cannot read the configuration of model type {model_type!r}: {error}",
             file="config.json",
             model_type=model_type,
         ) from error
+    config.architectures = found.get("architectures")  # the class that is used, of a sentence encoder
+    return config, family
 
 
 def _weight_files(folder: Path) -> list[Path]:

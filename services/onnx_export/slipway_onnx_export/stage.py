@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from slipway.stage import Context, Effort, Stage
+from slipway.machine.onnx_runtime import runtime_provider
+from slipway.stage import Context, Effort, Provider, Stage, library_provider
 from slipway_onnx_export.activations.sizes import describe_activations
 from slipway_onnx_export.families import refusal_reason
 from slipway_onnx_export.opsets import opset_advice
@@ -23,14 +24,23 @@ def run(inputs: Mapping[str, Path], params: OnnxExportParams, ctx: Context) -> d
     return {"onnx": export_model(inputs["pytorch"], params, ctx)}
 
 
+LIBRARIES = ("mobius-onnx", "onnx", "onnx-ir", "onnxruntime", "onnxscript", "torch", "transformers")
+
+
+def probe() -> tuple[Provider, ...]:
+    """Return the libraries, and what ONNX Runtime computes on."""
+    return tuple(runtime_provider() if name == "onnxruntime" else library_provider(name) for name in LIBRARIES)
+
+
 STAGE = Stage(
     name="onnx_export",
-    version=2,
+    version=3,
     inputs=("pytorch",),
     outputs=("onnx",),
     params=OnnxExportParams,
     run=run,
-    libraries=("mobius-onnx", "onnx", "onnx-ir", "onnxruntime", "onnxscript", "torch", "transformers"),
+    libraries=LIBRARIES,
+    probe=probe,
     effort=Effort(
         seconds=8.0,
         seconds_per_gb=15.0,
@@ -39,6 +49,6 @@ STAGE = Stage(
     output_bytes=lambda _, size: size.graph_bytes,
     advice=opset_advice,
     describes=describe_activations,
-    refuses=refusal_reason,
+    refuses=lambda _, config: refusal_reason(config),
     recovery=Path(__file__).with_name("recovery.yaml"),
 )

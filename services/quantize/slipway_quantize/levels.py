@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from slipway.models.families import described, family_of
+
+INTEGER_BITS = {"int8": 8, "int4": 4}
+"""Bits of the integer levels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,3 +25,15 @@ class IntLevel:
     bits: int
     group_size: int
     packed: bool
+
+
+def refusal_reason(params: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """Return why a model with this ``config.json`` is not quantized with these parameters; empty if it is."""
+    if params.get("format") != "pytorch" or params.get("level") not in INTEGER_BITS or family_of(config) is not None:
+        return ""
+    return unknown_family(config)
+
+
+def unknown_family(config: Mapping[str, Any]) -> str:
+    """Say that the weights of this model are not rounded."""
+    return f"the family of a {described(config)} is unknown, so its weights are not rounded to integers"

@@ -9,9 +9,7 @@ from pydantic import Field, field_validator
 from slipway.formats.registry import formats
 from slipway.settings.problems import did_you_mean
 from slipway.stage import StageParams
-from slipway_quantize.levels import IntLevel
-
-_BITS = {"int8": 8, "int4": 4}
+from slipway_quantize.levels import INTEGER_BITS, IntLevel
 
 
 class QuantizeParams(StageParams):
@@ -35,7 +33,7 @@ class QuantizeParams(StageParams):
     @property
     def integers(self) -> IntLevel | None:
         """The integer level; None for fp16 and bf16."""
-        bits = _BITS.get(self.level)
+        bits = INTEGER_BITS.get(self.level)
         return IntLevel(bits, self.group_size, self.packed) if bits else None
 
     @field_validator("format")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slipway.stage import Context, Effort, Role, Stage
+from slipway_quantize.levels import refusal_reason
 from slipway_quantize.params import QuantizeParams
 
 
@@ -25,7 +26,7 @@ def run(inputs: Mapping[str, Path], params: QuantizeParams, ctx: Context) -> dic
 
 STAGE = Stage(
     name="quantize",
-    version=4,
+    version=5,
     inputs=("model",),
     outputs=("model",),
     params=QuantizeParams,
@@ -34,5 +35,6 @@ STAGE = Stage(
     role=Role.QUANTIZATION,
     effort=Effort(seconds_per_gb=15.0, phases={"quantize": (0.05, 0.8), "cast": (0.05, 0.8), "check": (0.8, 0.95)}),
     output_bytes=lambda params, size: size.at_level(params["level"]),
+    refuses=refusal_reason,
     recovery=Path(__file__).with_name("recovery.yaml"),
 )

@@ -48,6 +48,6 @@ STAGE = Stage(
     output_bytes=lambda _, size: size.graph_bytes,
     model_gpu_memory=1.0,
     gpu_bound_output=True,
-    refuses=refusal_reason,
+    refuses=lambda _, config: refusal_reason(config),
     recovery=Path(__file__).with_name("recovery.yaml"),
 )

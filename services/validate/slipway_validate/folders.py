@@ -15,6 +15,7 @@ from slipway.models.dtypes import DTYPES
 from slipway.models.families import Family, described, family_of
 from slipway.models.model_files import CONFIG
 from slipway.models.safetensors_file import read_safetensors
+from slipway.models.sentences.files import as_used
 from slipway_validate.protocol.messages import RunResult
 
 LEVEL_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "int8": "int8", "int4": "int4"}
@@ -60,7 +61,7 @@ def why_not_run(name: str, folder: Path, runtime: Runtime | None, family: Family
         known = " and ".join(runtime.families)
         message = f"the model's family is {family.name}, and {runtime.name} runs only {known} outputs so far"
         return RunResult(status="not_run", message=message)
-    config = read_json(folder / CONFIG)
+    config = as_used(read_json(folder / CONFIG), folder)
     if family_of(config) in (family, None):
         return None
     message = f"its {CONFIG} describes another model ({described(config)}): the base model is a {family.name}"

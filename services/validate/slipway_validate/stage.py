@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from slipway.machine.onnx_runtime import runtime_provider
 from slipway.stage import Context, Effort, Provider, Role, Stage, library_provider
 from slipway_validate.params import ValidateParams
 
@@ -23,7 +24,7 @@ def run(inputs: Mapping[str, Path], params: ValidateParams, ctx: Context) -> dic
 
 def probe() -> tuple[Provider, ...]:
     """Return the runtimes that can run outputs on this machine."""
-    return tuple(library_provider(name) for name in ("transformers", "peft", "onnxruntime"))
+    return (library_provider("transformers"), library_provider("peft"), runtime_provider())
 
 
 STAGE = Stage(

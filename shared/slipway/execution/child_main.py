@@ -96,6 +96,7 @@ def main() -> int:
     ctx = Context(
         workdir=execution.workdir,
         kept=execution.kept,
+        input_digests=execution.input_digests,
         log=logger,
         max_memory_bytes=execution.limits.max_memory_bytes,
         threads=execution.limits.threads,

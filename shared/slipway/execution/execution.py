@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -19,6 +19,7 @@ class Execution:
         call: The stage with its parameters and input folders; :meth:`limits` fills the limits that it leaves open.
         workdir: Empty folder for the outputs; the child's current folder.
         kept: Folder that outlasts the attempt, or None.
+        input_digests: Digest of each input artifact by the input's name; empty for plain folders.
         traceparent: Parent of the child's spans; empty without a trace.
         started: Start time of the child, in seconds since the epoch.
         environment: Environment of the child; None gives it a stage's environment, which has neither secrets nor the network.
@@ -27,6 +28,7 @@ class Execution:
     call: StageCall
     workdir: Path
     kept: Path | None = None
+    input_digests: Mapping[str, str] = field(default_factory=dict)
     traceparent: str = ""
     started: float = 0.0
     environment: Mapping[str, str] | None = None

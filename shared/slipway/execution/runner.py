@@ -146,7 +146,13 @@ class TaskRunner:
                 inputs[name] = await fetching.run(self._store.fetch, digest, folder / "inputs" / name)
         workdir = folder / "work"
         workdir.mkdir()
-        execution = Execution(call.on_folders(inputs), workdir, kept=kept, traceparent=current_traceparent())
+        execution = Execution(
+            call.on_folders(inputs),
+            workdir,
+            kept=kept,
+            input_digests=dict(sorted(call.inputs.items())),
+            traceparent=current_traceparent(),
+        )
         # Shown until the stage reports progress itself, some time after its libraries are imported.
         on_progress(Progress(phase="starting", done=0, total=0, unit=""), 0)
         outcome = await execute(execution, on_progress=on_progress, on_log=on_log)

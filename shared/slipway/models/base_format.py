@@ -11,6 +11,7 @@ from slipway.files.json_documents import read_json
 from slipway.models.config_limits import model_excess
 from slipway.models.model_files import CONFIG, has_safetensors, pickle_files
 from slipway.models.safetensors_file import read_weights
+from slipway.models.sentences.files import as_used
 
 METHODS = ("awq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq")
 """Values of ``quant_method`` that the prepare stage undoes."""
@@ -85,7 +86,7 @@ def quantization_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read ``config.json`` of a model that a machine can build.
+    """Read ``config.json`` of a model that a machine can build, with the class of a sentence encoder that is used.
 
     Raises:
         CheckpointValidationError: ``BASE_MODEL_INVALID``.
@@ -101,7 +102,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         if isinstance(config, dict):
             found = model_excess(config)
             if not found:
-                return config
+                return as_used(config, folder)
             what = f"{path} has {found}"
         else:
             what = f"{path} is not a JSON object"

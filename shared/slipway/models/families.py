@@ -40,6 +40,7 @@ class Family:
         comparison: How two models are compared.
         task: Name of its task on model hubs (``pipeline_tag``).
         generates: Whether it decodes text token by token, with a KV cache.
+        unused: Beginnings of the names of parameters that the outputs do not depend on, and that need not be stored.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Family:
     comparison: Comparison
     task: str
     generates: bool = False
+    unused: tuple[str, ...] = ()
 
     @property
     def counts_labels(self) -> bool:
@@ -108,7 +110,13 @@ MASKED_LANGUAGE_MODEL = Family(
     "masked language model", "AutoModelForMaskedLM", _TEXT, ("logits",), Comparison.MASKED_TOKENS, "fill-mask"
 )
 FEATURE_EXTRACTION = Family(
-    "feature extraction", "AutoModel", _TEXT, ("last_hidden_state",), Comparison.EMBEDDINGS, "feature-extraction"
+    "feature extraction",
+    "AutoModel",
+    _TEXT,
+    ("last_hidden_state",),
+    Comparison.EMBEDDINGS,
+    "feature-extraction",
+    unused=("pooler.",),
 )
 
 FAMILIES: tuple[Family, ...] = (

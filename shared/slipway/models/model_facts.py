@@ -59,8 +59,10 @@ def model_facts(folder: Path) -> ModelFacts:
     def read() -> PretrainedConfig:
         import transformers
 
-        read_config(folder)  # checks limits; transformers reads without any
-        return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        known = read_config(folder)  # checks limits; transformers reads without any
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        config.architectures = known.get("architectures")
+        return config
 
     return _facts(read)
 

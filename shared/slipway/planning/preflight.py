@@ -189,16 +189,18 @@ def _configuration(base: Path, config: Mapping[str, Any] | None) -> Mapping[str,
 
 
 def _refusals(tasks: Sequence[PlannedTask], base: Path, config: Mapping[str, Any] | None) -> list[Finding]:
-    """Return a warning for each stage that does not support this family of models and will not run."""
+    """Return a warning for each stage that does not support this family of models, or not with these parameters, and will not run."""
     config = _configuration(base, config)
-    found = []
-    for name in sorted({task.stage for task in tasks} if config else ()):
-        stage = known_stage(name)
-        why = stage.refuses(config) if stage else ""
-        if why:
-            remedy = "disable its formats, so that the export succeeds"
-            found.append(Finding(f"stage: {name}", Verdict.WARNING, f"not run: {why}", remedy, "FAMILY_UNSUPPORTED"))
-    return found
+    refused = dict.fromkeys(
+        (task.stage, why)
+        for task in sorted(tasks, key=lambda task: task.stage)
+        if config and (stage := known_stage(task.stage)) and (why := stage.refuses(task.params, config))
+    )
+    remedy = "disable its formats, so that the export succeeds"
+    return [
+        Finding(f"stage: {name}", Verdict.WARNING, f"not run: {why}", remedy, "FAMILY_UNSUPPORTED")
+        for name, why in refused
+    ]
 
 
 def _disk(tasks: Sequence[PlannedTask], made: dict[str, int], *, base: Path, home: Path, output: Path) -> list[Finding]:

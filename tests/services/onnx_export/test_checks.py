@@ -19,6 +19,7 @@ from slipway_onnx_export.components import untraced_decoder
 from support.models.onnx_models import Exported
 
 FILE = "model.onnx"
+LINEAGE = "sha256:" + "ab" * 32
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +29,8 @@ def correct(family: Callable[[str], Path], tmp_path_factory: pytest.TempPathFact
     from slipway_onnx_export.params import OnnxExportParams
     from slipway_onnx_export.stage import STAGE
 
-    context = Context(workdir=tmp_path_factory.mktemp("correct"))
-    params = OnnxExportParams(optimization="basic", parity="never", engine="mobius")
+    context = Context(workdir=tmp_path_factory.mktemp("correct"), input_digests={"pytorch": LINEAGE})
+    params = OnnxExportParams(optimization="basic", parity="never", engine="mobius", provider="cpu")
     return Exported(STAGE.run({"pytorch": family("qwen3-tied")}, params, context)["onnx"], context.facts)
 
 
@@ -39,7 +40,11 @@ def edited(correct: Exported, folder: Path, edit: Callable[[Any, Path], Any]) ->
     model = onnx.load(folder / FILE, load_external_data=False)
     edit(model, folder)
     (folder / FILE).write_bytes(model.SerializeToString())
-    return Written(folder, (untraced_decoder(2),), 23)
+    return Written(folder, (untraced_decoder(2),), 23, metadata=properties(correct))
+
+
+def properties(exported: Exported) -> dict[str, str]:
+    return {entry.key: entry.value for entry in exported.onnx.metadata_props}
 
 
 def refused(written: Written) -> ONNXExportError:
@@ -62,11 +67,21 @@ def place(tensor: Any, **entries: object) -> None:
 
 def test_all_checks_are_made_and_told(correct: Exported) -> None:
     assert correct.facts["checks"] == dict.fromkeys(CHECKS, "passed")
-    properties = {entry.key: entry.value for entry in correct.onnx.metadata_props}
-    assert properties["architecture"] == "Qwen3ForCausalLM"
-    assert properties["family"] == "decoder"
-    assert "slipway " in properties["tools"]
-    assert "mobius-onnx " in properties["tools"]
+    found = properties(correct)
+    assert found["architecture"] == "Qwen3ForCausalLM"
+    assert (found["model_type"], found["family"]) == ("qwen3", "decoder")
+    assert "slipway " in found["tools"]
+    assert "mobius-onnx " in found["tools"]
+    assert found["lineage"] == LINEAGE
+
+
+def test_the_validation_computes_on_what_the_export_was_asked_for(correct: Exported, tmp_path: Path) -> None:
+    from slipway_validate.runner.onnx_graphs.session import asked_provider
+
+    assert asked_provider(correct.folder) == "cpu"
+    assert asked_provider(tmp_path) == "auto"
+    (tmp_path / "onnx_export.json").write_text('{"provider": ["cuda"]}')
+    assert asked_provider(tmp_path) == "auto"
 
 
 def _other_opset(model: Any, _: Path) -> None:
@@ -146,6 +161,11 @@ def _no_metadata(model: Any, _: Path) -> None:
     del model.metadata_props[:]
 
 
+def _other_lineage(model: Any, _: Path) -> None:
+    (lineage,) = (entry for entry in model.metadata_props if entry.key == "lineage")
+    lineage.value = "sha256:" + "cd" * 32
+
+
 def _no_kernel(model: Any, _: Path) -> None:
     """A graph that is valid, in types that ONNX Runtime has no kernel for."""
     node = next(node for node in model.graph.node if node.op_type == "Add")
@@ -189,7 +209,7 @@ FAULTS: dict[str, list[Callable[[Any, Path], None]]] = {
     "shapes": [_wrong_shape, _wrong_type],
     "interface": [_input_lost, _mask_unread, _cache_passed_on],
     "stored once": [_stored_twice],
-    "metadata": [_no_metadata],
+    "metadata": [_no_metadata, _other_lineage],
     "loads": [_no_kernel],
     "caches": [_cache_of_length_zero, _declared_length_zero],
 }

@@ -60,3 +60,15 @@ def test_sizes_of_static_shapes_wait_for_the_attempt_that_needs_them() -> None:
     assert OnnxExportParams(**task.params).shapes == "dynamic"
     static = OnnxExportParams(**{**task.params, "shapes": "static"})
     assert (static.batch, static.sequence, static.past) == (2, 4, 60)
+
+
+@pytest.mark.parametrize("provider", ["auto", "cpu", "cuda"])
+def test_the_provider_is_asked_for_as_it_is_set(provider: str) -> None:
+    document = {
+        "checkpoint": {"path": "run"},
+        "base_model": {"name": "base"},
+        "formats": {"onnx": {"provider": provider}},
+    }
+    configuration = ExportConfiguration.model_validate(document)
+    (task,) = [task for task in plan(configuration, {"base", "adapter"}) if task.id == "onnx_export"]
+    assert OnnxExportParams(**task.params).provider == provider

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,12 +22,21 @@ IDS = np.array([[0, 9, 12, 30, 2], [0, 7, 2, 1, 1], [0, 2, 1, 1, 1]])
 MASK = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 0, 0, 0]])
 
 
-def run(folder: Path) -> dict[str, Any]:
+def padded(side: str) -> tuple[Any, Any]:
+    if side == "right":
+        return IDS, MASK
+    counts = MASK.sum(axis=1)
+    shifted = [np.roll(row, len(row) - count) for row, count in zip(IDS, counts, strict=True)]
+    return np.stack(shifted), MASK[:, ::-1].copy()
+
+
+def run(folder: Path, *, side: str = "right") -> dict[str, Any]:
     import onnxruntime
 
     graph = onnxruntime.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
     names = [value.name for value in graph.get_outputs()]
-    return dict(zip(names, graph.run(names, {"input_ids": IDS, "attention_mask": MASK}), strict=True))
+    ids, mask = padded(side)
+    return dict(zip(names, graph.run(names, {"input_ids": ids, "attention_mask": mask}), strict=True))
 
 
 def by_hand(hidden: Any, mode: str) -> Any:
@@ -81,3 +91,74 @@ def test_a_pooling_that_is_not_known_is_left_out_with_a_warning(
     assert list(run(exported.folder)) == ["last_hidden_state"]
     (warning,) = [said for said in exported.facts["warnings"] if "sentence_embedding" in said]
     assert "Dense" in warning
+
+
+_SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+}
+_MASKED = {**_SIZES, "max_position_embeddings": 64, "pad_token_id": 1}
+_CAUSAL = {**_SIZES, "max_position_embeddings": 64, "num_key_value_heads": 2, "head_dim": 8}
+_NAMED_OTHERWISE = {
+    "mpnet": (lambda tf: tf.MPNetModel(tf.MPNetConfig(**_MASKED)), "MPNetForMaskedLM", "mean", "right"),
+    "qwen3": (lambda tf: tf.Qwen3Model(tf.Qwen3Config(**_CAUSAL)), "Qwen3ForCausalLM", "lasttoken", "left"),
+    "whole": (
+        lambda tf: tf.BertForMaskedLM(tf.BertConfig(**_MASKED, type_vocab_size=1)),
+        "BertForMaskedLM",
+        "cls",
+        "right",
+    ),
+}
+"""Model in the folder, the class that its config.json names, the pooling, and the side of the padding."""
+
+
+@pytest.mark.parametrize("params", [LEGACY, pytest.param({}, marks=SLOW)], ids=["legacy", "auto"])
+@pytest.mark.parametrize("kind", ["mpnet", pytest.param("qwen3", marks=SLOW), pytest.param("whole", marks=SLOW)])
+def test_a_sentence_encoder_of_another_class_is_the_base_model_with_its_pooling(
+    tmp_path: Path, export: Callable[..., Exported], kind: str, params: dict[str, Any]
+) -> None:
+    """sentence-transformers saves the base model under the class that it found; the graph is judged by transformers."""
+    make, named, mode, side = _NAMED_OTHERWISE[kind]
+    source = saved_under(named, make, tmp_path / "model")
+    write_modules(source, settings={"pooling_mode": mode}, normalized=True)
+    exported = export(source, **params)
+    assert (exported.facts["family"], exported.facts["parity"]) == ("feature extraction", "passed")
+    found = run(exported.folder, side=side)["sentence_embedding"]
+    assert np.abs(found - by_transformers(source, mode, side=side)).max() < 1e-5
+
+
+def saved_under(named: str, make: Callable[[Any], Any], folder: Path) -> Path:
+    """Save a model whose config.json names another class."""
+    import torch
+    import transformers
+
+    from support.models.tiny_models import save_tokenizer
+
+    torch.manual_seed(7)
+    make(transformers).eval().save_pretrained(folder)
+    save_tokenizer(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": [named]}))
+    return folder
+
+
+def by_transformers(source: Path, mode: str, *, side: str) -> Any:
+    """Each text alone, without padding."""
+    import torch
+    import transformers
+
+    model = transformers.AutoModel.from_pretrained(source).eval()
+    with torch.no_grad():
+        rows = [
+            model(input_ids=torch.tensor([ids[mask.astype(bool)]])).last_hidden_state[0].numpy()
+            for ids, mask in zip(*padded(side), strict=True)
+        ]
+    vectors = {
+        "mean": [row.mean(axis=0) for row in rows],
+        "lasttoken": [row[-1] for row in rows],
+        "cls": [row[0] for row in rows],
+    }
+    return np.stack([vector / np.linalg.norm(vector) for vector in vectors[mode]])

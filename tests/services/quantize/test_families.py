@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers as tf
 from safetensors.torch import load_file, save_file
 
 from slipway.errors import ModelExportError
@@ -38,6 +39,21 @@ def test_packed_weights_compute_what_the_dequantized_ones_do(quantize: Quantize,
     assert torch.equal(ours, given(kind, dense))
     assert 0 < (ours - exact).abs().max() < 0.1 * exact.std()
     assert (packed / "model.safetensors").stat().st_size < (source / "model.safetensors").stat().st_size
+
+
+@pytest.mark.parametrize("level", ["int8", "int4"])
+def test_an_encoder_runs_where_sentence_transformers_calls_forward_itself(
+    quantize: Quantize, tmp_path: Path, level: str
+) -> None:
+    """No hook of compressed-tensors runs then."""
+    source = make_family_model("bert-features", tmp_path / "source")
+    output, _ = quantize(source, format="pytorch", level=level)
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.no_grad():
+        found, exact = (
+            tf.AutoModel.from_pretrained(folder).eval().forward(ids).last_hidden_state for folder in (output, source)
+        )
+    assert 0 < (found - exact).abs().max() < (0.1 if level == "int8" else 0.6) * exact.std()
 
 
 @pytest.mark.parametrize("kind", BY_HEART)
@@ -103,4 +119,4 @@ def test_a_family_that_is_not_known_is_cast_and_not_rounded(
     assert ctx.facts["check"] == f"not run: the inputs and outputs of a {named} are unknown"
     with pytest.raises(ModelExportError, match=named) as caught:
         quantize(source, format="pytorch", level="int8")
-    assert caught.value.reason == "QUANTIZATION_UNSUPPORTED"
+    assert caught.value.reason == "FAMILY_UNSUPPORTED"

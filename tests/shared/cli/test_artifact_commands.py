@@ -45,6 +45,25 @@ def test_artifacts_go_in_and_out_and_are_collected(
     assert not (tmp_path / "other").exists()
 
 
+def test_a_transfer_shows_its_progress(capfd: pytest.CaptureFixture[str], home: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    sizes = {f"{number}.bin": 300_000 + number for number in range(5)}
+    for name, size in sizes.items():
+        (folder / name).write_bytes(name[:1].encode() * size)
+    pushed = in_process(capfd, "push", folder, "--progress", "json", home=home)
+    pulled = in_process(capfd, "pull", pushed.out.strip(), tmp_path / "copy", "--progress", "json", home=home)
+    for done, name, phase in ((pushed, "push", "storing"), (pulled, "pull", "fetching")):
+        events = [json.loads(line) for line in done.err.splitlines()]
+        states = [each["state"] for each in events if each["event"] == "task"]
+        first = next(each for each in events if each["event"] == "progress")
+        assert states == ["running", "succeeded"]
+        assert (first["task"], first["phase"], first["unit"]) == (name, phase, "bytes")
+        assert 0 < first["done"] <= first["total"] == sum(sizes.values())
+    quiet = in_process(capfd, "push", folder, "--progress", "none", home=home)
+    assert (quiet.code, quiet.err) == (0, "")
+
+
 def test_what_is_not_there_is_told_with_who_named_it(
     capfd: pytest.CaptureFixture[str], home: Path, run: Path, tmp_path: Path
 ) -> None:

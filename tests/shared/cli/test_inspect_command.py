@@ -77,6 +77,19 @@ def test_a_graph_is_shown_and_held_to_its_contract(
     assert "batch × sequence × 4" in broken.out
 
 
+def test_the_properties_of_a_graph_are_shown(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    model = small()
+    helper.set_model_props(model, {"lineage": "sha256:" + "ab" * 32, "tools": "x" * 9000, "odd\x1b[2J": "a\nb\x1b[2J"})
+    onnx.save(model, folder / "model.onnx")
+    found = report(folder / "model.onnx").metadata
+    assert found["lineage"] == "sha256:" + "ab" * 32
+    assert len(found["tools"]) == 500
+    assert "a b\ufffd[2J" in found.values()
+    assert "\x1b" not in json.dumps(found, ensure_ascii=False)
+    done = in_process(capfd, "inspect", folder, home=folder)
+    assert f"lineage: sha256:{'ab' * 32}" in done.out
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [

@@ -22,7 +22,9 @@ CALL = StageCall(
 
 
 def test_a_call_survives_the_line_that_a_child_gets() -> None:
-    execution = Execution(CALL, Path("/work"), kept=Path("/kept"), traceparent="00-1-2-01", started=1.5)
+    execution = Execution(
+        CALL, Path("/work"), kept=Path("/kept"), input_digests=CALL.inputs, traceparent="00-1-2-01", started=1.5
+    )
     assert Execution.parse(execution.line()) == execution
     assert execution.line().count(b"\n") == 1
     bare = Execution(StageCall("merge", {}, {}), Path("/work"), environment={"HF_TOKEN": "canary"})

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from slipway.models.base_format import read_config
+from slipway.models.families import FEATURE_EXTRACTION, model_family
 from slipway.models.model_files import companion_files, model_files
 from slipway.models.sentences.files import UnknownPoolingError, read_pooling, sentence_files
 from slipway.models.sentences.pooling import MODES, Pooling, pool
@@ -138,3 +140,33 @@ def test_the_files_travel_with_the_model(tmp_path: Path) -> None:
         *("1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"),
     }
     assert {path.relative_to(tmp_path).as_posix() for path in model_files(tmp_path)} == {*names, "model.safetensors"}
+
+
+@pytest.mark.parametrize(
+    ("named", "modules", "used"),
+    [
+        ("MPNetForMaskedLM", ["Transformer", "Pooling", "Normalize"], "MPNetModel"),
+        ("Qwen3ForCausalLM", ["Transformer", "Pooling", "Normalize"], "Qwen3Model"),
+        ("BertForMaskedLM", ["Transformer", "Pooling", "Dense"], "BertModel"),
+        ("BertModel", ["Transformer", "Pooling"], "BertModel"),
+        ("BertForMaskedLM", ["MLMTransformer", "SpladePooling"], "BertForMaskedLM"),
+        ("Qwen3ForCausalLM", ["Transformer", "LogitScore"], "Qwen3ForCausalLM"),
+        ("BertForSequenceClassification", ["Transformer", "Pooling"], "BertForSequenceClassification"),
+        ("BertForMaskedLM", None, "BertForMaskedLM"),
+    ],
+)
+def test_a_sentence_encoder_is_of_the_class_that_is_used(
+    tmp_path: Path, named: str, modules: list[str] | None, used: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [named], "model_type": "bert", "vocab_size": 9}))
+    if modules:
+        write_modules(tmp_path, modules=modules)
+    assert read_config(tmp_path)["architectures"] == [used]
+    family = model_family(tmp_path)
+    assert (family is FEATURE_EXTRACTION) is used.endswith("Model")
+
+
+def test_a_list_of_modules_that_cannot_be_read_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["BertForMaskedLM"]}))
+    (tmp_path / "modules.json").write_text("[")
+    assert read_config(tmp_path)["architectures"] == ["BertForMaskedLM"]

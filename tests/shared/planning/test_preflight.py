@@ -156,6 +156,24 @@ def test_a_format_that_is_not_made_of_this_kind_of_model_is_a_warning(
     assert checked.error() is None
 
 
+@pytest.mark.parametrize(
+    ("level", "kind", "refused"),
+    [("int8", "ViTModel", True), ("fp16", "ViTModel", False), ("int4", "BertModel", False)],
+)
+def test_integers_that_are_not_made_of_this_kind_of_model_are_a_warning(
+    base: Path, tmp_path: Path, level: str, kind: str, refused: bool
+) -> None:
+    text = {"vocab_size": 9} if kind == "BertModel" else {}
+    (base / "config.json").write_text(json.dumps({"architectures": [kind], "model_type": "bert", **text}))
+    plan = [Task("x", "quantize", {"level": level, "format": "pytorch"}, f"pytorch-{level}")]
+    checked = preflight(plan, base=base, home=tmp_path / "home", output=tmp_path / "out", here=False)
+    found = [each for each in checked.findings if each.reason == "FAMILY_UNSUPPORTED"]
+    assert [(each.check, kind in each.message, each.verdict) for each in found] == (
+        [("stage: quantize", True, Verdict.WARNING)] if refused else []
+    )
+    assert checked.error() is None
+
+
 def test_the_size_of_activations_is_predicted(base: Path, tmp_path: Path) -> None:
     sizes = {"num_hidden_layers": 12, "num_attention_heads": 8, "hidden_size": 64, "model_type": "qwen3"}
     (base / "config.json").write_text(json.dumps({**sizes, "architectures": ["Qwen3ForCausalLM"]}))

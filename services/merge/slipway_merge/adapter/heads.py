@@ -61,7 +61,9 @@ def with_head(base: Mapping[str, TensorInfo], adapter: Adapter, trained: Trained
     missing = [
         name
         for name in sorted(facts.shapes)
-        if facts.tied.get(name, name) not in given and not _is_optional(name, facts)
+        if facts.tied.get(name, name) not in given
+        and not name.startswith(trained.family.unused)
+        and not _is_optional(name, facts)
     ]
     if missing:
         raise (

@@ -70,13 +70,16 @@ def reload_check(
     if cls is None:
         return {"loaded": "not checked: transformers has no class of this model's name"}
     merged, info = _load(cls, folder, output_loading_info=True)
+    config = read_config(folder)
+    family = family_of(config)
+    if family is not None:
+        info["missing_keys"] = [key for key in info["missing_keys"] if not key.startswith(family.unused)]
     info["unexpected_keys"] = set(info["unexpected_keys"]) - read_weights(base).keys()  # which had no use before
     wrong = {kind: sorted(map(str, info[kind])) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")}
     for kind, keys in wrong.items():
         if keys:
             raise _not_verified(f"transformers finds {kind.replace('_', ' ')}: {keys[0]}", keys[0])
-    config = read_config(folder)
-    family = family_of(config) or _by_tokens(merged)
+    family = family or _by_tokens(merged)
     if family is None:
         return {"loaded": True, "logits": f"not compared: what a {described(config)} takes and gives is not known"}
     try:

@@ -12,6 +12,7 @@ from slipway.errors import ModelMergeError
 from slipway.files.json_documents import read_json
 from slipway.models import base_format
 from slipway.models.dtypes import DTYPES, FLOATS
+from slipway.models.families import FEATURE_EXTRACTION, family_of
 from slipway.models.model_files import (
     CHAT_TEMPLATE_FOLDER,
     CHAT_TEMPLATES,
@@ -21,7 +22,7 @@ from slipway.models.model_files import (
     PROCESSOR_FILES,
     tokenizer_files,
 )
-from slipway.models.sentences.files import sentence_files
+from slipway.models.sentences.files import is_sentence_encoder, sentence_files
 
 #: Safetensors names of data types → names in ``config.json``.
 DTYPE_NAMES = {name: DTYPES[name].torch for name in FLOATS}
@@ -89,8 +90,11 @@ def copy_small_files(base: Path, adapter: Path, output: Path, *, tokenizer: bool
     generation = next((f / GENERATION_CONFIG for f in (adapter, base) if (f / GENERATION_CONFIG).is_file()), None)
     if generation:
         chosen[GENERATION_CONFIG] = generation
-    if base_format.read_config(base).get("architectures") == base_format.read_config(output).get("architectures"):
-        encoder = next((folder for folder in (adapter, base) if sentence_files(folder)), base)
+    made = base_format.read_config(output)
+    same = base_format.read_config(base).get("architectures") == made.get("architectures")
+    encoder = next((folder for folder in (adapter, base) if sentence_files(folder)), base)
+    # Files of a sentence encoder would say that this model is one.
+    if family_of(made) is FEATURE_EXTRACTION or (same and not is_sentence_encoder(encoder)):
         chosen |= {path.relative_to(encoder).as_posix(): path for path in sentence_files(encoder)}
     if tokenizer:
         own, others = _by_kind(adapter), _by_kind(base)

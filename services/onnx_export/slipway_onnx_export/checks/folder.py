@@ -16,9 +16,6 @@ from slipway_onnx_export.checks.running import agree_with_reference, grow_caches
 from slipway_onnx_export.checks.written import FaultError, NotRunError, Written
 from slipway_onnx_export.weights import INLINE_BYTES
 
-METADATA = ("architecture", "model_type", "family", "tools")
-"""Properties that the file of every graph has."""
-
 _SAMPLE = 4096
 _REASONS = {"opset": "OPSET_UNSUPPORTED", "reference": "EXPORT_PARITY_FAILED"}
 """Reasons of checks; the others fail as the engine's failure."""
@@ -144,9 +141,10 @@ def _stored_once(written: Written) -> None:
 def _metadata(written: Written) -> None:
     for name, model in written.graphs.items():
         found = {entry.key: entry.value for entry in model.metadata_props}
-        lost = [key for key in METADATA if not found.get(key)]
-        if lost:
-            raise FaultError(f"{name} has no {lost[0]!r} in its metadata")
+        wrong = [key for key, value in written.metadata.items() if found.get(key) != value]
+        if wrong:
+            has = f"{found[wrong[0]]!r} as" if wrong[0] in found else "no"
+            raise FaultError(f"{name} has {has} {wrong[0]!r} in its metadata")
 
 
 def _first_line(error: Exception) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -35,12 +35,14 @@ class Written:
         components: Interfaces of its graphs.
         opset: The opset that was asked for.
         end: Token that ends a text, if the model has one.
+        metadata: Properties that the file of every graph has.
     """
 
     folder: Path
     components: tuple[Component, ...]
     opset: int
     end: int | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def graphs(self) -> Mapping[str, Any]:

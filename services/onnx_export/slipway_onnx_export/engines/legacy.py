@@ -9,7 +9,6 @@ from typing import Any
 
 import onnx
 import onnx_ir as ir
-import onnxscript.optimizer
 import torch
 
 from slipway_onnx_export.activations.interface import with_activations
@@ -17,7 +16,7 @@ from slipway_onnx_export.components import components_of
 from slipway_onnx_export.engine_graph import EngineGraph, GraphRequest
 from slipway_onnx_export.engines.branches import Branch, harmful_branches, tracer_warning_error
 from slipway_onnx_export.engines.failures import translate_tracer_error
-from slipway_onnx_export.engines.quiet import quiet_libraries
+from slipway_onnx_export.engines.optimizing import optimize_graph
 from slipway_onnx_export.interface import Component
 from slipway_onnx_export.layered.blocks import split
 from slipway_onnx_export.layered.stamping import stamped
@@ -52,8 +51,7 @@ def build(source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
                 graph.initializers[value.name] = value
         before = Statistics.of([model])
         if request.optimization != "none":
-            with quiet_libraries():
-                onnxscript.optimizer.optimize_ir(model, onnx_shape_inference=False)
+            optimize_graph(model)
         graphs.append(EngineGraph(component, model, weights, attention, tuple(map(str, warned)), before))
     return stamped(graphs, blocks) if blocks else graphs
 

@@ -65,14 +65,25 @@ def generate(session: Any, prompt_ids: list[int], *, max_new_tokens: int) -> lis
 DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 
 
+def providers(choice: str) -> list[str]:
+    """Return the execution providers: CUDA where this build of onnxruntime has it, unless the CPU is asked for."""
+    has = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+    if choice == "cuda" and not has:
+        raise SystemExit(
+            "This onnxruntime has no CUDA provider: pip uninstall onnxruntime, pip install onnxruntime-gpu."
+        )
+    return [*(["CUDAExecutionProvider"] if has and choice != "cpu" else []), "CPUExecutionProvider"]
+
+
 def main() -> None:
     """Read the prompt from the command line; print prompt and continuation."""
     parser = argparse.ArgumentParser(description="Generate text with the ONNX model beside this file.")
     parser.add_argument("prompt", nargs="?", default="The")
     parser.add_argument("--max-new-tokens", type=int, default=40)
+    parser.add_argument("--provider", choices=("auto", "cuda", "cpu"), default="auto")
     args = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(HERE / "tokenizer.json"))
-    session = onnxruntime.InferenceSession(str(HERE / "model.onnx"), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(str(HERE / "model.onnx"), providers=providers(args.provider))
     prompt_ids = tokenizer.encode(args.prompt).ids
     if not prompt_ids:
         parser.error("the prompt has no tokens")

@@ -28,9 +28,19 @@ def setting(name: str) -> Any:
     return None
 
 
-def session(name: str) -> Any:
+def providers(choice: str) -> list[str]:
+    """Return the execution providers: CUDA where this build of onnxruntime has it, unless the CPU is asked for."""
+    has = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+    if choice == "cuda" and not has:
+        raise SystemExit(
+            "This onnxruntime has no CUDA provider: pip uninstall onnxruntime, pip install onnxruntime-gpu."
+        )
+    return [*(["CUDAExecutionProvider"] if has and choice != "cpu" else []), "CPUExecutionProvider"]
+
+
+def session(name: str, provider: str) -> Any:
     """Load a graph of this folder."""
-    return onnxruntime.InferenceSession(str(HERE / name), providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(str(HERE / name), providers=providers(provider))
 
 
 def run(graph: Any, feed: dict[str, Any]) -> dict[str, Any]:
@@ -55,9 +65,9 @@ def fitted(row: list[int], graph: Any, name: str) -> Any:
     return np.array([row + [0] * ((length or len(row)) - len(row))] * (rows or 1), np.int64)
 
 
-def generate(source: list[int], *, max_new_tokens: int) -> list[int]:
+def generate(source: list[int], *, max_new_tokens: int, provider: str = "auto") -> list[int]:
     """Run the encoder once, then the decoder greedily, one call per token; without a cache it reads all tokens again each time."""
-    encoder, decoder = session("encoder_model.onnx"), session("decoder_model.onnx")
+    encoder, decoder = (session(f"{name}_model.onnx", provider) for name in ("encoder", "decoder"))
     mask = fitted([1] * len(source), encoder, "attention_mask")
     encoded = run(encoder, {"input_ids": fitted(source, encoder, "input_ids"), "attention_mask": mask})
     cache = cached(encoded)  # keys and values of the source: they stay the same
@@ -103,12 +113,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Translate or rewrite text with the ONNX model beside this file.")
     parser.add_argument("text", nargs="?", default="A house by the sea")
     parser.add_argument("--max-new-tokens", type=int, default=60)
+    parser.add_argument("--provider", choices=("auto", "cuda", "cpu"), default="auto")
     args = parser.parse_args()
     encode, decode = tokenizer()
     source = encode(args.text)
     if not source:
         parser.error("the text has no tokens")
-    print(decode(generate(source, max_new_tokens=args.max_new_tokens)))
+    print(decode(generate(source, max_new_tokens=args.max_new_tokens, provider=args.provider)))
 
 
 if __name__ == "__main__":

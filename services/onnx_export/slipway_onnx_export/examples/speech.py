@@ -29,15 +29,26 @@ def setting(name: str) -> Any:
     return None
 
 
-def session(name: str) -> Any:
+def providers(choice: str) -> list[str]:
+    """Return the execution providers: CUDA where this build of onnxruntime has it, unless the CPU is asked for."""
+    has = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+    if choice == "cuda" and not has:
+        raise SystemExit(
+            "This onnxruntime has no CUDA provider: pip uninstall onnxruntime, pip install onnxruntime-gpu."
+        )
+    return [*(["CUDAExecutionProvider"] if has and choice != "cpu" else []), "CPUExecutionProvider"]
+
+
+def session(name: str, provider: str) -> Any:
     """Load a graph of this folder."""
-    return onnxruntime.InferenceSession(str(HERE / name), providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(str(HERE / name), providers=providers(provider))
 
 
 def run(graph: Any, feed: dict[str, Any]) -> dict[str, Any]:
     """Run a graph; return its outputs by name."""
     names = [value.name for value in graph.get_outputs()]
-    return dict(zip(names, graph.run(names, feed), strict=True))
+    wanted = {value.name for value in graph.get_inputs()}
+    return dict(zip(names, graph.run(names, {name: feed[name] for name in wanted}), strict=True))
 
 
 def cached(results: dict[str, Any]) -> dict[str, Any]:
@@ -55,12 +66,12 @@ def fitted(row: list[int], graph: Any, name: str) -> Any:
     return np.array([row + [0] * ((length or len(row)) - len(row))] * (rows or 1), np.int64)
 
 
-def generate(features: Any, *, max_new_tokens: int) -> list[int]:
+def generate(features: Any, *, max_new_tokens: int, provider: str = "auto") -> list[int]:
     """Run the encoder once, then the decoder greedily, one call per token. features: (1, mel bins, frames).
 
     Without a cache, the decoder reads all tokens again each time.
     """
-    encoder, decoder = session("encoder_model.onnx"), session("decoder_model.onnx")
+    encoder, decoder = (session(f"{name}_model.onnx", provider) for name in ("encoder", "decoder"))
     wanted = encoder.get_inputs()[0]
     rows = wanted.shape[0] if isinstance(wanted.shape[0], int) else 1
     encoded = run(encoder, {wanted.name: features.astype(DTYPES[wanted.type]).repeat(rows, axis=0)})
@@ -104,12 +115,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Transcribe sound with the ONNX model beside this file.")
     parser.add_argument("file", nargs="?", type=Path)
     parser.add_argument("--max-new-tokens", type=int, default=100)
+    parser.add_argument("--provider", choices=("auto", "cuda", "cpu"), default="auto")
     args = parser.parse_args()
     extractor = AutoFeatureExtractor.from_pretrained(HERE, trust_remote_code=False)
     sound = read_sound(args.file, extractor.sampling_rate)
     features = extractor(sound, sampling_rate=extractor.sampling_rate, return_tensors="np")["input_features"]
     tokenizer = AutoTokenizer.from_pretrained(HERE, trust_remote_code=False)
-    print(tokenizer.decode(generate(features, max_new_tokens=args.max_new_tokens), skip_special_tokens=True))
+    tokens = generate(features, max_new_tokens=args.max_new_tokens, provider=args.provider)
+    print(tokenizer.decode(tokens, skip_special_tokens=True))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Classify a text, or compute its embedding, with this folder's ONNX model: ``python example.py "A house by the sea"``.
 
-Needs ``pip install onnxruntime tokenizers numpy`` and nothing else. A model that finds answers takes ``--question``.
+Needs ``pip install onnxruntime tokenizers numpy`` and nothing else. A model that finds answers takes ``--question``; one that
+gives vectors takes another text with ``--compare``.
 """
 
 from __future__ import annotations
@@ -37,11 +38,8 @@ def show(results: dict[str, Any], encoding: Any, tokenizer: Any) -> None:
     if "start_logits" in results:
         start, end = (int(results[name][0].argmax()) for name in ("start_logits", "end_logits"))
         print(tokenizer.decode(encoding.ids[start : end + 1]))
-    elif "sentence_embedding" in results:
-        print(" ".join(f"{value:.4f}" for value in results["sentence_embedding"][0]))
     elif "last_hidden_state" in results:
-        tokens = results["last_hidden_state"][0][np.array(encoding.attention_mask, bool)]
-        print(" ".join(f"{value:.4f}" for value in tokens.mean(axis=0)))
+        print(" ".join(f"{value:.4f}" for value in vector(results, encoding)))
     elif "MaskedLM" in architecture:
         print(tokenizer.decode([int(token) for token in results["logits"][0].argmax(-1)]))
     elif results["logits"].ndim == 3:
@@ -62,17 +60,15 @@ def show(results: dict[str, Any], encoding: Any, tokenizer: Any) -> None:
             print(labels.get(str(index), index), f"{chances[index]:.3f}")
 
 
-def main() -> None:
-    """Read the text from the command line; print the result."""
-    parser = argparse.ArgumentParser(description="Run the ONNX model beside this file on a text.")
-    parser.add_argument("text", nargs="?", default="A house by the sea")
-    parser.add_argument("--question", help="a question about the text, for a model that finds answers")
-    args = parser.parse_args()
-    tokenizer = Tokenizer.from_file(str(HERE / "tokenizer.json"))
-    encoding = tokenizer.encode(args.question, args.text) if args.question else tokenizer.encode(args.text)
-    if not encoding.ids:
-        parser.error("the text has no tokens")
-    session = onnxruntime.InferenceSession(str(HERE / "model.onnx"), providers=["CPUExecutionProvider"])
+def vector(results: dict[str, Any], encoding: Any) -> Any:
+    """Return the vector of a text: the model's own, otherwise the mean of its tokens."""
+    if "sentence_embedding" in results:
+        return results["sentence_embedding"][0]
+    return results["last_hidden_state"][0][np.array(encoding.attention_mask, bool)].mean(axis=0)
+
+
+def run(session: Any, encoding: Any) -> dict[str, Any]:
+    """Run the graph on a text; return its outputs by name, without the places that the text leaves empty."""
     known = {"input_ids": encoding.ids, "attention_mask": encoding.attention_mask, "token_type_ids": encoding.type_ids}
     names = [value.name for value in session.get_outputs()]
     feed = {
@@ -80,9 +76,41 @@ def main() -> None:
     }
     results = dict(zip(names, session.run(names, feed), strict=True))
     length = session.get_inputs()[0].shape[1]
-    for name, value in results.items():  # without the places that the text leaves empty
+    for name, value in results.items():
         if value.ndim > 1 and isinstance(length, int) and value.shape[1] == length and "pooler" not in name:
             results[name] = value[:, : len(encoding.ids)]
+    return results
+
+
+def providers(choice: str) -> list[str]:
+    """Return the execution providers: CUDA where this build of onnxruntime has it, unless the CPU is asked for."""
+    has = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+    if choice == "cuda" and not has:
+        raise SystemExit(
+            "This onnxruntime has no CUDA provider: pip uninstall onnxruntime, pip install onnxruntime-gpu."
+        )
+    return [*(["CUDAExecutionProvider"] if has and choice != "cpu" else []), "CPUExecutionProvider"]
+
+
+def main() -> None:
+    """Read the text from the command line; print the result."""
+    parser = argparse.ArgumentParser(description="Run the ONNX model beside this file on a text.")
+    parser.add_argument("text", nargs="?", default="A house by the sea")
+    parser.add_argument("--question", help="a question about the text, for a model that finds answers")
+    parser.add_argument("--compare", help="another text, for a model that gives vectors: print how similar the two are")
+    parser.add_argument("--provider", choices=("auto", "cuda", "cpu"), default="auto")
+    args = parser.parse_args()
+    tokenizer = Tokenizer.from_file(str(HERE / "tokenizer.json"))
+    encoding = tokenizer.encode(args.question, args.text) if args.question else tokenizer.encode(args.text)
+    if not encoding.ids:
+        parser.error("the text has no tokens")
+    session = onnxruntime.InferenceSession(str(HERE / "model.onnx"), providers=providers(args.provider))
+    results = run(session, encoding)
+    if args.compare:
+        other = tokenizer.encode(args.compare)
+        first, second = vector(results, encoding), vector(run(session, other), other)
+        print(f"{first @ second / np.linalg.norm(first) / np.linalg.norm(second):.4f}")
+        return
     show(results, encoding, tokenizer)
 
 

@@ -27,6 +27,7 @@ _PARTS = (("total", 5), ("past", 2), ("encoder", 4), ("sequence", 3), ("length",
 LARGEST_VALUE = 1 << 28
 """Most bytes of one value, and of all inputs together."""
 _MOST_PORTS = 20_000
+_MOST_PROPERTIES, _LONGEST_PROPERTY = 32, 500
 
 
 def limit_memory(most: int) -> None:
@@ -45,7 +46,7 @@ def run_once(model: onnx.ModelProto, path: Path, *, threads: int) -> GraphReport
     axes: dict[str, int] = {}
     given = tuple(_declared(value, axes) for value in inputs[:_MOST_PORTS])
     named = tuple(_declared(value, axes) for value in outputs[:_MOST_PORTS])
-    report = GraphReport(file=path.name, inputs=given, outputs=named)
+    report = GraphReport(file=path.name, metadata=_metadata(model), inputs=given, outputs=named)
     why = _absurd(model, inputs, given, axes)
     if why:
         return report.model_copy(update={"not_run": why})
@@ -65,6 +66,14 @@ def run_once(model: onnx.ModelProto, path: Path, *, threads: int) -> GraphReport
         for value, array in zip(named, found, strict=True)
     )
     return report.model_copy(update={"outputs": done, "axes": axes, "ran": True})
+
+
+def _metadata(model: onnx.ModelProto) -> dict[str, str]:
+    shown = (
+        [one_line(text)[:_LONGEST_PROPERTY] for text in (entry.key, entry.value)]
+        for entry in model.metadata_props[:_MOST_PROPERTIES]
+    )
+    return {key: value for key, value in shown if key}
 
 
 def _declared(value: onnx.ValueInfoProto, axes: dict[str, int]) -> InspectedValue:

@@ -11,6 +11,7 @@ from typing import Any, get_args
 from slipway.files.json_documents import read_json_object
 from slipway.models.families import family_of
 from slipway.models.model_files import CONFIG, GENERATION_CONFIG
+from slipway.models.sentences.files import as_used
 from slipway.stage import Context
 from slipway_onnx_export.packaging.genai import write_genai
 from slipway_onnx_export.packaging.kinds import ENTRIES, Kind, NotPackagedError, Packaged
@@ -43,7 +44,7 @@ def write_packages(folder: Path, *, level: str, ctx: Context) -> None:
     if not kinds:
         return
     _remove(folder, get_args(Kind))  # those of the level that this one is made from
-    config = _read(folder / CONFIG)
+    config = as_used(_read(folder / CONFIG), folder)
     family = family_of(config)
     results: dict[str, str] = {}
     for kind in kinds:

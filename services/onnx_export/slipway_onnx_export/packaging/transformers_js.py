@@ -31,17 +31,18 @@ _DTYPES = {"": ("fp32", ""), "fp16": ("fp16", "_fp16"), "int8": ("q8", "_quantiz
 _AXES = {"batch": "batch_size"}
 """transformers.js makes an empty cache from the axes' names: it knows ``batch_size``, and takes 0 for all others."""
 
+_PIPELINE = "example.mjs.txt"
 _TASKS = {
-    "text-generation": ("once upon a time", "{ max_new_tokens: 40, do_sample: false }"),
-    "text-classification": ("this is a text", "{}"),
-    "token-classification": ("this is a text", "{}"),
-    "fill-mask": ("", "{}"),
-    "feature-extraction": ("this is a text", "{ pooling: 'mean', normalize: true }"),
-    "text2text-generation": ("this is a text", "{ max_new_tokens: 40 }"),
-    "automatic-speech-recognition": ("sound.wav", "{}"),
-    "question-answering": ("who was it", "'it was one of them'"),
+    "text-generation": (_PIPELINE, "once upon a time", "{ max_new_tokens: 40, do_sample: false }"),
+    "text-classification": (_PIPELINE, "this is a text", "{}"),
+    "token-classification": (_PIPELINE, "this is a text", "{}"),
+    "fill-mask": (_PIPELINE, "", "{}"),
+    "feature-extraction": ("similarity.mjs.txt", "this is a text", "this is another one"),
+    "text2text-generation": (_PIPELINE, "this is a text", "{ max_new_tokens: 40 }"),
+    "automatic-speech-recognition": ("transcription.mjs.txt", "sound.wav", ""),
+    "question-answering": (_PIPELINE, "who was it", "'it was one of them'"),
 }
-"""Input and further argument of the pipeline in the example, by task; without an input, a text with a mask."""
+"""Template of the example, its input, and a further argument, by task; without an input, a text with a mask."""
 
 
 def write_transformers_js(model: Packaged) -> str:
@@ -68,6 +69,7 @@ def write_transformers_js(model: Packaged) -> str:
         expand_quantized_lookups(graph)
         counts[name] = save_copy(graph, root / "onnx" / f"{name}{ending}.onnx", own=data)
     copy_companions(model.folder, root)
+    _write_preprocessing(root)
     settings = {
         "use_external_data_format": {
             f"{name}{each}.onnx": count for name, count in sorted(counts.items()) for _, each in _DTYPES.values()
@@ -93,11 +95,22 @@ def _graphs(model: Packaged) -> dict[str, tuple[ir.Model, str]]:
 
 def _write_example(path: Path, model: Packaged, dtype: str) -> None:
     task = model.family.task
-    text, argument = _TASKS[task]
+    name, text, argument = _TASKS[task]
     if not text:
         text = f"this is a {_mask(model.folder)}"
-    template = Template((Path(__file__).parent / "example.mjs.txt").read_text(encoding="utf-8"))
+    template = Template((Path(__file__).parent / name).read_text(encoding="utf-8"))
     path.write_text(template.substitute(task=task, dtype=dtype, text=text, argument=argument), encoding="utf-8")
+
+
+def _write_preprocessing(root: Path) -> None:
+    """Write how sound is prepared where transformers.js looks for it: transformers 5 keeps that within another file."""
+    try:
+        found = read_json_object(root / "processor_config.json", lenient=True).get("feature_extractor")
+    except (OSError, ValueError):
+        return
+    path = root / "preprocessor_config.json"
+    if isinstance(found, dict) and not path.exists():
+        path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
 
 def _mask(folder: Path) -> str:

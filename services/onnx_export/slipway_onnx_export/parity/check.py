@@ -13,6 +13,7 @@ import torch
 import transformers
 
 from slipway.errors import ONNXExportError
+from slipway.machine.onnx_runtime import ProviderChoice
 from slipway.models.families import DECODER, ENCODER_DECODER, SPEECH, auto_model
 from slipway.models.graphs.promise import EVERY_CALL, Promise
 from slipway.models.model_facts import CannotBuildError, check_loadable
@@ -40,6 +41,8 @@ class ParityReport:
         max_abs_diff: Largest difference of a value at tokens that are not padding.
         scale: Largest absolute reference value, at least 1.
         calls: Number of compared calls of the model.
+        provider: What ONNX Runtime computed on.
+        note: Why it was not the GPU, although that was asked for or is there; otherwise empty.
         activations: Largest difference of an activation, relative to the largest value of its kind and layer (at least 1); None
             if the graph returns none.
     """
@@ -47,6 +50,8 @@ class ParityReport:
     max_abs_diff: float
     scale: float
     calls: int
+    provider: str = ""
+    note: str = ""
     activations: float | None = None
 
 
@@ -59,6 +64,7 @@ def check_parity(
     sizes: Mapping[str, int] = MappingProxyType({}),
     observed: Wanted = (),
     promise: Promise = EVERY_CALL,
+    provider: ProviderChoice = "cpu",
     on_call: OnCall = lambda _done, _total: None,
 ) -> ParityReport:
     """Compare the graphs in a folder with PyTorch.
@@ -73,6 +79,7 @@ def check_parity(
         sizes: Fixed sizes of the graphs' axes, by name.
         observed: Kind and layer of the activations that the graph returns.
         promise: The calls that a decoder's graph takes, and the logits that it returns.
+        provider: Execution provider of ONNX Runtime.
         on_call: Called before each call of a model with the number of finished calls and their total.
 
     Raises:
@@ -84,12 +91,12 @@ def check_parity(
     on_call(0, 2 * each)
     references = _references(source, conversations, on_call=lambda done: on_call(done, 2 * each))
     padding = getattr(source.config, "pad_token_id", None)
-    sessions: Mapping[str, Session]
+    sessions: Mapping[str, OrtSession | LayeredSession]
     if (folder / f"{FIRST}.onnx").is_file():
-        sessions = {"model": LayeredSession(folder, threads=threads)}
+        sessions = {"model": LayeredSession(folder, threads=threads, provider=provider)}
     else:
         sessions = {
-            path.stem: OrtSession(path, source.family, threads=threads, padding=padding)
+            path.stem: OrtSession(path, source.family, threads=threads, padding=padding, provider=provider)
             for path in sorted(folder.glob("*.onnx"))
         }
     worst, where, scale, calls = 0.0, "", 1.0, 0
@@ -108,7 +115,8 @@ def check_parity(
             remedy="use another engine",
             about={"max_abs_diff": worst, "allowed": tolerance * scale, "scale": scale, "case": where},
         )
-    return ParityReport(max_abs_diff=worst, scale=scale, calls=calls, activations=watch.judge(tolerance))
+    opened = next(iter(sessions.values())).opened
+    return ParityReport(worst, scale, calls, opened.provider, opened.note, watch.judge(tolerance))
 
 
 def _room(source: ModelSource, sizes: Mapping[str, int]) -> int:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnxruntime
 
 from slipway.errors import ONNXExportError
+from slipway.machine.onnx_runtime import Opened, ProviderChoice, open_session
 from slipway.machine.threads import session_options
 from slipway.models.families import DECODER, SEQUENCE_CLASSIFIER, Family
 from slipway.models.graphs.fixed_graph import FixedGraph
@@ -28,9 +28,11 @@ class LayeredSession:
         ONNXExportError: As :class:`OrtSession`.
     """
 
-    def __init__(self, folder: Path, *, threads: int) -> None:
+    def __init__(self, folder: Path, *, threads: int, provider: ProviderChoice = "cpu") -> None:
         names = [FIRST, *sorted(path.stem for path in folder.glob(f"{LAYER}_*.onnx")), LAST]
-        self._graphs = [_load(folder / f"{name}.onnx", threads=threads) for name in names]
+        opened = [_load(folder / f"{name}.onnx", threads=threads, provider=provider) for name in names]
+        self.opened = opened[0]
+        self._graphs = [one.session for one in opened]
 
     def run(self, feed: dict[str, Array]) -> dict[str, Array]:
         """Run the graphs in turn."""
@@ -56,12 +58,18 @@ class LayeredSession:
 class OrtSession:
     """A graph in ONNX Runtime; see :class:`slipway_onnx_export.parity.rows.Session`.
 
+    Attributes:
+        opened: The session, and what it computes on.
+
     Raises:
         ONNXExportError: ``EXPORT_PARITY_FAILED`` if ONNX Runtime cannot load the graph.
     """
 
-    def __init__(self, path: Path, family: Family, *, threads: int, padding: int | None) -> None:
-        self._session = _load(path, threads=threads)
+    def __init__(
+        self, path: Path, family: Family, *, threads: int, padding: int | None, provider: ProviderChoice = "cpu"
+    ) -> None:
+        self.opened = _load(path, threads=threads, provider=provider)
+        self._session = self.opened.session
         self._outputs = [value.name for value in self._session.get_outputs()]
         self._shapes = {value.name: value.shape for value in self._session.get_inputs()}
         self._graph = FixedGraph(
@@ -106,9 +114,9 @@ class OrtSession:
         return dict(zip(self._outputs, self._session.run(self._outputs, feed), strict=True))
 
 
-def _load(path: Path, *, threads: int) -> Any:
+def _load(path: Path, *, threads: int, provider: ProviderChoice) -> Opened:
     try:
-        return onnxruntime.InferenceSession(str(path), session_options(threads), providers=["CPUExecutionProvider"])
+        return open_session(path, session_options(threads), provider=provider)
     except ORT_ERRORS as error:
         raise ONNXExportError(
             f"onnxruntime {onnxruntime.__version__} cannot load the exported {path.name}: {error}",

@@ -23,10 +23,10 @@ from slipway.models.families import (
     Comparison,
     Family,
     auto_model,
-    described,
     model_family,
 )
 from slipway.models.safetensors_file import TensorInfo
+from slipway_quantize.levels import unknown_family
 
 _WITH_HEADS = (SEQUENCE_CLASSIFIER, TOKEN_CLASSIFIER, QUESTION_ANSWERING)
 """Families whose result comes from a head of a few rows: quantizing it saves almost nothing and costs accuracy."""
@@ -53,7 +53,8 @@ class Structure:
         linear: Linear layers to quantize whose weight is in the checkpoint, in the model's order.
         kept: Linear layers that are not quantized: heads, and in most families those tied to an embedding.
         unpacked: Whether transformers must unpack the weights while it loads them: compressed-tensors unpacks at the model's first
-            run and supports only ``Linear``; T5 reads the type of a weight before that; and generating runs an encoder by itself.
+            run and supports only ``Linear``; T5 reads the type of a weight before that; generating runs an encoder by itself; and
+            sentence-transformers calls ``forward``, which is no run that compressed-tensors sees.
         dtype: Data type in which the model is loaded.
     """
 
@@ -86,14 +87,14 @@ def require_family(folder: Path) -> Family:
     """Return the family of the model in a folder.
 
     Raises:
-        QuantizationError: ``QUANTIZATION_UNSUPPORTED`` if the family is unknown.
+        QuantizationError: ``FAMILY_UNSUPPORTED`` if the family is unknown.
     """
     family = model_family(folder)
     if family is None:
         config = read_config(folder)
         raise QuantizationError(
-            f"the family of a {described(config)} is unknown, so its weights are not rounded to integers",
-            reason="QUANTIZATION_UNSUPPORTED",
+            unknown_family(config),
+            reason="FAMILY_UNSUPPORTED",
             remedy=f"use level fp16 or bf16; integer levels support: {', '.join(one.name for one in FAMILIES)}",
             about={"model_type": config.get("model_type"), "architectures": config.get("architectures")},
         )
@@ -145,7 +146,7 @@ def find_linear_layers(config: Any, family: Family, tensors: dict[str, TensorInf
     return Structure(
         linear=tuple(linear),
         kept=tuple(kept),
-        unpacked=transposed or mixed or family.comparison is Comparison.TEACHER_FORCED,
+        unpacked=transposed or mixed or family.comparison in (Comparison.TEACHER_FORCED, Comparison.EMBEDDINGS),
         dtype=dtype if isinstance(dtype, torch.dtype) else None,
     )
 

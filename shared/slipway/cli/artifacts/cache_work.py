@@ -16,6 +16,7 @@ from slipway.artifacts.files import folder_files
 from slipway.artifacts.opening import open_store
 from slipway.artifacts.pulling import pull
 from slipway.cli.artifacts.names import artifact_names, content_name
+from slipway.cli.artifacts.transfer import Show
 from slipway.cli.connection import Connection
 from slipway.counts import counted
 from slipway.errors import ArtifactError, ConfigurationError
@@ -31,19 +32,24 @@ from slipway.texts import MalformedText
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
-def push_folder(folder: Path, store: Artifacts) -> dict[str, Any]:
+def push_folder(folder: Path, store: Artifacts, *, show: Show) -> dict[str, Any]:
     """Store a copy of a folder's files; return digest, number of files and size.
+
+    Args:
+        folder: The folder.
+        store: The store.
+        show: Shows the progress.
 
     Raises:
         ArtifactError: ``FILE_ERROR`` if it is not a folder or has no files; errors of the store.
     """
     files = without_checksums(folder_files(folder))
-    digest = store.put_files(files)
+    digest = store.put_files(files, on_bytes=show(sum(path.stat().st_size for path in files.values())))
     return {"digest": digest, "files": len(files), "size_bytes": store.manifest(digest).size_bytes}
 
 
-def pull_artifact(digest: str, folder: Path, store: Artifacts) -> dict[str, Any]:
-    """Write an artifact's files into a new folder, either all or none.
+def pull_artifact(digest: str, folder: Path, store: Artifacts, *, show: Show) -> dict[str, Any]:
+    """Write an artifact's files into a new folder, either all or none; ``show`` is as in :func:`push_folder`.
 
     Raises:
         ArtifactError: ``OUTPUT_EXISTS``, ``ARTIFACT_NOT_FOUND``, ``ARTIFACT_CORRUPT``.
@@ -51,8 +57,9 @@ def pull_artifact(digest: str, folder: Path, store: Artifacts) -> dict[str, Any]
     """
     check_local(folder, named_by="FOLDER")
     digest = whole_digest(digest, store.digests)
-    pull(store, digest, folder)
-    return {"digest": digest, "folder": str(folder.resolve()), "files": len(store.manifest(digest).files)}
+    manifest = store.manifest(digest)
+    pull(store, digest, folder, on_bytes=show(manifest.size_bytes))
+    return {"digest": digest, "folder": str(folder.resolve()), "files": len(manifest.files)}
 
 
 def verify_artifact(digest: str, store: Artifacts, *, scratch: Path) -> dict[str, Any]:

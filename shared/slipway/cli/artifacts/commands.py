@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from slipway.cli.connection import ConnectedCommand, artifacts_at, connection_of
-from slipway.cli.options import Debug, Json, examples, flag
+from slipway.cli.options import Debug, Json, Progress, examples, flag
 from slipway.cli.output_options import Commands
+from slipway.cli.progress.forms import ProgressForm
 from slipway.counts import counted
 
 PUSH_EXAMPLES = examples("slipway push merged", "slipway push base --coordinator coordinator:7070 --project research")
@@ -32,33 +33,45 @@ cache = typer.Typer(
 def push(
     ctx: typer.Context,
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to store.")],
+    progress: Progress = ProgressForm.AUTO,
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
     """Put a folder into the artifact store, or send it to a coordinator, and print its digest."""
     from slipway.cli.artifacts.cache_work import push_folder
+    from slipway.cli.artifacts.transfer import showing_transfer
     from slipway.cli.terminal.console import print_answer
 
     connection = connection_of(ctx)
-    with artifacts_at(connection.coordinator, connection.settings()) as store:
-        done = push_folder(folder, store)
+    settings = connection.settings()
+    with (
+        artifacts_at(connection.coordinator, settings) as store,
+        showing_transfer("push", "storing", form=progress, level=settings.log_level) as show,
+    ):
+        done = push_folder(folder, store, show=show)
     print_answer(done, done["digest"], as_json=as_json)
 
 
-def pull(
+def pull(  # noqa: PLR0917 - typer calls it by name
     ctx: typer.Context,
     digest: Annotated[str, typer.Argument(metavar="DIGEST", help="Digest, sha256:…")],
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="New folder for its files.")],
+    progress: Progress = ProgressForm.AUTO,
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
     """Write an artifact's verified files into a new folder."""
     from slipway.cli.artifacts.cache_work import pull_artifact
+    from slipway.cli.artifacts.transfer import showing_transfer
     from slipway.cli.terminal.console import print_answer
 
     connection = connection_of(ctx)
-    with artifacts_at(connection.coordinator, connection.settings()) as store:
-        done = pull_artifact(digest, folder, store)
+    settings = connection.settings()
+    with (
+        artifacts_at(connection.coordinator, settings) as store,
+        showing_transfer("pull", "fetching", form=progress, level=settings.log_level) as show,
+    ):
+        done = pull_artifact(digest, folder, store, show=show)
     print_answer(done, f"{counted(done['files'], 'file')} in {folder}", as_json=as_json)
 
 

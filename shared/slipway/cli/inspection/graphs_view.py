@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 from rich.text import Text
 
-from slipway.cli.terminal.columns import Column, FittedTable
+from slipway.cli.terminal.columns import Column, FittedTable, Prose
 from slipway.models.activations.inspection import GraphReport, InspectedValue
 
 
 def graph_tables(graph: GraphReport) -> Iterator[RenderableType]:
-    """Yield the parts of a graph's answer: its name, whether it ran, and one row per input and output."""
+    """Yield the parts of a graph's answer: its name and properties, one row per input and output, and whether it ran."""
     yield Text(graph.file, style="bold")
+    for key, text in graph.metadata.items():
+        yield Prose(f"{key}: ", "dim", text)
     table = FittedTable(
         Column(""), Column("name"), Column("type"), Column("declared", wrap=True), Column("found", rank=1)
     )

@@ -43,6 +43,7 @@ class GraphReport(BaseModel):
 
     Attributes:
         file: Its file.
+        metadata: Properties that its file names, such as architecture, tools and lineage.
         inputs: Its inputs, in order.
         outputs: Its outputs, in order.
         axes: Size of each named axis in the run.
@@ -53,6 +54,7 @@ class GraphReport(BaseModel):
     model_config = _FORM
 
     file: Shown
+    metadata: dict[Shown, Shown] = {}
     inputs: tuple[InspectedValue, ...]
     outputs: tuple[InspectedValue, ...]
     axes: dict[str, int] = {}

@@ -14,6 +14,7 @@ from slipway.texts import printable
 MODULES = "modules.json"
 _SETTINGS = ("config_sentence_transformers.json", "sentence_bert_config.json")
 _MODULE_FILES = ("config.json", "model.safetensors")
+_LANGUAGE_HEAD = re.compile(r"(ForMaskedLM|ForCausalLM|LMHeadModel)$")
 _FOLDER = re.compile(r"\w[\w.-]{0,99}")
 _MOST_MODULES = 20
 _SWITCHES = {
@@ -71,6 +72,29 @@ def read_pooling(*folders: Path | None) -> Pooling | None:
     ):
         raise UnknownPoolingError("Normalize is applied to something else than the sentence embedding")
     return Pooling(_modes(_settings(folder, modules[1][1])), normalized=len(kinds) == 3)
+
+
+def as_used(config: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the configuration of a model with the class that is used: that of a sentence encoder has no language head.
+
+    sentence-transformers loads the base model of whatever class ``config.json`` names (``MPNetForMaskedLM``, ``Qwen3ForCausalLM``), and
+    saves it under that name.
+    """
+    named = config.get("architectures")
+    name = named[0] if isinstance(named, list) and named else None
+    if not isinstance(name, str) or not _LANGUAGE_HEAD.search(name) or not is_sentence_encoder(folder):
+        return config
+    return {**config, "architectures": [_LANGUAGE_HEAD.sub("Model", name)]}
+
+
+def is_sentence_encoder(folder: Path) -> bool:
+    """Return whether the files say that a folder's model gives vectors of tokens, which are pooled. Reranking and sparse models do not."""
+    if not (folder / MODULES).is_file():
+        return False
+    try:
+        return [kind for kind, _ in _modules(folder)][:2] == ["Transformer", "Pooling"]
+    except UnknownPoolingError:
+        return False
 
 
 def _modules(folder: Path) -> list[tuple[str, str]]:

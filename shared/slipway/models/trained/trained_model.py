@@ -1,8 +1,8 @@
-"""Tell which class an adapter was trained on, where the base is stored without the head that the training added.
+"""Tell which class an adapter was trained on, where the base is stored without the head that the training added, or with one too many.
 
 A causal model that is loaded as a sequence classifier gets a new head, and peft saves that head with the adapter. The base's folder
 stays as it is, so the class follows from the adapter's ``task_type`` and the base's
-``model_type``, and the number of labels from the saved head's shape.
+``model_type``, and the number of labels from the saved head's shape. A sentence encoder is trained on the base without its language head.
 """
 
 from __future__ import annotations
@@ -17,10 +17,20 @@ from slipway.errors import ModelMergeError
 from slipway.models.base_format import read_config
 from slipway.models.checkpoints import read_adapter_config
 from slipway.models.config_limits import MOST_PARTS
-from slipway.models.families import TRAINED_FAMILIES, Family, class_name, described, family_of
+from slipway.models.families import (
+    DECODER,
+    FEATURE_EXTRACTION,
+    MASKED_LANGUAGE_MODEL,
+    TRAINED_FAMILIES,
+    Family,
+    class_name,
+    described,
+    family_of,
+)
 from slipway.models.model_facts import CannotBuildError, model_facts_of
 from slipway.models.model_files import ADAPTER_WEIGHTS
 from slipway.models.safetensors_file import TensorInfo, read_safetensors
+from slipway.models.sentences.files import MODULES, is_sentence_encoder
 from slipway.models.trained.labels import with_labels
 
 _ENDS_OF_AN_ANSWER = 2
@@ -32,7 +42,7 @@ _SOURCE = ("auto_map", "num_labels")
 
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
-    """A class with a head that the base lacks.
+    """A class with a head that the base lacks, or without the head that the base has.
 
     Attributes:
         config: Its ``config.json``.
@@ -51,6 +61,8 @@ class TrainedModel:
     named: bool
 
     def __str__(self) -> str:
+        if self.family is FEATURE_EXTRACTION:
+            return f"{self.name}, as the checkpoint's {MODULES} says; the base is a {self.base}"
         counted = f" with {self.labels} label{'s' if self.labels != 1 else ''}" if self.family.counts_labels else ""
         return f"{self.name}{counted}, whose head is in the adapter; the base is a {self.base}"
 
@@ -66,9 +78,8 @@ def trained_model(base: Path, adapter: Path) -> TrainedModel | None:
             base nor adapter has the head; ``ADAPTER_CONFIG_INVALID`` for a head of an impossible size.
     """
     config, settings = read_config(base), read_adapter_config(adapter)
-    task = settings.get("task_type")
-    family = TRAINED_FAMILIES.get(task) if isinstance(task, str) else None
-    if family is None or family_of(config) is family or not settings.get("modules_to_save"):
+    family = _trained_family(config, settings, adapter)
+    if family is None or family_of(config) is family:
         return None
     name = class_name(family, config)
     if name is None:
@@ -76,11 +87,22 @@ def trained_model(base: Path, adapter: Path) -> TrainedModel | None:
     plain = {key: value for key, value in config.items() if key not in _SOURCE} | {"architectures": [name]}
     if family_of(plain) is not family:
         raise _no_class(family, config, f"a {name} takes more than text")
+    if family is FEATURE_EXTRACTION:
+        return TrainedModel(plain, name, family, described(config), labels=0, named=True)
     count = _ENDS_OF_AN_ANSWER
     if family.counts_labels:
         count = _count(plain, _saved_tensors(adapter), family, name=name, base=described(config))
     trained, named = with_labels(plain, count, family, base=base, adapter=adapter)
     return TrainedModel(trained, name, family, described(config), count, named)
+
+
+def _trained_family(config: Mapping[str, Any], settings: Mapping[str, Any], adapter: Path) -> Family | None:
+    """Return the family that was trained, if the adapter names a head of its own or is a sentence encoder's; otherwise None."""
+    task = settings.get("task_type")
+    if isinstance(task, str) and task in TRAINED_FAMILIES and settings.get("modules_to_save"):
+        return TRAINED_FAMILIES[task]
+    headed = family_of(config) in (MASKED_LANGUAGE_MODEL, DECODER) and task in (None, "FEATURE_EXTRACTION")
+    return FEATURE_EXTRACTION if headed and is_sentence_encoder(adapter) else None
 
 
 def missing_head(tensor: str, *, name: str, base: str) -> ModelMergeError:

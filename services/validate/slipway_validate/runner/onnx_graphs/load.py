@@ -1,4 +1,4 @@
-"""Load the graphs of a folder with ONNX Runtime on the CPU."""
+"""Load the graphs of a folder with ONNX Runtime."""
 
 from __future__ import annotations
 

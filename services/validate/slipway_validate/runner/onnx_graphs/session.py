@@ -1,21 +1,23 @@
-"""One graph in ONNX Runtime on the CPU; cache tensors stay inside the runtime."""
+"""One graph in ONNX Runtime, on the GPU or the CPU; cache tensors stay inside the runtime."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
+from slipway.machine.onnx_runtime import ProviderChoice, open_session
 from slipway.machine.threads import session_options
 from slipway.models.dtypes import DTYPES, numpy_dtypes
 from slipway.models.graphs.fixed_graph import FixedGraph, TooLongError
 from slipway.models.graphs.promise import Promise
 from slipway.validation.speed import Engine
+from slipway_validate.folders import read_json
 from slipway_validate.runner.model import Bounds, LanguageModel, NotRunnable, Unusable
 
 NUMPY_TYPES = {
@@ -49,6 +51,12 @@ class _Computed:
         return self.array
 
 
+def asked_provider(folder: Path) -> ProviderChoice:
+    """Return the execution provider that the export of a folder was asked to be judged on."""
+    asked = read_json(folder / "onnx_export.json").get("provider")
+    return next((choice for choice in get_args(ProviderChoice) if choice == asked), "auto")
+
+
 class Graph:
     """A graph that runs on tensors by name.
 
@@ -69,12 +77,10 @@ class Graph:
 
     def __init__(self, path: Path, *, threads: int, per_token: bool = True, padding: int = 0) -> None:
         try:
-            self._session = ort.InferenceSession(
-                str(path), session_options(threads), providers=["CPUExecutionProvider"]
-            )
+            self._opened = open_session(path, session_options(threads), provider=asked_provider(path.parent))
         except ORT_ERRORS as error:
             raise Unusable(f"ONNX Runtime cannot load {path.parent.name}/{path.name}: {error}") from error
-        self._name = path.name
+        self._session, self._name = self._opened.session, path.name
         self.promise = Promise.of(self._session.get_modelmeta().custom_metadata_map)
         self.inputs = {node.name: node for node in self._session.get_inputs()}
         self.outputs = [node.name for node in self._session.get_outputs()]
@@ -159,7 +165,7 @@ class Graph:
         return Engine(
             runtime="onnxruntime",
             version=f"onnxruntime {ort.__version__}",
-            provider=", ".join(self._session.get_providers()),
+            provider=self._opened.provider + (f" ({self._opened.note})" if self._opened.note else ""),
             stored_dtype=stored,
             compute_dtype=computed,
             native_dtype=computed,
