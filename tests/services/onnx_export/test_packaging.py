@@ -113,6 +113,15 @@ def test_levels_of_a_repository_lie_beside_each_other(decoder: Exported, tmp_pat
     assert (other / "onnx" / "model_quantized.onnx_data").is_file()
 
 
+def test_a_processor_saved_in_one_file_gets_the_file_that_javascript_reads(decoder: Exported, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(decoder.folder, folder)
+    part = {"feature_extractor_type": "WhisperFeatureExtractor", "sampling_rate": 16000}
+    (folder / "processor_config.json").write_text(json.dumps({"feature_extractor": part}))
+    write_packages(folder, level="", ctx=Context(workdir=tmp_path))
+    assert json.loads((folder / "transformers_js" / "preprocessor_config.json").read_text()) == part
+
+
 @pytest.mark.parametrize("level", [pytest.param("int8", marks=pytest.mark.slow), "int4"])
 def test_an_embedding_of_standard_operators_computes_the_same(decoder: Exported, tmp_path: Path, level: str) -> None:
     """onnxruntime-web has no ``GatherBlockQuantized`` for CPUs."""
