@@ -37,7 +37,8 @@ def session(name: str) -> Any:
 def run(graph: Any, feed: dict[str, Any]) -> dict[str, Any]:
     """Run a graph; return its outputs by name."""
     names = [value.name for value in graph.get_outputs()]
-    return dict(zip(names, graph.run(names, feed), strict=True))
+    wanted = {value.name for value in graph.get_inputs()}
+    return dict(zip(names, graph.run(names, {name: feed[name] for name in wanted}), strict=True))
 
 
 def cached(results: dict[str, Any]) -> dict[str, Any]:
