@@ -22,9 +22,10 @@ class OnnxText(GraphModel):
         tokens = family is not SEQUENCE_CLASSIFIER
         self._graph = graph = Graph(folder / "model.onnx", threads=threads, per_token=tokens, padding=padding)
         self._family, self._several_labels = family, several_labels
-        graph.require(inputs={"input_ids"}, outputs=set(family.outputs), known={"attention_mask", "token_type_ids"})
+        wanted = {*family.outputs, *{SENTENCE_EMBEDDING}.intersection(graph.outputs)}
+        graph.require(inputs={"input_ids"}, outputs=wanted, known={"attention_mask", "token_type_ids"})
         super().__init__(graph.engine(family.outputs[0], stored=stored), graph.bounds(), has_cache=False)
-        self.embeds = SENTENCE_EMBEDDING in graph.outputs
+        self.embeds = SENTENCE_EMBEDDING in wanted
 
     def forward(self, step: Step) -> tuple[Logits, Past]:
         """As :meth:`slipway_validate.runner.model.LanguageModel.forward`."""
