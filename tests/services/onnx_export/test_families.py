@@ -18,20 +18,30 @@ from support.models.onnx_models import Exported
 
 LIMIT = 1e-4
 SLOW = pytest.mark.slow
+LEGACY = {"engine": "legacy", "opset": 14}
 READERS = (
-    "bert-classes",
+    ("bert-classes", LEGACY),
+    ("bert-classes", {}),
     *(
-        pytest.param(name, marks=SLOW)
-        for name in ("roberta-classes", "distilbert-classes", "qwen3-classes", "bart-classes")
+        pytest.param(name, LEGACY, marks=SLOW)
+        for name in (
+            *("roberta-classes", "distilbert-classes", "qwen3-classes", "bart-classes", "llama-classes-unpadded"),
+            *("bert-tokens", "roberta-questions", "bert-masked", "bert-features"),
+        )
     ),
-    *(pytest.param(name, marks=SLOW) for name in ("llama-classes-unpadded", "bert-tokens", "roberta-questions")),
-    *(pytest.param(name, marks=SLOW) for name in ("bert-masked", "bert-features")),
+    # The table and whole exports run the others by dynamo.
+    *(pytest.param(name, {}, marks=SLOW) for name in ("bart-classes", "llama-classes-unpadded", "roberta-questions")),
 )
 PAIRS = (
-    "marian-two-vocabularies",
-    *(pytest.param(name, marks=SLOW) for name in ("marian", "t5", "bart")),
+    ("marian-two-vocabularies", LEGACY),
+    *(pytest.param(name, LEGACY, marks=SLOW) for name in ("marian", "t5", "bart")),
+    *(pytest.param(name, {}, marks=SLOW) for name in ("marian-two-vocabularies", "t5")),
 )
-LEGACY = {"engine": "legacy", "opset": 14}
+
+
+def named(value: Any) -> str:
+    """Return a part of a test's id: a model, or the engine of parameters."""
+    return value if isinstance(value, str) else value.get("engine", "dynamo")
 
 
 def session(folder: Path, name: str) -> Any:
@@ -59,8 +69,7 @@ def rows_of_text(count: int) -> tuple[Any, Any]:
     return ids, mask
 
 
-@pytest.mark.parametrize("params", [{}, LEGACY], ids=["dynamo", "legacy"])
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize(("name", "params"), READERS, ids=named)
 def test_models_that_read_a_text_in_one_call(
     tmp_path: Path, export: Callable[..., Exported], name: str, params: dict[str, Any]
 ) -> None:
@@ -81,8 +90,7 @@ def test_models_that_read_a_text_in_one_call(
         assert np.abs(value[kept] - reference[kept]).max() < LIMIT
 
 
-@pytest.mark.parametrize("params", [pytest.param({}, marks=SLOW), LEGACY], ids=["dynamo", "legacy"])
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize(("name", "params"), PAIRS, ids=named)
 def test_encoder_decoders_over_ten_steps(
     tmp_path: Path, export: Callable[..., Exported], name: str, params: dict[str, Any]
 ) -> None:

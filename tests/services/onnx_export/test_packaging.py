@@ -21,15 +21,17 @@ from slipway.stage import Context
 from slipway_onnx_export.packaging.graphs import Interface
 from slipway_onnx_export.packaging.packages import write_packages
 from slipway_onnx_export.packaging.triton import triton_config
+from support.commands.transformers_js import run_example, run_node, transformers_js
 from support.models.family_models import make_family_model
+from support.models.genai_runs import genai_continuations
 from support.models.onnx_models import Exported
 from support.models.packaged_models import empty_cache, session, steps_of_merged, steps_of_two_files
 from support.models.sentence_models import write_modules
 from support.models.web_page import result_of_page
 
-TRANSFORMERS_JS = "4.3.1"
 DTYPES = {"": "fp32", "fp16": "fp16", "int8": "q8", "int4": "q4"}
 WORDS = "the of and to in"
+LEGACY = {"engine": "legacy", "opset": 14}
 
 
 def at_level(source: Path, level: str, workdir: Path) -> Path:
@@ -63,33 +65,6 @@ def decoder(family: Callable[[str], Path], tmp_path_factory: pytest.TempPathFact
     return Exported(STAGE.run({"pytorch": family("qwen3-tied")}, params, context)["onnx"], context.facts)
 
 
-@pytest.fixture(autouse=True)
-def _library_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget at the end where onnxruntime-genai found onnxruntime: it sets this when it is imported."""
-    monkeypatch.setenv("ORT_LIB_PATH", "")
-    monkeypatch.delenv("ORT_LIB_PATH")
-
-
-def genai_continuations(folder: Path, rows: list[list[int]], count: int) -> list[list[int]]:
-    og = pytest.importorskip("onnxruntime_genai", reason="onnxruntime-genai is not installed")
-    model = og.Model(str(folder))
-    params = og.GeneratorParams(model)
-    width = max(map(len, rows))
-    params.set_search_options(max_length=width + count, batch_size=len(rows))
-    generator = og.Generator(model, params)
-    padding = json.loads((folder / "genai_config.json").read_text())["model"]["pad_token_id"]
-    generator.append_tokens(np.array([row + [padding] * (width - len(row)) for row in rows], np.int32))
-    while not generator.is_done():
-        generator.generate_next_token()
-    return [[int(token) for token in generator.get_sequence(row)][width:] for row in range(len(rows))]
-
-
-def until_the_end(tokens: list[int], folder: Path) -> list[int]:
-    ends = json.loads((folder / "genai_config.json").read_text())["model"]["eos_token_id"]
-    stop = next((index for index, token in enumerate(tokens) if token in np.atleast_1d(ends)), len(tokens))
-    return tokens[:stop]
-
-
 @pytest.mark.parametrize("level", ["", pytest.param("fp16", marks=pytest.mark.slow), "int4"])
 def test_genai_continues_as_the_folder_does(decoder: Exported, tmp_path: Path, level: str) -> None:
     folder = at_level(decoder.folder, level, tmp_path / "level")
@@ -97,9 +72,8 @@ def test_genai_continues_as_the_folder_does(decoder: Exported, tmp_path: Path, l
     wanted = [greedy(folder, row, 12) for row in rows]
     assert min(map(len, wanted)) > 2
     alone = [genai_continuations(folder, [row], 12)[0] for row in rows]
-    assert [until_the_end(row, folder) for row in alone] == wanted
-    together = genai_continuations(folder, rows, 12)  # the shorter row is padded on the right
-    assert [until_the_end(row, folder) for row in together] == wanted
+    assert alone == wanted
+    assert genai_continuations(folder, rows, 12) == wanted  # the shorter row is padded on the right
 
 
 @pytest.mark.slow
@@ -115,9 +89,8 @@ def test_genai_shares_a_buffer_of_past_and_present(
     wanted = [greedy(folder, row, 12) for row in rows]
     assert min(map(len, wanted)) > 2
     alone = [genai_continuations(folder, [row], 12)[0] for row in rows]
-    assert [until_the_end(row, folder) for row in alone] == wanted
-    together = genai_continuations(folder, rows, 12)
-    assert [until_the_end(row, folder) for row in together] == wanted
+    assert alone == wanted
+    assert genai_continuations(folder, rows, 12) == wanted
 
 
 def test_genai_config_says_what_the_graph_and_the_model_say(decoder: Exported) -> None:
@@ -160,6 +133,15 @@ def test_levels_of_a_repository_lie_beside_each_other(decoder: Exported, tmp_pat
     assert Path("config.json") in both
     assert differing == {"example.mjs"}
     assert (other / "onnx" / "model_quantized.onnx_data").is_file()
+
+
+def test_a_processor_saved_in_one_file_gets_the_file_that_javascript_reads(decoder: Exported, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(decoder.folder, folder)
+    part = {"feature_extractor_type": "WhisperFeatureExtractor", "sampling_rate": 16000}
+    (folder / "processor_config.json").write_text(json.dumps({"feature_extractor": part}))
+    write_packages(folder, level="", ctx=Context(workdir=tmp_path))
+    assert json.loads((folder / "transformers_js" / "preprocessor_config.json").read_text()) == part
 
 
 @pytest.mark.parametrize("level", [pytest.param("int8", marks=pytest.mark.slow), "int4"])
@@ -253,8 +235,14 @@ def repackaged(source: Path, target: Path, *kinds: str) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("params", [{}, {"engine": "legacy", "opset": 14}], ids=["dynamo", "legacy"])
-@pytest.mark.parametrize("name", ["marian-two-vocabularies", "t5", "bart", "whisper"])
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        *((name, LEGACY) for name in ("marian-two-vocabularies", "t5", "bart", "whisper")),
+        *((name, {}) for name in ("marian-two-vocabularies", "t5")),  # whole exports run the others
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.get("engine", "dynamo"),
+)
 def test_the_merged_decoder_computes_what_the_two_files_do(
     tmp_path: Path, export: Callable[..., Exported], name: str, params: dict[str, Any]
 ) -> None:
@@ -281,35 +269,8 @@ def test_the_merged_decoder_computes_what_the_two_files_do(
 
 @pytest.fixture(scope="module")
 def modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Folder with transformers.js from npm; no package's own installation runs."""
-    if shutil.which("npm") is None or shutil.which("node") is None:
-        pytest.skip("npm and Node.js are not installed")
-    folder = tmp_path_factory.mktemp("npm")
-    (folder / "package.json").write_text('{"private": true, "type": "module"}')
-    command = [
-        "npm",
-        "install",
-        "--ignore-scripts",
-        "--no-audit",
-        "--no-fund",
-        f"@huggingface/transformers@{TRANSFORMERS_JS}",
-    ]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"npm cannot install transformers.js: {done.stderr.splitlines()[-1:]}")
-    yield folder
-    shutil.rmtree(folder)
-
-
-def run_example(folder: Path, modules: Path, *arguments: str) -> Any:
-    """Run the delivered example with the packages of another folder."""
-    model = modules / "model"
-    shutil.rmtree(model, ignore_errors=True)
-    shutil.copytree(folder / "transformers_js", model)
-    command = ["node", str(model / "example.mjs"), *arguments]
-    done = subprocess.run(command, cwd=modules, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    with transformers_js(tmp_path_factory.mktemp("npm")) as folder:
+        yield folder
 
 
 @pytest.mark.slow
@@ -359,7 +320,7 @@ def test_javascript_translates_as_transformers_does(
     import transformers
 
     source = make_family_model("marian-two-vocabularies", tmp_path / "model")
-    folder = export(source, packaging=("transformers_js",)).folder
+    folder = export(source, packaging=("transformers_js",), **LEGACY).folder
     rows = {"ids": [[5, 6, 7, 8, 9, 2], [9, 10, 2, 1, 1, 1]], "mask": [[1] * 6, [1] * 3 + [0] * 3]}
     model = transformers.AutoModelForSeq2SeqLM.from_pretrained(source).eval()
     wanted = model.generate(
@@ -368,11 +329,7 @@ def test_javascript_translates_as_transformers_does(
     shutil.rmtree(modules / "model", ignore_errors=True)
     shutil.copytree(folder / "transformers_js", modules / "model")
     (modules / "translate.mjs").write_text(_TRANSLATE)
-    done = subprocess.run(
-        ["node", "translate.mjs", json.dumps(rows)], cwd=modules, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == wanted.tolist()
+    assert run_node(modules, "translate.mjs", json.dumps(rows)) == wanted.tolist()
 
 
 @pytest.mark.slow

@@ -150,6 +150,31 @@ def test_fp16_keeps_squares_and_angles_in_float32(quantize: Quantize, tmp_path: 
     np.testing.assert_allclose(keys[1], keys[0], atol=2e-2)
 
 
+def test_fp16_runs_values_whose_type_an_attribute_has(quantize: Quantize, tmp_path: Path) -> None:
+    """Older graphs of T5 make a mask by ``ConstantOfShape``, whose attribute says that it is float32."""
+    folder = tmp_path / "made"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    rows = np.random.default_rng(3).standard_normal((64, 32)).astype(np.float32)
+    ones = onnx.helper.make_tensor("value", onnx.TensorProto.FLOAT, [1], [1.0])
+    nodes = [
+        onnx.helper.make_node("Gather", ["rows", "input_ids"], ["found"]),
+        onnx.helper.make_node("Shape", ["found"], ["shape"]),
+        onnx.helper.make_node("ConstantOfShape", ["shape"], ["made"], value=ones),
+        onnx.helper.make_node("Add", ["found", "made"], ["out"]),
+    ]
+    ids = onnx.helper.make_tensor_value_info("input_ids", onnx.TensorProto.INT64, ["batch", "sequence"])
+    out = onnx.helper.make_tensor_value_info("out", onnx.TensorProto.FLOAT, ["batch", "sequence", 32])
+    graph = onnx.helper.make_graph(nodes, "g", [ids], [out], [onnx.numpy_helper.from_array(rows, "rows")])
+    opset = [onnx.helper.make_opsetid("", 17)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opset, ir_version=8), folder / "model.onnx")
+    output, _ = quantize(folder, format="onnx", level="fp16", check=False)
+    tokens = np.array([[3, 1, 63]])
+    (given,) = onnx_session(output).run(None, {"input_ids": tokens})
+    assert given.dtype == np.float16
+    np.testing.assert_allclose(given, rows[tokens] + 1, atol=2e-3)
+
+
 def test_bf16_is_refused_with_what_to_use(quantize: Quantize, tiny_onnx: Path) -> None:
     with pytest.raises(ModelExportError) as caught:
         quantize(tiny_onnx, format="onnx", level="bf16")

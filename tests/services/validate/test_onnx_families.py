@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
@@ -14,6 +15,8 @@ from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.stage import STAGE as EXPORT
 from slipway_quantize.params import QuantizeParams
 from slipway_quantize.stage import STAGE as QUANTIZE
+from slipway_validate.runner.model import Step
+from slipway_validate.runner.onnx_graphs.load import load
 from support.models import judged_families
 from support.models.sentence_models import write_modules
 from support.models.validated_here import Validated
@@ -32,8 +35,6 @@ def exported(source: Path, work: Path) -> Path:
 
 def ignore_mask(folder: Path, copy: Path) -> Path:
     """Copy a folder, and let every graph read a mask of ones in place of its own."""
-    import numpy as np
-
     shutil.copytree(folder, copy)
     for path in copy.glob("*.onnx"):
         model = onnx.load(path, load_external_data=False)
@@ -83,3 +84,24 @@ def test_right_graphs_pass_and_wrong_ones_fail_by_name(name: str, tmp_path: Path
         broken = {check.name.partition(".")[0] for check in blind.failed_checks}
         assert {"right_padded", "left_padded", "decode_right_padded", "sentence_embedding"} & broken
         assert not {"mean_kl", "relative_error"} & broken  # without padding it is right
+
+
+def test_the_vector_of_a_text_is_read_and_other_results_are_not(tmp_path: Path) -> None:
+    """A graph may give activations too, which nothing compares here."""
+    table = np.random.default_rng(3).standard_normal((16, 4)).astype(np.float32)
+    nodes = [
+        helper.make_node("Gather", ["table", "input_ids"], ["last_hidden_state"]),
+        helper.make_node("ReduceMean", ["last_hidden_state"], ["sentence_embedding"], axes=[1], keepdims=0),
+        helper.make_node("Identity", ["last_hidden_state"], ["embeddings"]),
+    ]
+    shapes = {"last_hidden_state": ["b", "s", 4], "sentence_embedding": ["b", 4], "embeddings": ["b", "s", 4]}
+    outputs = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+    ids = helper.make_tensor_value_info("input_ids", onnx.TensorProto.INT64, ["b", "s"])
+    graph = helper.make_graph(nodes, "g", [ids], outputs, [numpy_helper.from_array(table, "table")])
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), tmp_path / "model.onnx")
+    (tmp_path / "config.json").write_text('{"architectures": ["BertModel"], "model_type": "bert", "vocab_size": 16}')
+    model, tokens = load(tmp_path, threads=1), np.array([[3, 1, 15]])
+    assert model.embeds is True
+    (vector,) = model.embed(Step(tokens, np.ones_like(tokens), np.arange(3)[None]))
+    np.testing.assert_allclose(vector[0], table[tokens[0]].mean(0), atol=1e-6)

@@ -66,6 +66,7 @@ class FamilyRuns:
         self._source = make_row(row, root / "model")
         self._made: dict[str, tuple[dict[str, Any], Failure | None]] = {}
         self._traces: dict[tuple[str, str, int], Any] = {}
+        self._captures: dict[Any, Any] = {}
 
     def cell(self, engine: str, opset: int) -> Result:
         """Export in both batch forms, with the recovery that the rules of the stage prescribe."""
@@ -108,7 +109,7 @@ class FamilyRuns:
     def _run(self, params: dict[str, Any]) -> tuple[dict[str, Any], Failure | None]:
         key = json.dumps(params, sort_keys=True)
         if key not in self._made:
-            with tempfile.TemporaryDirectory(dir=self._root) as work, self._tracing_once():
+            with tempfile.TemporaryDirectory(dir=self._root) as work, self._capturing_once(), self._tracing_once():
                 context = Context(workdir=Path(work))
                 try:
                     STAGE.run({"pytorch": self._source}, OnnxExportParams(**params), context)
@@ -116,6 +117,26 @@ class FamilyRuns:
                 except ModelExportError as error:
                     self._made[key] = {}, error.failure()
         return self._made[key]
+
+    @contextmanager
+    def _capturing_once(self) -> Iterator[None]:
+        """Let torch.export return what it captured before of the same part of the model: that does not depend on the opset."""
+        import torch
+
+        original = torch.export.export
+
+        def once(module: Any, args: Any, *more: Any, **named: Any) -> Any:
+            shapes = tuple(tuple(value.shape) for value in args)  # those of an encoder and its decoder differ in number
+            key = module.model.config._attn_implementation, shapes
+            if key not in self._captures:
+                self._captures[key] = original(module, args, *more, **named)
+            return self._captures[key]
+
+        torch.export.export = once
+        try:
+            yield
+        finally:
+            torch.export.export = original
 
     @contextmanager
     def _tracing_once(self) -> Iterator[None]:

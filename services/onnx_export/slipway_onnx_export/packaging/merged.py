@@ -59,6 +59,15 @@ def merge_decoder(folder: Path) -> ir.Model:
     return pair.decoder
 
 
+def _ask_for_shape_after_cast(hidden: ir.Value) -> None:
+    """Let nodes that ask for the shape of a result before its cast ask for that of the result, from which they can be computed."""
+    cast = hidden.producer()
+    if cast is None or cast.op_type != "Cast" or cast.inputs[0] is None:
+        return
+    for use in [use for use in cast.inputs[0].uses() if use.node.op_type == "Shape"]:
+        use.node.replace_input_with(use.idx, hidden)
+
+
 @dataclass(frozen=True)
 class Pair:
     """An encoder and the decoder that takes its cache.
@@ -89,6 +98,8 @@ class Pair:
         encoder, decoder = load_graph(folder, ENCODER), load_graph(folder, PAST)
         hidden = next((value for value in encoder.graph.outputs if value.name == HIDDEN), None)
         crossed = [value for value in encoder.graph.outputs if str(value.name).startswith("present.")]
+        if hidden is not None:
+            _ask_for_shape_after_cast(hidden)
         past = {str(value.name).replace("past_key_values.", "present.", 1): value for value in decoder.graph.inputs}
         if hidden is None or not crossed or not all(value.name in past for value in crossed):
             raise NotPackagedError("its encoder and decoder do not have the interface that Slipway writes")

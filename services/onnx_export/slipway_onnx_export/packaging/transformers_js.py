@@ -14,13 +14,20 @@ from string import Template
 import onnx_ir as ir
 
 from slipway.files.json_documents import read_json_object
-from slipway.models.families import DECODER
+from slipway.models.families import (
+    DECODER,
+    QUESTION_ANSWERING,
+    SEQUENCE_CLASSIFIER,
+    TOKEN_CLASSIFIER,
+    family_of,
+)
 from slipway.models.graphs.promise import Promise
 from slipway.models.model_files import CONFIG, copy_companions
 from slipway_onnx_export.packaging.graphs import load_graph, rename_axes, save_copy
 from slipway_onnx_export.packaging.kinds import NotPackagedError, Packaged
 from slipway_onnx_export.packaging.lookup import expand_quantized_lookups
 from slipway_onnx_export.packaging.merged import ENCODER, PAST, encoder_alone, merge_decoder
+from slipway_onnx_export.packaging.precision import use_float32_interface
 
 FOLDER = "transformers_js"
 DATA = ".data"
@@ -40,9 +47,11 @@ _TASKS = {
     "feature-extraction": ("similarity.mjs.txt", "this is a text", "this is another one"),
     "text2text-generation": (_PIPELINE, "this is a text", "{ max_new_tokens: 40 }"),
     "automatic-speech-recognition": ("transcription.mjs.txt", "sound.wav", ""),
-    "question-answering": (_PIPELINE, "who was it", "'it was one of them'"),
+    "question-answering": (_PIPELINE, "who was it", "process.argv[3] ?? 'it was one of them'"),
 }
 """Template of the example, its input, and a further argument, by task; without an input, a text with a mask."""
+
+_HEADS = (SEQUENCE_CLASSIFIER, TOKEN_CLASSIFIER, QUESTION_ANSWERING)
 
 
 def write_transformers_js(model: Packaged) -> str:
@@ -56,6 +65,8 @@ def write_transformers_js(model: Packaged) -> str:
     dtype, ending = _DTYPES[model.level]
     if not (model.folder / "tokenizer.json").is_file():
         raise NotPackagedError("transformers.js reads tokenizer.json, and the model has none")
+    if model.family in _HEADS and family_of({"model_type": model.config.get("model_type")}) is DECODER:
+        raise NotPackagedError(f"transformers.js has no class for a {model.family.name} on a decoder")
     graphs = _graphs(model)
     if any(Promise.of(graph.metadata_props).shared_buffer for graph, _ in graphs.values()):
         raise NotPackagedError(
@@ -67,6 +78,7 @@ def write_transformers_js(model: Packaged) -> str:
     for name, (graph, data) in graphs.items():
         rename_axes(graph, _AXES)
         expand_quantized_lookups(graph)
+        use_float32_interface(graph)
         counts[name] = save_copy(graph, root / "onnx" / f"{name}{ending}.onnx", own=data)
     copy_companions(model.folder, root)
     _write_preprocessing(root)
@@ -78,7 +90,7 @@ def write_transformers_js(model: Packaged) -> str:
     }
     text = json.dumps({**model.config, "transformers.js_config": settings}, indent=2)
     (root / CONFIG).write_text(text + "\n", encoding="utf-8")
-    _write_example(root / "example.mjs", model, dtype)
+    (root / "example.mjs").write_text(_example(model, dtype), encoding="utf-8")
     return FOLDER
 
 
@@ -93,13 +105,14 @@ def _graphs(model: Packaged) -> dict[str, tuple[ir.Model, str]]:
     return {"model": (load_graph(folder, "model.onnx"), f"model.onnx{DATA}")}
 
 
-def _write_example(path: Path, model: Packaged, dtype: str) -> None:
+def _example(model: Packaged, dtype: str) -> str:
+    """Return a program that runs the model: by a pipeline, except for sound, which Node.js cannot decode, and for vectors of texts."""
     task = model.family.task
     name, text, argument = _TASKS[task]
     if not text:
         text = f"this is a {_mask(model.folder)}"
     template = Template((Path(__file__).parent / name).read_text(encoding="utf-8"))
-    path.write_text(template.substitute(task=task, dtype=dtype, text=text, argument=argument), encoding="utf-8")
+    return template.substitute(task=task, dtype=dtype, text=text, argument=argument)
 
 
 def _write_preprocessing(root: Path) -> None:

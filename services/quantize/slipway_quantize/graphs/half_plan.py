@@ -50,7 +50,9 @@ class HalfPlan:
             return True
         if node.op_type in _FULL or node.op_type == "Cast":  # an explicit cast to float32 stays one
             return False
-        return all(id(value) in self.half for _, value in float_inputs(node) if id(value) not in self.constants)
+        values = [id(value) for _, value in float_inputs(node)]
+        # Without any, an attribute has the values and their type, as that of ConstantOfShape.
+        return bool(values) and all(value in self.half for value in values if value not in self.constants)
 
 
 def plan_half(graph: ir.Graph) -> HalfPlan:
