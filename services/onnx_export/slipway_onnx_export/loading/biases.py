@@ -32,7 +32,7 @@ def _exact_bias(_module: Any, args: Any, named: dict[str, Any]) -> tuple[Any, di
 
 def _swap_while_running(model: Any) -> None:
     """Replace the function that makes Falcon's bias while this model runs: other models of the class keep it."""
-    module = sys.modules[type(model).__module__]
+    module: Any = sys.modules[type(model).__module__]
     original = module.build_alibi_tensor
     # At the second place, the bias is the slope of its head, already rounded.
     slopes = original(torch.ones(1, 2, dtype=torch.int64), model.num_heads, torch.float32)[:, 0, 1].clone()
