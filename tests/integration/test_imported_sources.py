@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,7 @@ class Site:
     port: int
     hub: HubServer
     prefix: str
+    environment: dict[str, str] = field(default_factory=dict)
 
     @property
     def checkpoint(self) -> str:
@@ -73,6 +75,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, s3: S3Server) -> Iterator[Sit
             "HF_HUB_OFFLINE": "0",
             "HF_TOKEN": "hf_of-the-workers",
         }
+        site.environment |= server
         address = f"127.0.0.1:{site.port}"
         coordinator = ["coordinator", "--listen", address, "--state", str(folder / "state.db")]
         worker = ["worker", "--coordinator", address, "--stage", "import,merge", "--drain-seconds", "0"]
@@ -122,6 +125,33 @@ def test_a_second_export_imports_nothing_twice(site: Site, tmp_path: Path) -> No
     assert second.code == 0, second.err
     assert second.json["export_id"] != first.json["export_id"], "what an address holds may have changed"
     assert [attempt["reused"] for attempt in second.json["attempts"]] == [True, True]
+
+
+def test_two_exports_at_the_same_moment_import_a_base_once(site: Site, s3: S3Server, tmp_path: Path) -> None:
+    """Two workers are free, and each could take one of the imports."""
+    base = tiny_models.make_base(tmp_path / "base", seed=7)
+    checkpoints = []
+    for number in range(2):
+        folder = tiny_models.make_checkpoint(base, tmp_path / f"run-{number}", seed=number)
+        config = folder / "adapter_config.json"
+        config.write_text(config.read_text().replace(str(base), "org/both"))
+        for path in sorted(folder.iterdir()):
+            s3.client().fput_object(BUCKET, f"{site.prefix}/default/both-{number}/checkpoint-10/{path.name}", str(path))
+        checkpoints.append(f"s3://{BUCKET}/{site.prefix}/default/both-{number}")
+    site.hub.push("org/both", base)
+    words = ["worker", "--coordinator", f"127.0.0.1:{site.port}", "--stage", "import,merge", "--drain-seconds", "0"]
+    environment = site.environment | {"SLIPWAY_HOME": str(tmp_path / "second")}
+    with process([SLIPWAY, *words], tmp_path / "second.log", **environment), ThreadPoolExecutor(2) as pool:
+        wait_for(lambda: "takes tasks" in (tmp_path / "second.log").read_text() or (tmp_path / "second").exists())
+        site.hub.seen.clear()
+        named = ("--base-model", "hf://org/both", *ONLY_MERGE)
+        submitted = pool.map(
+            lambda each: site.run("submit", "--checkpoint", each, *named, home=tmp_path / "home"), checkpoints
+        )
+        for done in list(submitted):
+            assert done.code == 0, done.err
+            assert site.run("watch", done.json["name"], home=tmp_path / "home").code == 0
+    assert site.hub.downloads().count("model.safetensors") == 1
 
 
 def test_an_adapter_of_this_machine_goes_with_a_base_that_is_named(site: Site, tmp_path: Path) -> None:

@@ -284,11 +284,15 @@ class Coordinator:
     async def _take_over(self, record: ExportRecord, begun: engine.StoredWorkflow) -> None:
         """Restart, at its present revision, an export whose workflow another version began; harmless to repeat.
 
-        Finished tasks stay finished, and running ones continue under their leases: both are in the record, not in the steps.
+        Finished tasks stay finished, and running ones continue under their leases: both are in the record, not in the steps. The
+        record changes only after the workflow is gone, which a process of its version would replay if this one ended meanwhile.
         """
-        taken = record.with_(events_read=begun.events_read(record), revision=record.revision + 1)
         log.info(f"{record.name} was begun by {begun.version} and goes on as {engine.WORKFLOW_VERSION}")
-        await self.journal.commit(lambda: self.database.save(taken, before=record), later=True)
+        if "events_read" not in record.model_fields_set:  # of a version that does not run on these tables
+            taken = record.with_(events_read=begun.events_read(record), revision=record.revision + 1)
+            await self.journal.commit(lambda: self.database.save(taken, before=record), later=True)
+        else:
+            taken = record
         await retry_until_available(lambda: self.call(lambda: engine.forget_run(taken)))
         await self._start_workflow(taken)
 

@@ -140,7 +140,7 @@ class Worker:
                 self._changed.set()
 
     async def _pull(self) -> None:
-        failures = 0
+        failures, told = 0, ""
         while True:
             self._changed.clear()
             request = self._request()
@@ -148,14 +148,15 @@ class Worker:
                 response = await self._synchronize(request)
             except grpc.aio.AioRpcError as error:
                 self._take_back(request)
-                if failures == 0:
-                    log.warning(str(self._failure(error)))
-                failures += 1
+                failure = self._failure(error)
+                if failure.reason != told:  # what was away may refuse this worker once it is back
+                    log.warning(str(failure))
+                failures, told = failures + 1, failure.reason
                 await asyncio.sleep(min(0.2 * 2 ** min(failures, 6), _LONGEST_BACKOFF_SECONDS))
                 continue
             if failures:
                 log.info("the coordinator answers again")
-                failures = 0
+                failures, told = 0, ""
             if response is None:
                 self._take_back(request)
                 continue

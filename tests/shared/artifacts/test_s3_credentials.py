@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from minio.credentials.providers import Provider
@@ -300,6 +301,31 @@ def test_a_mounted_secret_is_exchanged_without_a_restart(s3: S3Server, tmp_path:
     exchange(3, "NOBODY", "nothing")
     with pytest.raises(ArtifactError):
         bucket.get("x")
+
+
+def test_a_file_that_is_being_written_is_no_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a program that renews credentials without a rename leaves it for a moment: empty, cut, or away."""
+    file, now = tmp_path / "credentials", time.monotonic()
+    monkeypatch.setattr(s3_credentials, "time", SimpleNamespace(monotonic=lambda: now, time=time.time))
+
+    def written(key: str) -> str:
+        return f"[default]\naws_access_key_id = {key}\naws_secret_access_key = secret\n"
+
+    file.write_text(written("first"))
+    source = provider({"AWS_SHARED_CREDENTIALS_FILE": str(file)})
+    assert source.retrieve().access_key == "first"
+    for partial in ("", written("second")[:30], "[def", "nonsense"):
+        file.write_text(partial)
+        assert source.retrieve().access_key == "first"
+    file.unlink()
+    assert source.retrieve().access_key == "first"
+    file.write_text(written("second"))
+    assert source.retrieve().access_key == "second"
+    file.write_text("")
+    now += 31
+    with pytest.raises(ArtifactError) as raised:
+        source.retrieve()
+    assert raised.value.reason == "STORE_DENIED"
 
 
 def test_away_is_no_refusal() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -80,14 +81,16 @@ def test_a_token_opens_its_port_and_a_certificate_the_other_one(tmp_path: Path) 
     assert asyncio.run(run()) == ["OK", "OK", "UNAUTHENTICATED", "UNAUTHENTICATED", "UNAVAILABLE"]
 
 
-@pytest.mark.parametrize("kind", ["none", "of-another-authority"])
+@pytest.mark.parametrize("kind", ["none", "of-another-authority", "expired"])
 def test_who_shows_no_certificate_where_one_is_demanded_need_not_try_again(tmp_path: Path, kind: str) -> None:
     other = Authority(tmp_path / "other")
 
     async def run() -> list[Failure]:
         failures = []
         async with serving(tmp_path) as (authority, main, _, ci):
-            security = ci if kind == "none" else other.client("worker.slipway").replacing(tls_ca_file=authority.ca)
+            foreign = other.client("worker.slipway").replacing(tls_ca_file=authority.ca)
+            expired = authority.client("worker.slipway", expires=dt.datetime.now(dt.UTC) - dt.timedelta(hours=1))
+            security = {"none": ci, "expired": expired}.get(kind, foreign)
             with pytest.raises(ModelExportError) as raised:
                 async with AsyncClient(main, security=security) as client:
                     await client.get_export("x")

@@ -15,9 +15,10 @@ import pytest
 from google.rpc import status_pb2
 
 from slipway.artifacts import LocalStore
+from slipway.errors import ServiceError
 from slipway.execution.runner import TaskResult, TaskRunner
 from slipway.registry import IMPORT
-from slipway.rpc.serving import listen
+from slipway.rpc.serving import abort, listen
 from slipway.rpc.statuses import STATUS_KEY, failure_of_status
 from slipway.rpc.structs import dict_of, struct_of
 from slipway.security.server import ServerSecurity
@@ -220,6 +221,37 @@ def test_room_is_looked_at_again_and_said_once(small_disk: Path, caplog: pytest.
     ]
     assert str(small_disk) in said[0]
     assert "of 8.4 MB are left" in said[0]
+
+
+async def test_every_new_reason_for_a_refusal_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A coordinator that was away may refuse the worker once it is back, after its token was exchanged, say."""
+    reasons = ["COORDINATOR_UNAVAILABLE", "COORDINATOR_UNAVAILABLE", "UNAUTHENTICATED", ""]
+    answers, served = iter(reasons), asyncio.Event()
+
+    async def synchronize(request: worker_pb2.SynchronizeRequest, context: Any) -> worker_pb2.SynchronizeResponse:
+        if reason := next(answers, ""):
+            await abort(context, ServiceError(f"it is {reason}", reason=reason).failure())
+        served.set()
+        await asyncio.sleep(request.max_wait.ToTimedelta().total_seconds())
+        return worker_pb2.SynchronizeResponse()
+
+    server, servicer = grpc.aio.server(), worker_pb2_grpc.WorkerServiceServicer()
+    servicer.Synchronize = synchronize  # type: ignore[method-assign]
+    worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, server)
+    port = listen(server, "127.0.0.1:0")
+    await server.start()
+    options = WorkerOptions(f"127.0.0.1:{port}", (STAGE,))
+    worker = Worker(options, TaskRunner(LocalStore(tmp_path / "store"), tmp_path / "scratch"), probe(tmp_path))
+    with caplog.at_level(logging.WARNING, logger="slipway.worker"):
+        running = asyncio.create_task(worker.run())
+        try:
+            await asyncio.wait_for(served.wait(), 60)
+        finally:
+            worker.stop()
+            await running
+            await server.stop(None)
+    said = [record.message for record in caplog.records if "it is" in record.message]
+    assert said == ["it is COORDINATOR_UNAVAILABLE", "it is UNAUTHENTICATED"]
 
 
 @pytest.mark.parametrize("waits", [True, False])

@@ -24,6 +24,12 @@ class Liar:
         (lease,) = self._stub.Synchronize(request).leases
         return lease
 
+    def told_to_cancel(self, lease: worker_pb2.TaskLease) -> bool:
+        """Report a task as running; returns whether the answer is to end it."""
+        running = worker_pb2.RunningTask(task=lease.task, lease_epoch=lease.lease_epoch)
+        request = worker_pb2.SynchronizeRequest(worker_id="liar", stages=["none"], running=[running])
+        return lease.task in self._stub.Synchronize(request).cancel_tasks
+
     def bring(self, lease: worker_pb2.TaskLease, **outcome: Any) -> str:
         """Hand in a result; returns the reason of the refusal."""
         done = worker_pb2.CompleteTaskRequest(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from pathlib import Path
 
 import trustme
@@ -19,17 +20,17 @@ class Authority:
         self.ca = folder / "ca.pem"
         replace(self.ca, self._authority.cert_pem.bytes())
 
-    def files(self, name: str, *names: str) -> TlsFiles:
+    def files(self, name: str, *names: str, expires: dt.datetime | None = None) -> TlsFiles:
         """Issue a certificate and key for DNS names and addresses, in files called ``name``; replace earlier ones."""
-        made = self._authority.issue_cert(*(names or (name,)))
+        made = self._authority.issue_cert(*(names or (name,)), not_after=expires)
         certificate, key = self.folder / f"{name}.pem", self.folder / f"{name}.key"
         replace(key, made.private_key_pem.bytes())
         replace(certificate, b"".join(blob.bytes() for blob in made.cert_chain_pems))
         return TlsFiles(ca=self.ca, certificate=certificate, key=key)
 
-    def client(self, name: str, **more: Path) -> Security:
+    def client(self, name: str, *, expires: dt.datetime | None = None, **more: Path) -> Security:
         """Return the settings of a client with a certificate."""
-        files = self.files(name)
+        files = self.files(name, expires=expires)
         return Security(tls_ca_file=self.ca, tls_cert_file=files.certificate, tls_key_file=files.key, **more)
 
 

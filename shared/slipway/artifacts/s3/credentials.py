@@ -169,13 +169,25 @@ class Renewed(Provider):
 
 
 class _FromFile(Provider):
-    """Credentials in a file, read again for every request: a mounted Secret may change."""
+    """Credentials in a file, read again for every request: a mounted Secret may change.
+
+    A file that is written in place is empty for a moment. So the last good content stays in use for half a minute.
+    """
 
     def __init__(self, provider: Provider, source: _Source) -> None:
         self._provider, self._source = provider, source
+        self._last: tuple[Credentials, float] | None = None  # with the time when it was read
 
     def retrieve(self) -> Credentials:
-        return self._source.told(self._provider.retrieve)
+        last = self._last
+        try:
+            found = self._source.told(self._provider.retrieve)
+        except ArtifactError:
+            if last is None or time.monotonic() > last[1] + _PAUSE_SECONDS:
+                raise
+            return last[0]
+        self._last = (found, time.monotonic())
+        return found
 
 
 @dataclass(frozen=True, slots=True)
