@@ -24,7 +24,6 @@ from slipway_onnx_export.engines import Engine, choose_engine, choose_opset
 from slipway_onnx_export.forms.shapes import describe_sizes, fixed_sizes
 from slipway_onnx_export.graph import declare_interface, normalize_graph
 from slipway_onnx_export.interface import Component
-from slipway_onnx_export.package import complete_folder, folder_of_graphs, metadata_of
 from slipway_onnx_export.packaging.packages import write_packages
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.parity.check import check_parity
@@ -32,7 +31,8 @@ from slipway_onnx_export.sentences import warn_of_unknown_pooling
 from slipway_onnx_export.serving.variant import check_family, serve
 from slipway_onnx_export.source import ModelSource, open_source
 from slipway_onnx_export.statistics import Statistics
-from slipway_onnx_export.weights import stream_weights, take_weights_in
+from slipway_onnx_export.writing.package import complete_folder, folder_of_graphs, metadata_of
+from slipway_onnx_export.writing.weights import stream_weights, take_weights_in
 
 # Peak memory of the comparison divided by the float32 size of the weights: measured 2.05 at 0.6B (4.9 GB for 2.4 GB).
 PARITY_OVERHEAD = 2.1

@@ -11,8 +11,8 @@ from slipway.counts import counted
 from slipway.errors import ONNXExportError
 from slipway_onnx_export.interface import Component
 from slipway_onnx_export.loading.conversion import Stack, Weight, place_of
+from slipway_onnx_export.loading.weightless import find_misfits
 from slipway_onnx_export.source import ModelSource
-from slipway_onnx_export.weightless import find_misfits
 
 # Suffix of a weight that is stored transposed, (in, out) instead of PyTorch's (out, in), after its PyTorch name.
 TRANSPOSED_SUFFIX = ".T"

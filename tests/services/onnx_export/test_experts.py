@@ -11,8 +11,8 @@ import torch
 
 from slipway.errors import ModelExportError
 from slipway_onnx_export.loading.conversion import Stack, place_of
+from slipway_onnx_export.loading.weightless import build_weightless, find_misfits, tied_weights
 from slipway_onnx_export.source import open_source
-from slipway_onnx_export.weightless import build_weightless, find_misfits, tied_weights
 from support.models.onnx_models import Exported
 from support.models.table_models import ROWS, make_row
 

@@ -86,8 +86,8 @@ def test_layers_that_differ_in_weights_alone_are_traced_once(tmp_path: Path) -> 
 
     from slipway_onnx_export.components import components_of
     from slipway_onnx_export.layered.blocks import split
+    from slipway_onnx_export.loading.weightless import build_weightless
     from slipway_onnx_export.source import open_source
-    from slipway_onnx_export.weightless import build_weightless
 
     kinds = ["sliding_attention"] * 2 + ["full_attention"]
     settings = {"sliding_window": 8, "layer_types": kinds * 2, "num_hidden_layers": 6, "head_dim": 16}

@@ -20,9 +20,9 @@ from slipway_onnx_export.engines.optimizing import optimize_graph
 from slipway_onnx_export.interface import Component
 from slipway_onnx_export.layered.blocks import split
 from slipway_onnx_export.layered.stamping import stamped
+from slipway_onnx_export.loading.weightless import build_weightless, tied_weights
 from slipway_onnx_export.source import ModelSource
 from slipway_onnx_export.statistics import Statistics
-from slipway_onnx_export.weightless import build_weightless, tied_weights
 
 # FlatModule has the transformers model in this attribute.
 PREFIX = "model."

@@ -38,11 +38,10 @@ def test_every_rule_is_reachable(rule: Rule) -> None:
     stages = rule.stages or STAGES
     opsets = (None, 11, 14, 20, 26)
     for stage, profile, reason in itertools.product(stages, rule.profiles, rule.reasons):
-        starts = (
-            [{**START.get(stage, {}), "opset": opset} for opset in opsets]
-            if stage == "onnx_export"
-            else [START.get(stage, {})]
-        )
+        starts = [START.get(stage, {})]
+        if stage == "onnx_export":
+            starts = [{**starts[0], "opset": opset} for opset in opsets]
+            starts += [{**starts[0], "past_present_share_buffer": True}, {**starts[0], "logits_to_keep": 1}]
         engines = ("auto", "mobius", "dynamo", "legacy") if stage == "onnx_export" else ("",)
         for start, engine in itertools.product(starts, engines):
             params = {**start, "engine": engine} if engine else start

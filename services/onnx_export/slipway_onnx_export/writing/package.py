@@ -42,7 +42,7 @@ def complete_folder(folder: Path, *, source: ModelSource, params: OnnxExportPara
         example = "decoder_shared_buffer.py"
     elif source.family is DECODER and params.shapes == "static":
         example = "decoder_static.py"
-    shutil.copyfile(Path(__file__).parent / "examples" / example, folder / "example.py")
+    shutil.copyfile(Path(__file__).parents[1] / "examples" / example, folder / "example.py")
     record = {
         **facts,
         "model_type": source.config.model_type,
