@@ -95,7 +95,7 @@ class Usage:
 
     Attributes:
         template: Package and file name of a Jinja template for Python code. It gets ``folder`` (the folder that the code names first),
-            ``others`` (further folders), ``chat`` (whether all have a chat template) and ``family`` (``slipway.models.families``), and may include ``prompt.example.j2``.
+            ``others`` (further folders), ``entries`` (names of files and folders in the first), ``chat`` (whether all have a chat template) and ``family`` (``slipway.models.families``), and may include ``prompt.example.j2``.
         library: ``library_name`` of the card's front matter.
         packages: Packages that the code needs, as arguments of ``pip install``.
         chat_packages: The same for code that applies a chat template.

@@ -181,3 +181,18 @@ def test_the_example_of_a_speech_model_names_its_classes(tmp_path: Path) -> None
     code = usage_examples(card)["pytorch"]
     compile(code, "example.py", "exec")
     assert "AutoProcessor, AutoModelForSpeechSeq2Seq" in code
+
+
+def test_the_example_of_a_model_in_layers_runs_its_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layers = tmp_path / "onnx" / "onnx-layered"
+    layers.mkdir(parents=True)
+    (layers / "example.py").write_text("import sys\nprint('told', sys.argv[1:])\n")
+    save_tokenizer(tmp_path / "onnx")
+    write_report(tmp_path, result=result(None, ("onnx",)))
+    code = usage_examples((tmp_path / "README.md").read_text())["onnx"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["example"])
+    exec(code, {})
+    assert capsys.readouterr().out == "told ['Once upon a time']\n"

@@ -92,7 +92,8 @@ def _examples(report: Report, directory: Path) -> list[_Example]:
             chat = all(has_chat_template(directory / name) for name in mine)
             try:
                 with translate_format_errors(each):
-                    found.append(_example(kind, mine, each.usage, chat=chat, family=family))
+                    entries = sorted(path.name for path in (directory / mine[0]).glob("*"))
+                    found.append(_example(kind, mine, each.usage, chat=chat, family=family, entries=entries))
             except ModelExportError as error:  # the models are worth more than the example
                 _LOG.warning("the model card has no usage example: %s", one_line(str(error)))
     return sorted(found, key=lambda example: folders.index(example.folders[0]))
@@ -106,7 +107,9 @@ def _family(folder: Path) -> Family | None:
         return DECODER
 
 
-def _example(kind: str, folders: list[str], usage: Usage, *, chat: bool, family: Family) -> _Example:
+def _example(
+    kind: str, folders: list[str], usage: Usage, *, chat: bool, family: Family, entries: list[str]
+) -> _Example:
     template = markdown_environment().from_string(usage.path.read_text(encoding="utf-8"))
     chat = chat and family.generates
     return _Example(
@@ -114,5 +117,5 @@ def _example(kind: str, folders: list[str], usage: Usage, *, chat: bool, family:
         folders=folders,
         needs=usage.family_packages.get(family.name) or (usage.chat_packages if chat else "") or usage.packages,
         more={name: more for name in folders if (more := usage.level_packages.get(split_output(name)[1]))},
-        code=template.render(folder=folders[0], others=folders[1:], chat=chat, family=family),
+        code=template.render(folder=folders[0], others=folders[1:], chat=chat, family=family, entries=entries),
     )
