@@ -177,7 +177,13 @@ def bind(value: ir.Value, tensor: Any) -> None:
 
 
 def add_initializer(model: ir.Model, tensor: Any) -> ir.Value:
-    """Add a new initializer to the graph."""
+    """Add a new initializer to the graph.
+
+    Raises:
+        QuantizationError: ``ONNX_INVALID`` if the graph has its name already: it gives two tensors one name.
+    """
+    if tensor.name in model.graph.initializers:
+        raise _invalid(f"two tensors would be called {tensor.name!r}", tensor=tensor.name)
     value = ir.Value(name=tensor.name)
     bind(value, tensor)
     model.graph.register_initializer(value)
