@@ -36,12 +36,14 @@ ABOUT: tuple[dict[str, str], ...] = (
 @pytest.mark.parametrize("rule", default_rules().rules, ids=lambda rule: rule.name)
 def test_every_rule_is_reachable(rule: Rule) -> None:
     stages = rule.stages or STAGES
-    opsets = (None, 11, 14, 20, 26)
+    forms = (
+        *({"opset": opset} for opset in (None, 11, 14, 20, 26)),
+        {"opset": None, "past_present_share_buffer": True, "logits_to_keep": 1},
+    )
     for stage, profile, reason in itertools.product(stages, rule.profiles, rule.reasons):
-        starts = [START.get(stage, {})]
-        if stage == "onnx_export":
-            starts = [{**starts[0], "opset": opset} for opset in opsets]
-            starts += [{**starts[0], "past_present_share_buffer": True}, {**starts[0], "logits_to_keep": 1}]
+        starts = (
+            [{**START.get(stage, {}), **form} for form in forms] if stage == "onnx_export" else [START.get(stage, {})]
+        )
         engines = ("auto", "mobius", "dynamo", "legacy") if stage == "onnx_export" else ("",)
         for start, engine in itertools.product(starts, engines):
             params = {**start, "engine": engine} if engine else start
