@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from slipway_onnx_export.activations.recording import Wanted
 from slipway_onnx_export.checks.folder import check_folder
 from slipway_onnx_export.checks.written import Written
 from slipway_onnx_export.engines import Engine, EngineGraph, GraphRequest, choose_engine, choose_opset
+from slipway_onnx_export.engines.statistics import Statistics
 from slipway_onnx_export.forms.shapes import describe_sizes, fixed_sizes
 from slipway_onnx_export.graph import declare_interface, normalize_graph
 from slipway_onnx_export.interface import Component
@@ -30,7 +32,6 @@ from slipway_onnx_export.parity.check import check_parity
 from slipway_onnx_export.sentences import warn_of_unknown_pooling
 from slipway_onnx_export.serving.variant import check_family, serve
 from slipway_onnx_export.source import ModelSource, open_source
-from slipway_onnx_export.statistics import Statistics
 from slipway_onnx_export.weights import stream_weights, take_weights_in
 
 # Peak memory of the comparison divided by the float32 size of the weights: measured 2.05 at 0.6B (4.9 GB for 2.4 GB).
@@ -95,7 +96,11 @@ def _write(
 ) -> dict[str, Any]:
     """Write and compare the graphs; return the facts about them."""
     bound = [normalize_graph(made.model, made.weights, source=source, engine=engine.name) for made in graphs]
-    graphs = [serve(made, weights, request.promise) for made, weights in zip(graphs, bound, strict=True)]
+    served = [
+        serve(made.component, made.model.graph, weights, request.promise)
+        for made, weights in zip(graphs, bound, strict=True)
+    ]
+    graphs = [replace(made, component=component) for made, component in zip(graphs, served, strict=True)]
     for made in graphs:
         declare_interface(made.model, made.component)
     ctx.progress("graph", done=1, total=1, unit="graphs")

@@ -16,12 +16,12 @@ from slipway.errors import ONNXExportError
 from slipway.models.activations.request import ActivationRequest
 from slipway.models.families import DECODER
 from slipway.models.graphs.promise import EVERY_CALL, Promise
+from slipway_onnx_export.engines.statistics import Statistics
 from slipway_onnx_export.interface import Component
 from slipway_onnx_export.loading.conversion import Weight
 from slipway_onnx_export.opsets import BEST_OPSET, ENGINE_OPSETS
 from slipway_onnx_export.params import Attention, OnnxExportParams, Optimization, Runtime
 from slipway_onnx_export.source import ModelSource
-from slipway_onnx_export.statistics import Statistics
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,9 @@ from slipway_onnx_export.engines import EngineGraph, GraphRequest
 from slipway_onnx_export.engines.branches import Branch, harmful_branches, tracer_warning_error
 from slipway_onnx_export.engines.failures import translate_tracer_error
 from slipway_onnx_export.engines.quiet import quiet_libraries
+from slipway_onnx_export.engines.statistics import Statistics
 from slipway_onnx_export.interface import Component
 from slipway_onnx_export.source import ModelSource
-from slipway_onnx_export.statistics import Statistics
 from slipway_onnx_export.weightless import build_weightless, tied_weights
 
 # FlatModule has the transformers model in this attribute.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import onnx_ir as ir
+
 from slipway.errors import ONNXExportError
 from slipway.models.families import DECODER
 from slipway.models.graphs.promise import EVERY_CALL, Promise
-from slipway_onnx_export.engines import EngineGraph
 from slipway_onnx_export.interface import LOGITS, POSITIONS, Component
 from slipway_onnx_export.loading.conversion import Weight
 from slipway_onnx_export.serving.last_logits import keep_last_logits
@@ -31,23 +32,18 @@ def check_family(source: ModelSource, promise: Promise) -> None:
         )
 
 
-def serve(made: EngineGraph, weights: dict[str, Weight], promise: Promise) -> EngineGraph:
-    """Return a normalized graph in the form for serving; graph and weights are changed in place.
+def serve(component: Component, graph: ir.Graph, weights: dict[str, Weight], promise: Promise) -> Component:
+    """Give a normalized graph the form for serving; graph and weights are changed in place. Return its interface.
 
     Raises:
         ONNXExportError: ``OPERATOR_UNSUPPORTED`` if the graph has no such form.
     """
     if promise.shared_buffer:
-        join_projections(made.model.graph, weights)
+        join_projections(graph, weights)
     if promise.last_logits:
-        keep_last_logits(made.model.graph)
-    takes_positions = any(value.name == POSITIONS for value in made.model.graph.inputs)
-    return replace(made, component=_component(made.component, promise, takes_positions=takes_positions))
-
-
-def _component(component: Component, promise: Promise, *, takes_positions: bool) -> Component:
+        keep_last_logits(graph)
     inputs, outputs = component.inputs, component.outputs
-    if promise.shared_buffer and not takes_positions:
+    if promise.shared_buffer and not any(value.name == POSITIONS for value in graph.inputs):
         inputs = tuple(port for port in inputs if port.name != POSITIONS)
     if promise.last_logits:
         outputs = tuple(
