@@ -81,6 +81,7 @@ def test_decoders_in_layers(tmp_path: Path, export: Callable[..., Exported], nam
     }
 
 
+@pytest.mark.slow
 def test_layers_that_differ_in_weights_alone_are_traced_once(tmp_path: Path) -> None:
     import transformers
 

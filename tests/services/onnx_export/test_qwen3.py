@@ -18,6 +18,7 @@ NORMS = tuple(f"model.layers.{layer}.self_attn.{kind}_norm.weight" for layer in 
 THINK, END_OF_THOUGHT, END_OF_TURN = 5, 6, 7
 
 
+@pytest.mark.slow
 def test_norms_of_queries_and_keys_are_in_the_graph_and_compared(
     family: Callable[[str], Path], export: Callable[..., Exported], monkeypatch: pytest.MonkeyPatch
 ) -> None:
