@@ -34,8 +34,8 @@ FOUR_BITS = ("t5", "bert-classes", "gpt2")
 SETTINGS = {
     "validation.test_samples": "4",
     "validation.benchmark_performance": "false",
-    # Random weights suffer more from 4 bits than trained ones: a group has no small weights.
-    "validation.limits": "int4.mean_kl=0.1,int4.case_mean_kl=0.2,int4.perplexity_ratio=1.3,int4.top1_agreement=0.6",
+    # Random weights suffer more than trained ones: a group has no small weights, and the best tokens are nearly as likely as others.
+    "validation.limits": "int8.top1_agreement=0.95,int4.mean_kl=0.1,int4.case_mean_kl=0.2,int4.perplexity_ratio=1.3,int4.top1_agreement=0.6",
 }
 SLOW = pytest.mark.slow
 GENERATING = ("marian", "t5", "bart", "whisper")

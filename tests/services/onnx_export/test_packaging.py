@@ -27,6 +27,7 @@ from support.models.genai_runs import genai_continuations
 from support.models.onnx_models import Exported
 from support.models.packaged_models import empty_cache, session, steps_of_merged, steps_of_two_files
 from support.models.sentence_models import write_modules
+from support.models.triton_schema import triton_schema
 from support.models.web_page import result_of_page
 
 DTYPES = {"": "fp32", "fp16": "fp16", "int8": "q8", "int4": "q4"}
@@ -181,9 +182,12 @@ def test_what_cannot_be_packaged_is_told_by_name(
 # Triton and KServe.
 
 
+@pytest.mark.slow
 def test_a_triton_repository_is_what_its_own_schema_and_the_graph_say(decoder: Exported, tmp_path: Path) -> None:
-    text_format = pytest.importorskip("google.protobuf.text_format")
-    schema = pytest.importorskip("tritonclient.grpc.model_config_pb2", reason="tritonclient[grpc] is not installed")
+    from google.protobuf import text_format
+
+    (tmp_path / "triton").mkdir()
+    schema = triton_schema(tmp_path / "triton")
     folder = repackaged(decoder.folder, tmp_path / "copy", "kserve")
     (model,) = (folder / "triton").iterdir()
     config = text_format.Parse((model / "config.pbtxt").read_text(), schema.ModelConfig())
