@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ import pytest
 from slipway.client import Client
 from slipway.errors import ModelExportError
 from support.commands.cli import SLIPWAY, Done, slipway
-from support.coordinators.harness import process, wait_for
+from support.coordinators.harness import process, state, states, wait_for, watch
 from support.models import tiny_models
 from support.servers.free_ports import free_port
 from support.servers.hub_server import HubServer
@@ -141,16 +142,26 @@ def test_two_exports_at_the_same_moment_import_a_base_once(site: Site, s3: S3Ser
     site.hub.push("org/both", base)
     words = ["worker", "--coordinator", f"127.0.0.1:{site.port}", "--stage", "import,merge", "--drain-seconds", "0"]
     environment = site.environment | {"SLIPWAY_HOME": str(tmp_path / "second")}
-    with process([SLIPWAY, *words], tmp_path / "second.log", **environment), ThreadPoolExecutor(2) as pool:
-        wait_for(lambda: "takes tasks" in (tmp_path / "second.log").read_text() or (tmp_path / "second").exists())
+    second = tmp_path / "second.log"
+    named = ("--base-model", "hf://org/both", *ONLY_MERGE)
+
+    def submit(checkpoint: str) -> str:
+        done = site.run("submit", "--checkpoint", checkpoint, *named, home=tmp_path / "home")
+        assert done.code == 0, done.err
+        return str(done.json["name"])
+
+    with process([SLIPWAY, *words], second, **environment), Client(f"127.0.0.1:{site.port}") as client:
+        wait_for(lambda: "runs import" in second.read_text())
         site.hub.seen.clear()
-        named = ("--base-model", "hf://org/both", *ONLY_MERGE)
-        submitted = pool.map(
-            lambda each: site.run("submit", "--checkpoint", each, *named, home=tmp_path / "home"), checkpoints
-        )
-        for done in list(submitted):
-            assert done.code == 0, done.err
-            assert site.run("watch", done.json["name"], home=tmp_path / "home").code == 0
+        site.hub.flows.clear()
+        with ThreadPoolExecutor(2) as pool:
+            names = list(pool.map(submit, checkpoints))
+        wait_for(site.hub.downloads)
+        time.sleep(2)  # in which the other worker would take the other import
+        assert sorted(states(client.get_export(name))["import"] for name in names) == ["queued", "running"]
+        site.hub.flows.set()
+        for name in names:
+            assert state(list(watch(client, name))[-1]) == "succeeded"
     assert site.hub.downloads().count("model.safetensors") == 1
 
 

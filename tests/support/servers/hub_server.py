@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import threading
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
@@ -31,6 +32,7 @@ class HubServer:
         cut: Bytes after which each response with content breaks off once; 0 never.
         status: Status of every response, unless it is 200.
         flip: Send wrong content of large files after their headers.
+        flows: Whether the content of files is sent now; a request for it waits.
     """
 
     repositories: dict[tuple[str, str], Path] = field(default_factory=dict)
@@ -40,6 +42,11 @@ class HubServer:
     cut: int = 0
     status: int = 200
     flip: bool = False
+    flows: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        """Let content flow."""
+        self.flows.set()
 
     def push(self, name: str, folder: Path, *, branch: str = "main") -> str:
         """Commit a folder as the head of a branch."""
@@ -94,6 +101,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send(200, json.dumps(document).encode(), {"Content-Type": "application/json"})
 
     def content(self, name: str, commit: str, path: str, span: str) -> None:
+        if not span.startswith("bytes=0-"):
+            self.hub.flows.wait(300)
         data = (self.hub.repositories[name, commit] / path).read_bytes()
         if self.hub.flip and len(data) > LARGE_BYTES and not span.startswith("bytes=0-"):
             data = bytes(byte ^ 1 for byte in data)
