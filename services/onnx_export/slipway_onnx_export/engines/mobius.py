@@ -30,8 +30,6 @@ INCORRECT = {
     **dict.fromkeys(("deepseek_v3", "falcon", "glm", "gpt_neo"), "with other weights than the model has"),
     **dict.fromkeys(("bloom", "mpt"), "without an attention mask"),
 }
-_ROOT_SCALED = ("gemma", "gemma3_text")
-"""Model types that multiply embeddings by the root of their width."""
 """How mobius builds model types that it knows and does not build correctly; the comparison with PyTorch shows each."""
 
 
