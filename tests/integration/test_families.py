@@ -83,6 +83,7 @@ def check_result(result: dict[str, Any], levels: tuple[str, ...]) -> Path:
     return Path(str(result["output_directory"]))
 
 
+@SLOW
 def test_a_translator_is_exported_and_passes(tmp_path: Path) -> None:
     result = exported(tmp_path, make("marian", tmp_path / "marian"), ("int8",))
     folder = check_result(result, ("int8",))

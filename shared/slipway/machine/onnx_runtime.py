@@ -104,6 +104,9 @@ def runtime_provider() -> Provider:
 
 
 def _has_cuda() -> bool:
-    spec = find_spec("onnxruntime")
+    try:
+        spec = find_spec("onnxruntime")
+    except (ImportError, ValueError):  # a damaged installation
+        return False
     places = spec.submodule_search_locations if spec is not None else None
     return any(Path(place, "capi", _CUDA_LIBRARY).is_file() for place in places or ())

@@ -14,8 +14,9 @@ from slipway.observability import metrics
 from slipway.observability.telemetry import span
 from slipway.planning.attempt_keys import AttemptKey
 from slipway.rpc.stage_calls import call_of
+from slipway.rpc.stage_events import log_line, progress_message
 from slipway.rpc.statuses import status_of
-from slipway.rpc.structs import sendable, struct_of
+from slipway.rpc.structs import struct_of
 from slipway.stage import MOST_FACTS_BYTES, Progress, cut_lists
 from slipway_protos.v1 import export_pb2, worker_pb2
 
@@ -23,7 +24,6 @@ log = logging.getLogger("slipway.worker")
 
 # A call larger than the coordinator accepts would be refused for ever, and with it the reports of all other tasks.
 _MAX_LOG_LINES = 500
-_LINE_START, _LINE_END = 1000, 3000  # the end of a traceback matters most
 _MAX_REPORTED_BYTES = 128 << 10
 
 
@@ -135,28 +135,9 @@ class LeasedTask:
         return result
 
 
-def log_line(level: str, message: str) -> export_pb2.LogLine:
-    """Return a log line as a message; keep only the beginning and the end of a very long one."""
-    left_out = len(message) - _LINE_START - _LINE_END
-    if left_out > 0:
-        message = f"{message[:_LINE_START]} … {left_out} characters … {message[-_LINE_END:]}"
-    return export_pb2.LogLine(level=level, message=sendable(message))
-
-
 def output_message(result: TaskResult) -> worker_pb2.TaskOutput:
     """Return a successful result as a message. Cut its lists again: an older version may have recorded a reused result."""
     return worker_pb2.TaskOutput(outputs=result.outputs, facts=struct_of(cut_lists(result.facts)), reused=result.reused)
-
-
-def progress_message(progress: Progress, memory_bytes: int) -> export_pb2.TaskProgress:
-    """Return progress as a message."""
-    return export_pb2.TaskProgress(
-        phase=sendable(progress.phase),
-        done=progress.done,
-        total=progress.total,
-        unit=sendable(progress.unit),
-        memory_bytes=memory_bytes,
-    )
 
 
 def _too_many_facts(stage: str, output: worker_pb2.TaskOutput) -> Failure | None:

@@ -14,11 +14,12 @@ from slipway.execution.runner import TaskResult
 from slipway.registry import IMPORT, load_stage
 from slipway.rpc.serving import stream, unary
 from slipway.rpc.stage_calls import call_of
+from slipway.rpc.stage_events import log_line, progress_message
 from slipway.rpc.statuses import status_of
 from slipway.rpc.structs import struct_of
 from slipway.stage import Progress
 from slipway.stage_call import StageCall
-from slipway.worker.leased import log_line, output_message, progress_message
+from slipway.worker.leased import output_message
 from slipway.worker.pull import Worker
 from slipway_protos.v1 import stage_pb2, stage_pb2_grpc
 

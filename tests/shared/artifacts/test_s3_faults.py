@@ -98,6 +98,7 @@ def test_ctrl_c_does_not_wait_for_a_service_that_is_away(s3: S3Server, tmp_path:
         away = {**s3.environment(), "AWS_ENDPOINT_URL": proxy.endpoint, "SLIPWAY_STORE": f"s3://{BUCKET}/away"}
         process = start(["push", tmp_path / "folder"], tmp_path / "home", **away)
         assert process.stderr is not None
+        assert "push: started" in process.stderr.readline()
         assert "does not answer" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=30)  # calls are repeated for 60 seconds

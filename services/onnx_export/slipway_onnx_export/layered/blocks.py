@@ -216,6 +216,6 @@ def _unsupported(model: Any, what: str) -> ONNXExportError:
     return ONNXExportError(
         f"{type(model).__name__} {what}, so it cannot be exported layer by layer",
         reason="FAMILY_UNSUPPORTED",
-        remedy="export it whole: set formats.onnx.layered to false",
+        remedy="export it whole: set layered to false",
         about={"architecture": type(model).__name__, "model_type": model.config.model_type},
     )
