@@ -7,6 +7,7 @@ on this machine. Prints the figures and writes them to ``results/artifacts.json`
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import sys
@@ -19,14 +20,12 @@ from pathlib import Path
 
 import psutil
 
-from support.commands.cli import SLIPWAY
-
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import itertools
 
 from slipway.client import Client
 from slipway.errors import ModelExportError
+from support.commands.cli import SLIPWAY
 from support.coordinators.harness import process, wait_for
 from support.servers.free_ports import free_port
 from support.servers.s3_server import BUCKET, s3_server
