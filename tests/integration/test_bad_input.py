@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from slipway.models.safetensors_file import MOST_TENSORS
 from support.commands.cli import slipway
 from support.commands.project import Project, nothing_left
 from support.models import tiny_models
@@ -159,7 +160,7 @@ def thousands_of_names_and_one_twice(project: Project) -> None:
 
 def more_tensors_than_a_file_has(project: Project) -> None:
     entry = '{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
-    names = ",".join(f'"t{number}":{entry}' for number in range(200_000))
+    names = ",".join(f'"t{number}":{entry}' for number in range(MOST_TENSORS + 1))
     header(project.checkpoint / "adapter_model.safetensors", f"{{{names}}}")
 
 
