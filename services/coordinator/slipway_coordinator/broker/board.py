@@ -45,9 +45,10 @@ class KnownWorker:
 
 @dataclass
 class Wanted:
-    """Offers of an export, and the keys of those whose result is on its way to the workflow."""
+    """Offers of an export; the keys of those to end, and of those whose result is on its way to the workflow."""
 
     offers: Mapping[AttemptKey, Offer] = field(default_factory=dict)
+    revoked: frozenset[AttemptKey] = frozenset()
     done: set[AttemptKey] = field(default_factory=set)
 
 
@@ -92,8 +93,10 @@ class Board:
         self._offered_since.pop(key, None)
         return self.waiting.remove(key)
 
-    def hold(self, key: AttemptKey, worker: str, *, epoch: int, offer: Offer | None, revoked: bool = False) -> None:
+    def hold(self, key: AttemptKey, worker: str, *, epoch: int, offer: Offer | None) -> None:
         """Record that a worker holds an attempt, as if it had just reported it."""
+        wanted = self.wanted.get(key.export)
+        revoked = wanted is not None and key in wanted.revoked
         self.held[key] = Lease(worker, epoch, self.expiry(), offer, revoked, self.clock())
 
     def choose(self, report: WorkerReport, *, free: int, busy: int) -> list[Offer]:

@@ -80,35 +80,28 @@ class Broker:
             for key in offers.keys() & self.board.held.keys():
                 self.board.held[key].offer, self.board.held[key].revoked = offers[key], key in revoked
             new = [key for key in offers if not self.board.is_known(key) and key not in done]
-            self.board.wanted[export] = Wanted(offers, done)
+            self.board.wanted[export] = Wanted(offers, revoked, done)
             if new or before is None or not before.done.issuperset(gone):
                 rows, told = await self.journal.commit(
                     lambda: self.ledger.settle(export, offers, new=new, revoked=revoked), later=True
                 )
                 for message in told:
                     self.deliver(message)
-                self._add(new, rows, offers, revoked=revoked)
+                self._add(new, rows, self.board.wanted[export])
             if not offers:
                 del self.board.wanted[export]
         if new or revoked:
             await self._wake()
 
-    def _add(
-        self,
-        new: Iterable[AttemptKey],
-        rows: Mapping[str, LeaseRow],
-        offers: Mapping[AttemptKey, Offer],
-        *,
-        revoked: frozenset[AttemptKey],
-    ) -> None:
+    def _add(self, new: Iterable[AttemptKey], rows: Mapping[str, LeaseRow], wanted: Wanted) -> None:
         for key in new:
             row = rows.get(key)
             if self.board.is_known(key) or (row is not None and row.state is LeaseState.ENDED):
                 continue  # offered again meanwhile, or its result is on the way to the workflow
             if row is not None and row.state is LeaseState.HELD:
-                self.board.hold(key, row.worker, epoch=row.epoch, offer=offers[key], revoked=key in revoked)
-            elif key not in revoked:
-                self.board.offer(offers[key])
+                self.board.hold(key, row.worker, epoch=row.epoch, offer=wanted.offers[key])
+            elif key not in wanted.revoked:
+                self.board.offer(wanted.offers[key])
 
     async def synchronize(self, report: WorkerReport, *, wait_seconds: float = 0.0) -> Answer:
         """Renew and adopt a worker's leases, grant new ones and name those to cancel.

@@ -90,8 +90,9 @@ def install_surroundings(surroundings: Surroundings | None) -> None:
 
 
 def _surroundings() -> Surroundings:
+    """Return the surroundings; while the process stops, cancel the workflow instead: the engine would store an error as its end."""
     if not _current:
-        raise ServiceError("the coordinator is not running", reason="COORDINATOR_UNAVAILABLE")
+        raise asyncio.CancelledError
     return _current[0]
 
 

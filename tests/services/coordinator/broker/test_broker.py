@@ -284,6 +284,14 @@ async def test_a_cancelled_task_is_ended_by_its_worker(setup: Setup) -> None:
     assert setup.kinds() == ["leased", "cancelled"]
 
 
+async def test_a_task_that_is_adopted_while_its_cancellation_is_stored_is_ended(setup: Setup) -> None:
+    granted = await lease(setup.broker())
+    restarted, report = setup.broker(), holding(A, granted)
+    cancelling = restarted.set_offers(EXPORT, [offer()], revoked=[granted.offer.key])
+    await asyncio.gather(cancelling, restarted.synchronize(report))
+    assert (await restarted.synchronize(report)).cancel == (granted.offer.key,)
+
+
 async def test_a_task_handed_back_goes_to_another_even_if_an_older_report_arrives_late(setup: Setup) -> None:
     broker = setup.broker()
     granted = await lease(broker)

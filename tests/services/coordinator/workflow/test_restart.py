@@ -10,6 +10,7 @@ import pytest
 from slipway.errors import ServiceError
 from slipway.rpc.statuses import failure_of_status
 from slipway_coordinator import coordinator as coordinator_module
+from slipway_coordinator.workflow import engine, workflow
 from support.coordinators.harness import Harness, state, states, tiny_export, tiny_task, wait_for
 
 
@@ -41,6 +42,22 @@ def test_a_coordinator_that_stops_goes_on_later(tmp_path: Path) -> None:
     assert state(export) == "succeeded"
     assert runs.read_text().split() == ["m", "slow", "slow"]
     assert len(export.tasks[1].attempts) == 1
+
+
+def test_an_export_whose_workflow_begins_while_the_coordinator_stops_goes_on_later(tmp_path: Path) -> None:
+    with Harness(tmp_path) as harness:
+
+        async def stopping() -> None:
+            workflow.install_surroundings(None)  # the first step of the stop; the workflow begins before the next one
+
+        record = tiny_export("x", tiny_task("m"), base=harness.base())
+        harness.run(stopping)
+        name = harness.submit(record)
+        coordinator = harness.server.coordinator
+        wait_for(lambda: harness.run(lambda: coordinator.call(lambda: engine.stored_workflow(record))))
+        time.sleep(0.5)  # in which the engine would store the end of a workflow that raised
+    with Harness(tmp_path) as harness:
+        assert state(harness.finished(name)) == "succeeded"
 
 
 def test_a_fault_of_the_coordinator_ends_the_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
