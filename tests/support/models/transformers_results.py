@@ -58,8 +58,7 @@ def result_for_text(folder: Path, text: str) -> Any:
     if name.endswith("MaskedLM"):
         best = results.logits[0, ids.index(tokenizer.mask_token_id)].softmax(-1).topk(5)
         return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-    hidden = results.last_hidden_state.mean(1)
-    return torch.nn.functional.normalize(hidden, dim=-1).tolist()
+    return results.last_hidden_state.mean(1).tolist()  # as the model's folder says nothing of normalization
 
 
 def result_for_sound(folder: Path, path: Path, count: int) -> str:
