@@ -20,6 +20,7 @@ from slipway.stage import Context
 from slipway_onnx_export.packaging.packages import write_packages
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.parity.check import check_parity
+from slipway_onnx_export.serving.projections import Columns
 from slipway_onnx_export.source import open_source
 from slipway_validate.runner.model import LanguageModel, NotRunnable, Step, plain_step, run_segments
 from slipway_validate.runner.onnx_graphs.load import load
@@ -237,3 +238,19 @@ def test_settings_that_exclude_it_are_a_conflict(settings: dict[str, Any]) -> No
     }
     with pytest.raises(ValidationError, match=f"leave formats.onnx.{next(iter(settings))} out"):
         ExportConfiguration.model_validate(document)
+
+
+def test_joined_layers_are_their_parts_in_a_row() -> None:
+    import torch
+
+    first, second = torch.arange(6.0).reshape(2, 3), -torch.arange(9.0).reshape(3, 3)
+    joined = Columns(((first, second),))
+    whole = torch.cat([first, second])
+    for found, wanted in (
+        (joined, whole.T),
+        (joined.permute((1, 0)), whole),
+        (joined.permute((1, 0)).permute((1, 0)), whole.T),
+    ):
+        assert found.shape == wanted.shape
+        assert len(found) == len(wanted)
+        assert torch.equal(found[slice(1, 3)], wanted[1:3])

@@ -50,6 +50,8 @@ PRIORITY = (
 Result = dict[str, Any]
 """A cell: the engines and rules of its attempts, the last one's opset, and its largest difference in each batch form."""
 Table = dict[str, dict[str, Result]]
+_REGISTRIES: dict[int, Any] = {}
+"""torch's translations of operators, by opset; making them takes longer than using them."""
 
 
 def cells() -> list[tuple[str, int]]:
@@ -120,23 +122,43 @@ class FamilyRuns:
 
     @contextmanager
     def _capturing_once(self) -> Iterator[None]:
-        """Let torch.export return what it captured before of the same part of the model: that does not depend on the opset."""
+        """Let torch return what it captured and decomposed before of the same part of the model.
+
+        A capture does not depend on the opset. Its decomposition depends on it only by the operators that have a translation.
+        """
         import torch
+        from torch.onnx._internal.exporter import _core, _decomp, _registration
 
-        original = torch.export.export
+        capture, decompose = torch.export.export, _core._prepare_exported_program_for_export
+        registry = vars(_registration.ONNXRegistry)["from_torchlib"]
 
-        def once(module: Any, args: Any, *more: Any, **named: Any) -> Any:
+        def captured(module: Any, args: Any, *more: Any, **named: Any) -> Any:
             shapes = tuple(tuple(value.shape) for value in args)  # those of an encoder and its decoder differ in number
             key = module.model.config._attn_implementation, shapes
             if key not in self._captures:
-                self._captures[key] = original(module, args, *more, **named)
+                self._captures[key] = capture(module, args, *more, **named)
             return self._captures[key]
 
-        torch.export.export = once
+        def decomposed(program: Any, *, registry: Any) -> Any:
+            key = id(program), frozenset(map(str, _decomp.get_onnx_implemented_overloads(registry)))
+            if key not in self._captures:
+                self._captures[key] = decompose(program, registry=registry)
+            return self._captures[key]
+
+        def registered(*, opset_version: int) -> Any:
+            if opset_version not in _REGISTRIES:
+                _REGISTRIES[opset_version] = registry.__func__(_registration.ONNXRegistry, opset_version)
+            return _REGISTRIES[opset_version]
+
+        torch.export.export = captured
+        _core._prepare_exported_program_for_export = decomposed
+        _registration.ONNXRegistry.from_torchlib = staticmethod(registered)  # type: ignore[assignment]
         try:
             yield
         finally:
-            torch.export.export = original
+            torch.export.export = capture
+            _core._prepare_exported_program_for_export = decompose
+            _registration.ONNXRegistry.from_torchlib = registry
 
     @contextmanager
     def _tracing_once(self) -> Iterator[None]:
