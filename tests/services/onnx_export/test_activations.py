@@ -112,7 +112,10 @@ def compared(exported: Exported, model: Any) -> None:
                 "roberta-classes",
             )
         ),
-        *(pytest.param(name, {}, id=f"{name}-dynamo", marks=SLOW) for name in ("bert-classes", "qwen3", "gpt2")),
+        *(
+            pytest.param(name, {}, id=f"{name}-dynamo", marks=SLOW)
+            for name in ("bert-classes", "bert-features", "qwen3", "gpt2")
+        ),
     ],
 )
 def test_activations_are_those_of_hooks(

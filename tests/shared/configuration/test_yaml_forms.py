@@ -108,7 +108,7 @@ REFUSED = {
     "name-in-a-table-twice": (setting("resources.stage_timeouts", '{merge: 5, "merge": 6}'), "'merge' is given twice"),
     "section-twice": (b"export: {<<: {checkpoint: {path: /x}}, <<: {checkpoint: {path: /y}}}", "twice"),
     "merged-name-twice": (b"export: {checkpoint: {<<: {path: /x, path: /y}, path: /z}}", "'path' is given twice"),
-    "replacing-name-twice": (b"export: {checkpoint: {<<: {path: /x}, path: /y, path: /z}}", "checkpoint.path is given twice"),
+    "replacing-name-twice": (b"export: {checkpoint: {<<: {path: /x}, path: /y, path: /z}}", "is given twice"),
     "wide-name": ("export: {\uff43heckpoint: {path: /x}}".encode(), "did you mean 'checkpoint'"),
     "kelvin-name": ("export: {chec\u212apoint: {path: /x}}".encode(), "did you mean 'checkpoint'"),
     "cyrillic-name": ("export: {checkp\u043eint: {path: /x}}".encode(), "did you mean 'checkpoint'"),

@@ -190,7 +190,7 @@ def test_the_size_of_activations_is_predicted(base: Path, tmp_path: Path) -> Non
     assert (error.reason, "layers 0 to 11" in error.remedy) == ("PARAMS_INVALID", True)
     crossed = found(kinds=["cross_attentions"]).error()
     assert crossed is not None
-    assert (crossed.reason, crossed.about["key"]) == ("PARAMS_INVALID", "activations.kinds")
+    assert (crossed.reason, crossed.remedy) == ("PARAMS_INVALID", "leave cross_attentions out")
     pair = {f"{part}_{name}": 8 for part in ("encoder", "decoder") for name in ("layers", "attention_heads")}
     config = {**pair, "decoder_layers": 3, "d_model": 64, "is_encoder_decoder": True, "model_type": "marian"}
     (base / "config.json").write_text(json.dumps({**config, "architectures": ["MarianMTModel"]}))

@@ -57,7 +57,10 @@ def _observed(component: Component, model: Any, request: ActivationRequest, part
     def call(model: Any, tensors: Tensors) -> Tensors:
         with recording(places) as found:
             results = inner(model, tensors)
-        return results | {place.name: _only(model, place, found, tensors.get(IDS)) for place in places}
+        values = {place.name: _only(model, place, found, tensors.get(IDS)) for place in places}
+        # torch.export returns a tensor once: the last layer's output may be the result itself.
+        given = {id(value) for value in results.values()}
+        return results | {name: value.clone() if id(value) in given else value for name, value in values.items()}
 
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         names = [port.name for port in component.inputs]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from slipway.counts import counted
 from slipway.errors import ConfigurationError
@@ -66,7 +66,7 @@ def describe_activations(params: Mapping[str, Any], config: Mapping[str, Any]) -
     said = [f"{format_size(token)} for each token"] if token else []
     said += [f"{format_size(pair)} for each pair of tokens"] if pair else []
     length = config.get("max_source_positions") if len(parts) > 1 else None
-    tokens = int(length) if _is_count(length) else _EXAMPLE_TOKENS
+    tokens = length if _is_count(length) else _EXAMPLE_TOKENS
     whole = tokens * token + tokens**2 * pair
     texts = "a text and its result" if len(parts) > 1 else "a text"
     return "activations", (
@@ -80,5 +80,5 @@ def _sizes(text: Mapping[str, Any], names: Mapping[str, tuple[str, ...]]) -> dic
     return {name: next((text[key] for key in keys if _is_count(text.get(key))), 0) for name, keys in names.items()}
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
