@@ -108,6 +108,9 @@ def test_activations_of_both_graphs_are_those_of_hooks(
     wanted = recorded(name, source, given)
     contract = read_contract(exported.folder / CONTRACT)
     assert [graph.file for graph in contract.graphs] == ["encoder_model.onnx", "decoder_model.onnx"]
+    for part in contract.graphs:
+        report = run_once(read_graph(exported.folder / part.file), exported.folder / part.file, threads=1)
+        assert (report.ran, list(report.breaches(part))) == (True, [])
     names = [output.name for graph in contract.graphs for output in graph.outputs]
     assert sorted(names) == sorted(wanted)
     assert exported.facts["activations"] == names
@@ -153,7 +156,8 @@ def attended(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     return Exported(STAGE.run({"pytorch": source}, params, context)["onnx"], context.facts)
 
 
-@pytest.mark.parametrize("level", ["", pytest.param("fp16", marks=SLOW), pytest.param("int8", marks=SLOW)])
+@SLOW
+@pytest.mark.parametrize("level", ["", "fp16", "int8"])
 def test_levels_and_packages_keep_the_activations(tmp_path: Path, attended: Exported, level: str) -> None:
     from slipway_quantize.stage import STAGE
 
