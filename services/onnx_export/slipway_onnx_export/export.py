@@ -148,12 +148,12 @@ def _write(
     if request.sizes:
         facts["fixed_sizes"] = dict(request.sizes)
         ctx.warn(describe_sizes(request.sizes))
-    contract = contract_of(graphs[0].component)
+    contract = contract_of(components)
     if contract is not None:
         contract.write(folder)
-        facts["activations"] = [output.name for output in contract.outputs]
+        facts["activations"] = [output.name for graph in contract.graphs for output in graph.outputs]
     unproven = sorted({place for made in graphs for place in made.unproven})
-    facts |= _compare_with_pytorch(source, folder, params, ctx, graphs[0].component, must=unproven, sizes=request.sizes)
+    facts |= _compare_with_pytorch(source, folder, params, ctx, components, must=unproven, sizes=request.sizes)
     if unproven:
         facts["proven_harmless"] = unproven
     return facts
@@ -164,13 +164,13 @@ def _compare_with_pytorch(
     folder: Path,
     params: OnnxExportParams,
     ctx: Context,
-    first: Component,
+    components: Sequence[Component],
     *,
     sizes: Mapping[str, int],
     must: Sequence[str],
 ) -> dict[str, Any]:
     """Compare with PyTorch, unless this is turned off or the memory does not suffice; ``must`` says what only this proves."""
-    observed: Wanted = tuple(first.observed.modules) if first.observed else ()
+    observed: Wanted = tuple(name for each in components if each.observed for name in each.observed.modules)
     needed = int(source.fp32_bytes * PARITY_OVERHEAD)
     if params.parity == "never" or (params.parity == "auto" and needed > ctx.max_memory_bytes):
         short = f"needs {format_size(needed)} of {format_size(ctx.max_memory_bytes)}"
@@ -190,7 +190,7 @@ def _compare_with_pytorch(
         threads=ctx.threads,
         sizes=sizes,
         observed=observed,
-        promise=first.promise,
+        promise=components[0].promise,
         provider=params.provider,
         on_call=lambda done, total: ctx.progress("parity", done=done, total=total, unit="calls"),
     )

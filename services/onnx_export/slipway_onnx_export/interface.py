@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from slipway.models.activations.request import Kind
+from slipway.models.activations.request import Activation
 from slipway.models.graphs.promise import EVERY_CALL, Promise
 
 BATCH, SEQUENCE, PAST, TOTAL, SOURCE = (
@@ -69,12 +69,12 @@ class Observed:
     """The activations among a graph's outputs.
 
     Attributes:
-        layers: Number of the model's layers.
-        modules: Path in transformers' model of the module that each belongs to, by kind and layer.
+        layers: Number of the layers that the graph computes.
+        modules: Path in transformers' model of the module that each belongs to.
     """
 
     layers: int
-    modules: Mapping[tuple[Kind, int | None], str]
+    modules: Mapping[Activation, str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import yaml
 
 from slipway.configuration.layers import Layer, Setting
 from slipway.configuration.schema import keys, sections, unknown_setting
-from slipway.files.yaml_files import YamlError, flatten, read_document, value_of
+from slipway.files.yaml_files import YamlError, entries, read_document, value_of
 from slipway.settings.problems import Problem, configuration_error, did_you_mean
 from slipway.sizes import parse_size
 from slipway.texts import MalformedText
@@ -41,12 +41,12 @@ def read_yaml(path: Path) -> Layer:
 
 def _read_root(root: yaml.Node | None, reader: _Reader) -> None:
     layer, name = reader.layer, reader.file
-    entries = root.value if isinstance(root, yaml.MappingNode) and root.tag == _TABLE else ()
-    if not any(key.value == TOP for key, _ in entries):
+    top = root.value if isinstance(root, yaml.MappingNode) and root.tag == _TABLE else ()
+    if not any(key.value == TOP for key, _ in top):
         layer.problems.append(
             Problem(TOP, "the file has no export section", "put the settings below a line 'export:'", name)
         )
-    for key, value in entries:
+    for key, value in top:
         if layer.is_full:
             return
         if key.value == TOP:
@@ -75,12 +75,12 @@ class _Reader:
             self._problem(path or TOP, "is a section, not a value", f"put its settings below it: {names}", node)
             return
         try:
-            flatten(node)
+            inside = entries(node)
         except YamlError as fault:
-            self._problem(path or TOP, fault.problem, "let << name a section", node)
+            self._problem(path or TOP, fault.problem, "let one << name a section, or a list of sections", node)
             return
         seen: set[str] = set()
-        for key_node, value_node in node.value:
+        for key_node, value_node in inside:
             if self.layer.is_full:
                 return
             name = _name(key_node)

@@ -6,6 +6,7 @@ and reading ends when it becomes too large. libyaml parses, five times as fast a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,16 +119,40 @@ def value_of(node: yaml.Node) -> Any:
         raise _fault(error) from error
 
 
-def flatten(node: yaml.MappingNode) -> None:
-    """Insert the entries that a mapping merges by ``<<``.
+def entries(node: yaml.MappingNode) -> list[tuple[yaml.Node, yaml.Node]]:
+    """Return a mapping's entries: those that it merges by ``<<`` and does not replace, then its own.
 
     Raises:
-        YamlError: ``<<`` names something that is not a mapping.
+        YamlError: ``<<`` stands twice, or names something that is not a mapping, or a mapping that has a name twice.
     """
     try:
-        _Constructor().flatten_mapping(node)
+        own = [entry for entry in node.value if entry[0].tag != _MERGE]
+        return [*_merged(node, replaced={_identity(key) for key, _ in own}), *own]
     except yaml.YAMLError as error:
         raise _fault(error) from error
+
+
+def _merged(node: yaml.MappingNode, *, replaced: set[Any]) -> Iterator[tuple[yaml.Node, yaml.Node]]:
+    """Yield the entries that a mapping merges, but those of ``replaced`` names; the first mapping with a name gives its value."""
+    merges = [(key, value) for key, value in node.value if key.tag == _MERGE]
+    if len(merges) > 1:
+        raise ConstructorError(None, None, "'<<' is given twice", merges[1][0].start_mark)
+    for _, value in merges:
+        for part in value.value if isinstance(value, yaml.SequenceNode) else (value,):
+            if not isinstance(part, yaml.MappingNode):
+                raise ConstructorError(
+                    None, None, f"expected a mapping for merging, but found {part.id}", part.start_mark
+                )
+            _check_names(part)
+            own = [entry for entry in part.value if entry[0].tag != _MERGE]
+            found = [*own, *_merged(part, replaced={_identity(key) for key, _ in own})]
+            yield from (entry for entry in found if _identity(entry[0]) not in replaced)
+            replaced |= {_identity(key) for key, _ in found}
+
+
+def _identity(key: yaml.Node) -> Any:
+    """Return what two equal names share; a list or table is equal to nothing."""
+    return key.value if isinstance(key, yaml.ScalarNode) else id(key)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 from slipway.stage import Context
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.stage import STAGE
+from support.commands.transformers_js import transformers_js
 from support.models.onnx_models import Exported, save_model
 
 
@@ -38,3 +39,10 @@ def export(tmp_path: Path) -> Callable[..., Exported]:
         return Exported(outputs["onnx"], context.facts)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with transformers.js."""
+    with transformers_js(tmp_path_factory.mktemp("npm")) as folder:
+        yield folder

@@ -12,14 +12,14 @@ import pytest
 
 from slipway.errors import ModelExportError
 from slipway.models.activations.contract import CONTRACT, CONTRACT_PAGE, read_contract
-from slipway.models.activations.request import KINDS
+from slipway.models.activations.request import KINDS, Activation
 from slipway.stage import Context
 from support.models.family_models import CASES, make_family_model
 from support.models.onnx_models import Exported
 
 SLOW = pytest.mark.slow
 LIMIT = 1e-4
-EVERY = {"layers": ("all",), "kinds": tuple(KINDS)}
+EVERY = {"layers": ("all",), "kinds": tuple(kind for kind in KINDS if kind != "cross_attentions")}
 LEGACY = {"engine": "legacy", "opset": 17}
 FEED_FORWARD = {"bert": "output.dense", "roberta": "output.dense", "distilbert": "ffn", "opt": "fc2"}
 """Module in a layer whose output is the feed-forward part's, by model type; ``mlp`` for the others."""
@@ -112,7 +112,10 @@ def compared(exported: Exported, model: Any) -> None:
                 "roberta-classes",
             )
         ),
-        *(pytest.param(name, {}, id=f"{name}-dynamo", marks=SLOW) for name in ("bert-classes", "qwen3", "gpt2")),
+        *(
+            pytest.param(name, {}, id=f"{name}-dynamo", marks=SLOW)
+            for name in ("bert-classes", "bert-features", "qwen3", "gpt2")
+        ),
     ],
 )
 def test_activations_are_those_of_hooks(
@@ -188,7 +191,10 @@ def test_wrong_activations_fail_the_comparison(maps: Exported, tmp_path: Path) -
     onnx.save(model, tmp_path / "changed" / "model.onnx")
     with pytest.raises(ModelExportError) as caught:
         check_parity(
-            open_source(source), tmp_path / "changed", tolerance=LIMIT, observed=(("attentions", 1), ("mlp", 1))
+            open_source(source),
+            tmp_path / "changed",
+            tolerance=LIMIT,
+            observed=(Activation("attentions", 1), Activation("mlp", 1)),
         )
     assert caught.value.reason == "EXPORT_PARITY_FAILED"
     assert caught.value.about["output"] == "mlp.1"
@@ -199,7 +205,13 @@ def test_wrong_activations_fail_the_comparison(maps: Exported, tmp_path: Path) -
     [
         ("bert-classes", {"activations": {"layers": ("2",)}, **LEGACY}, "PARAMS_INVALID", "layers 0 to 1"),
         ("bart-classes", {"activations": EVERY, **LEGACY}, "FAMILY_UNSUPPORTED", "an encoder and a decoder"),
-        ("marian", {"activations": EVERY, **LEGACY}, "FAMILY_UNSUPPORTED", "an encoder and a decoder"),
+        (
+            "bert-classes",
+            {"activations": {"kinds": ("cross_attentions",)}, **LEGACY},
+            "FAMILY_UNSUPPORTED",
+            "cross-attention",
+        ),
+        ("marian", {"activations": {"layers": ("1", "2")}, **LEGACY}, "PARAMS_INVALID", "layers 0 to 1"),
         ("qwen3", {"activations": EVERY, "engine": "mobius"}, "EXPORT_ENGINE_UNSUPPORTED", "without activations"),
     ],
 )

@@ -145,6 +145,37 @@ def test_optimization_off_leaves_the_traced_graph(
     assert nodes["none"] > nodes["basic"]
 
 
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        pytest.param("qwen3", {}, id="qwen3-mobius"),
+        pytest.param("bert-classes", {"engine": "legacy", "opset": 17}, id="bert-legacy"),
+        *(
+            pytest.param(name, {"engine": "legacy", "opset": 17}, id=f"{name}-legacy", marks=SLOW)
+            for name in ("t5", "whisper")
+        ),
+        *(
+            pytest.param(name, {"engine": "dynamo"}, id=f"{name}-dynamo", marks=SLOW)
+            for name in ("qwen3", "bert-classes", "marian")
+        ),
+    ],
+)
+def test_a_portable_graph_has_standard_operators_only(
+    tmp_path: Path, export: Callable[..., Exported], name: str, params: dict[str, Any]
+) -> None:
+    import onnx
+
+    source = make_family_model(name, tmp_path / "model")
+    for path in export(source, optimization="basic", parity="never", **params).folder.glob("*.onnx"):
+        model = onnx.load(path, load_external_data=False)
+        assert {entry.domain for entry in model.opset_import} == {""}
+        assert {node.domain for node in model.graph.node} == {""}
+        assert not model.functions
+    if not params:  # the setting is what makes it so
+        whole = export(source, parity="never").facts["operators"]
+        assert any(operator.startswith("com.microsoft.") for operator in whole)
+
+
 def test_weights_within_the_graph(family: Callable[[str], Path], export: Callable[..., Exported]) -> None:
     exported = export(family("qwen3-tied"), external_data=False)
     assert sorted(path.name for path in exported.folder.glob("*.onnx*")) == ["model.onnx"]

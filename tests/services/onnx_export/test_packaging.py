@@ -6,10 +6,7 @@ import json
 import os
 import runpy
 import shutil
-import subprocess
-import sys
-import wave
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +18,11 @@ from slipway.stage import Context
 from slipway_onnx_export.packaging.graphs import Interface
 from slipway_onnx_export.packaging.packages import write_packages
 from slipway_onnx_export.packaging.triton import triton_config
-from support.commands.transformers_js import run_example, run_node, transformers_js
+from support.commands.transformers_js import run_example, run_node
 from support.models.family_models import make_family_model
 from support.models.genai_runs import genai_continuations
 from support.models.onnx_models import Exported
-from support.models.packaged_models import empty_cache, session, steps_of_merged, steps_of_two_files
-from support.models.sentence_models import write_modules
+from support.models.packaged_models import empty_cache, padded_source, session, steps_of_merged, steps_of_two_files
 from support.models.triton_schema import triton_schema
 from support.models.web_page import result_of_page
 
@@ -252,12 +248,7 @@ def test_the_merged_decoder_computes_what_the_two_files_do(
 ) -> None:
     """Ten steps of rows with padding on both sides, reordered in between; each call returns the whole cache."""
     folder = export(make_family_model(name, tmp_path / "model"), packaging=("transformers_js",), **params).folder
-    random = np.random.default_rng(0)
-    ids, mask = random.integers(3, 40, (3, 9)), np.ones((3, 9), np.int64)
-    mask[1, :4] = mask[2, 6:] = 0
-    source = {"input_ids": np.where(mask == 1, ids, 1), "attention_mask": mask}
-    if name == "whisper":
-        source = {"input_features": random.normal(size=(3, 8, 32)).astype(np.float32)}
+    source = padded_source(name)
     wanted = steps_of_two_files(folder, source, start=1, steps=10)
     graphs = [
         folder / "transformers_js" / "onnx" / f"{part}.onnx" for part in ("encoder_model", "decoder_model_merged")
@@ -269,12 +260,6 @@ def test_the_merged_decoder_computes_what_the_two_files_do(
 
 
 # transformers.js.
-
-
-@pytest.fixture(scope="module")
-def modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    with transformers_js(tmp_path_factory.mktemp("npm")) as folder:
-        yield folder
 
 
 @pytest.mark.slow
@@ -368,63 +353,3 @@ def assert_agrees(name: str, found: Any, folder: Path, text: str) -> None:
         assert {each["entity"] for each in found} <= {f"LABEL_{label}" for label in result[0].argmax(-1)}
     elif name == "bert-masked":
         assert found[0]["token"] == result[0, 2].argmax()
-
-
-EXAMPLES = {
-    "marian": ("marian", (WORDS,), (WORDS, "--max-new-tokens", "39")),  # transformers.js counts the first token
-    "whisper": ("whisper", ("sound.wav", "40"), ("sound.wav", "--max-new-tokens", "40")),
-    "features": ("bert-features", (WORDS, "to in"), (WORDS, "--compare", "to in")),
-    "sentences": ("bert-features", (WORDS, "to in"), (WORDS, "--compare", "to in")),
-}
-"""Model, and arguments of the examples in JavaScript and in Python."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("task", EXAMPLES)
-def test_the_examples_of_both_languages_agree(
-    tmp_path: Path, export: Callable[..., Exported], modules: Path, task: str
-) -> None:
-    """A translation, a transcription, and how similar two texts are."""
-    name, theirs, ours = EXAMPLES[task]
-    source = make_family_model(name, tmp_path / "model")
-    if task == "sentences":
-        write_modules(source, settings={"pooling_mode": "cls"}, normalized=True)
-    if name == "whisper":
-        write_processor(source)
-    folder = export(source, packaging=("transformers_js",), engine="legacy", opset=17).folder
-    write_sound(tmp_path / "sound.wav")
-    done = subprocess.run(
-        [sys.executable, "-P", str(folder / "example.py"), *ours],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = run_example(folder, modules, *(str(tmp_path / each) if each == "sound.wav" else each for each in theirs))
-    if task in ("features", "sentences"):
-        assert found["similarity"] == pytest.approx(float(done.stdout), abs=1e-3)
-        assert abs(found["similarity"]) < 0.999
-    else:
-        text = found[0]["generated_text"] if name == "marian" else found["text"]
-        assert len(text.split()) > 3
-        assert text.split() == done.stdout.split()
-
-
-def write_processor(folder: Path) -> None:
-    """Say how sound is prepared, in the file of a processor."""
-    from transformers import WhisperFeatureExtractor
-
-    extractor = WhisperFeatureExtractor(feature_size=8, chunk_length=1, hop_length=500)
-    (folder / "processor_config.json").write_text(json.dumps({"feature_extractor": extractor.to_dict()}))
-
-
-def write_sound(path: Path) -> None:
-    """Write half a second of two tones, on two channels."""
-    times = np.arange(8000) / 16000
-    samples = np.stack([np.sin(2 * np.pi * tone * times) for tone in (440, 880)], axis=1)
-    with wave.open(str(path), "wb") as file:
-        file.setnchannels(2)
-        file.setsampwidth(2)
-        file.setframerate(16000)
-        file.writeframes((samples * 8000).astype("<i2").tobytes())

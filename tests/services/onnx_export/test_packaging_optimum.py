@@ -14,7 +14,13 @@ import pytest
 
 from support.models.family_models import make_family_model
 from support.models.onnx_models import Exported
-from support.models.packaged_models import empty_cache, session, steps_of_three_files, steps_of_two_files
+from support.models.packaged_models import (
+    empty_cache,
+    padded_source,
+    session,
+    steps_of_three_files,
+    steps_of_two_files,
+)
 from support.models.table_models import ROWS, make_row
 
 PYTHON = os.environ.get("OPTIMUM_PYTHON", "")
@@ -80,12 +86,7 @@ def test_the_three_files_compute_what_the_two_do(
 ) -> None:
     """Ten steps of rows with padding on both sides, reordered in between; the first step returns the whole cache."""
     folder = export(make_family_model(name, tmp_path / "model"), packaging=("optimum",), **params).folder
-    random = np.random.default_rng(0)
-    ids, mask = random.integers(3, 40, (3, 9)), np.ones((3, 9), np.int64)
-    mask[1, :4] = mask[2, 6:] = 0
-    source = {"input_ids": np.where(mask == 1, ids, 1), "attention_mask": mask}
-    if name == "whisper":
-        source = {"input_features": random.normal(size=(3, 8, 32)).astype(np.float32)}
+    source = padded_source(name)
     wanted = steps_of_two_files(folder, source, start=1, steps=10)
     found = steps_of_three_files(folder / "optimum", source, start=1, steps=10)
     np.testing.assert_allclose(

@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from slipway.errors import ModelExportError
-from slipway.models.activations.contract import CONTRACT, ActivationContract, ContractOutput
+from slipway.models.activations.contract import CONTRACT, ActivationContract, ContractOutput, GraphContract
 from slipway.models.activations.inspection import GraphReport
 from support.commands.cli import in_process
 
@@ -75,6 +75,19 @@ def test_a_graph_is_shown_and_held_to_its_contract(
     broken = in_process(capfd, "inspect", folder / "model.onnx", "--contract", other, home=home)
     assert (broken.code, "the contract says float16" in broken.out) == (4, True)
     assert "batch × sequence × 4" in broken.out
+
+
+def test_a_contract_of_two_graphs_is_held_by_both(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    second = GraphContract(file="decoder.onnx", layers=1, outputs=(OUTPUT,))
+    AGREED.model_copy(update={"further": (second,)}).write(folder)
+    lacking = in_process(capfd, "inspect", folder, "--json", home=folder)
+    assert (lacking.code, lacking.json["breaches"]) == (4, ["there is no decoder.onnx, which the contract describes"])
+    assert in_process(capfd, "inspect", folder / "model.onnx", home=folder).code == 0
+    onnx.save(small(shape=("batch", 3)), folder / "decoder.onnx")
+    assert in_process(capfd, "inspect", folder, home=folder).code == 0
+    (folder / "model.onnx").rename(folder / "other.onnx")
+    alone = in_process(capfd, "inspect", folder / "other.onnx", home=folder)
+    assert (alone.code, "there is no model.onnx" in alone.out) == (4, True)
 
 
 def test_the_properties_of_a_graph_are_shown(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -66,8 +66,16 @@ def test_a_value_is_the_one_of_yaml_and_no_variable_is_inserted(
         b"export:\r  checkpoint:\r    path: /x\r",
         b"--- !!map\nexport: {checkpoint: {path: /x}}\n...\n",
         b"export: {checkpoint: &a {path: &b /x}}",
+        b"export: {checkpoint: {<<: {path: /y}, path: /x}}",
+        b"export: {checkpoint: {path: /x, <<: {path: /y}}}",
+        b"export: {checkpoint: {<<: [{path: /x}, {path: /y}]}}",
+        b"export: {checkpoint: {<<: {<<: {path: /y}, path: /x}}}",
+        b"export: {<<: {checkpoint: {path: /y}}, checkpoint: {path: /x}}",
     ],
-    ids=["byte-order-mark", "crlf", "cr", "marks-of-a-document", "anchors"],
+    ids=[
+        *("byte-order-mark", "crlf", "cr", "marks-of-a-document", "anchors"),
+        *("merged-name-replaced", "merged-behind", "first-of-merged", "merged-in-merged", "merged-section-replaced"),
+    ],
 )
 def test_a_file_may_be_written_in_several_ways(tmp_path: Path, data: bytes) -> None:
     assert read(tmp_path / "export.yaml", data, "checkpoint.path") == "/x"
@@ -99,6 +107,8 @@ REFUSED = {
     "tagged-name-twice": (b"export: {checkpoint: {path: /x, !!str path: /y}}", "twice"),
     "name-in-a-table-twice": (setting("resources.stage_timeouts", '{merge: 5, "merge": 6}'), "'merge' is given twice"),
     "section-twice": (b"export: {<<: {checkpoint: {path: /x}}, <<: {checkpoint: {path: /y}}}", "twice"),
+    "merged-name-twice": (b"export: {checkpoint: {<<: {path: /x, path: /y}, path: /z}}", "'path' is given twice"),
+    "replacing-name-twice": (b"export: {checkpoint: {<<: {path: /x}, path: /y, path: /z}}", "is given twice"),
     "wide-name": ("export: {\uff43heckpoint: {path: /x}}".encode(), "did you mean 'checkpoint'"),
     "kelvin-name": ("export: {chec\u212apoint: {path: /x}}".encode(), "did you mean 'checkpoint'"),
     "cyrillic-name": ("export: {checkp\u043eint: {path: /x}}".encode(), "did you mean 'checkpoint'"),

@@ -188,6 +188,16 @@ def test_the_size_of_activations_is_predicted(base: Path, tmp_path: Path) -> Non
     error = found(layers=["12"]).error()
     assert error is not None
     assert (error.reason, "layers 0 to 11" in error.remedy) == ("PARAMS_INVALID", True)
+    crossed = found(kinds=["cross_attentions"]).error()
+    assert crossed is not None
+    assert (crossed.reason, crossed.remedy) == ("PARAMS_INVALID", "leave cross_attentions out")
+    pair = {f"{part}_{name}": 8 for part in ("encoder", "decoder") for name in ("layers", "attention_heads")}
+    config = {**pair, "decoder_layers": 3, "d_model": 64, "is_encoder_decoder": True, "model_type": "marian"}
+    (base / "config.json").write_text(json.dumps({**config, "architectures": ["MarianMTModel"]}))
+    checked = found(layers=["all"], kinds=["hidden_states", "attentions", "cross_attentions"])
+    (said,) = [finding.message for finding in checked.findings if finding.check == "activations"]
+    assert said.startswith("25 outputs with 2.8 kB for each token and 448 B for each pair of tokens: ")
+    assert "a text and its result of 512 tokens each" in said
     assert not [
         finding
         for finding in preflight(PLAN, base=base, home=tmp_path, output=tmp_path).findings

@@ -37,6 +37,10 @@ def _model(family: str) -> Any:
             return tf.MistralForCausalLM(tf.MistralConfig(**SIZES, sliding_window=None))
         case "mistral-window":
             return tf.MistralForCausalLM(tf.MistralConfig(**SIZES, sliding_window=16))
+        case "gemma3-window":
+            kinds = ["sliding_attention", "full_attention"]
+            window = {"sliding_window": 16, "layer_types": kinds, "query_pre_attn_scalar": 32}
+            return tf.Gemma3ForCausalLM(tf.Gemma3TextConfig(**SIZES, head_dim=32, **window))
         case "gpt2":
             sizes = {"vocab_size": 128, "n_positions": 128, "n_embd": 64, "n_layer": 2, "n_head": 4}
             return tf.GPT2LMHeadModel(tf.GPT2Config(**sizes, bos_token_id=None, eos_token_id=2))

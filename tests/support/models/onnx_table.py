@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import gc
 import json
 import logging
 import tempfile
@@ -36,6 +37,8 @@ BEGIN, END = "<!-- families: made by make test-all -->\n", "<!-- end of families
 OPSETS = (14, 17, 18, 20, 21, 23)
 WRITES = {"mobius": OPSETS, "dynamo": (18, 20, 21, 23), "legacy": (14, 17)}
 LETTERS = {"mobius": "M", "dynamo": "D", "legacy": "L"}
+FORMS = ("dynamic", "batch")
+"""Values of the parameter ``shapes``."""
 LIMIT = 1e-4
 PRIORITY = (
     ("mobius", 23),
@@ -50,6 +53,8 @@ PRIORITY = (
 Result = dict[str, Any]
 """A cell: the engines and rules of its attempts, the last one's opset, and its largest difference in each batch form."""
 Table = dict[str, dict[str, Result]]
+_REGISTRIES: dict[int, Any] = {}
+"""torch's translations of operators, by opset; making them takes longer than using them."""
 
 
 def cells() -> list[tuple[str, int]]:
@@ -59,20 +64,31 @@ def cells() -> list[tuple[str, int]]:
 
 
 class FamilyRuns:
-    """The exports of one family, each made once. A graph is traced once for both batch forms: tracing does not depend on them."""
+    """The exports of one family, each made once, with what torch captures of each batch form.
 
-    def __init__(self, row: Row, root: Path) -> None:
+    Args:
+        row: The family.
+        root: Folder to work in.
+        known: Results of cells that are not run again: a recovery may end in one.
+    """
+
+    def __init__(self, row: Row, root: Path, known: Mapping[str, Result] = MappingProxyType({})) -> None:
         self._root, self._name = root, row.name
         self._source = make_row(row, root / "model")
         self._made: dict[str, tuple[dict[str, Any], Failure | None]] = {}
-        self._traces: dict[tuple[str, str, int], Any] = {}
+        self._traces: dict[Any, Any] = {}
         self._captures: dict[Any, Any] = {}
+        for cell, result in known.items():
+            engine, opset = cell.split()
+            for shapes, difference in zip(FORMS, result["differences"], strict=True):
+                if len(result["attempts"]) == 1:
+                    facts = {"engine": engine, "opset": int(opset), "parity_max_abs_diff": difference}
+                    self._made[_key({"engine": engine, "opset": int(opset), "shapes": shapes})] = facts, None
+        gc.freeze()  # what is imported is not searched for garbage again: half of the time went into that
 
     def cell(self, engine: str, opset: int) -> Result:
         """Export in both batch forms, with the recovery that the rules of the stage prescribe."""
-        forms = [
-            self._recovered({"engine": engine, "opset": opset, "shapes": shapes}) for shapes in ("dynamic", "batch")
-        ]
+        forms = [self._recovered({"engine": engine, "opset": opset, "shapes": shapes}) for shapes in FORMS]
         assert forms[0]["attempts"] == forms[1]["attempts"], "both batch forms end alike"
         differences = [form.pop("difference") for form in forms]
         assert max(differences) < LIMIT
@@ -107,7 +123,7 @@ class FamilyRuns:
             params = dict(found.params)
 
     def _run(self, params: dict[str, Any]) -> tuple[dict[str, Any], Failure | None]:
-        key = json.dumps(params, sort_keys=True)
+        key = _key(params)
         if key not in self._made:
             with tempfile.TemporaryDirectory(dir=self._root) as work, self._capturing_once(), self._tracing_once():
                 context = Context(workdir=Path(work))
@@ -120,23 +136,43 @@ class FamilyRuns:
 
     @contextmanager
     def _capturing_once(self) -> Iterator[None]:
-        """Let torch.export return what it captured before of the same part of the model: that does not depend on the opset."""
+        """Let torch return what it captured and decomposed before of the same part of the model.
+
+        A capture does not depend on the opset. Its decomposition depends on it only by the operators that have a translation.
+        """
         import torch
+        from torch.onnx._internal.exporter import _core, _decomp, _registration
 
-        original = torch.export.export
+        capture, decompose = torch.export.export, _core._prepare_exported_program_for_export
+        registry = vars(_registration.ONNXRegistry)["from_torchlib"]
 
-        def once(module: Any, args: Any, *more: Any, **named: Any) -> Any:
+        def captured(module: Any, args: Any, *more: Any, **named: Any) -> Any:
             shapes = tuple(tuple(value.shape) for value in args)  # those of an encoder and its decoder differ in number
             key = module.model.config._attn_implementation, shapes
             if key not in self._captures:
-                self._captures[key] = original(module, args, *more, **named)
+                self._captures[key] = capture(module, args, *more, **named)
             return self._captures[key]
 
-        torch.export.export = once
+        def decomposed(program: Any, *, registry: Any) -> Any:
+            key = id(program), frozenset(map(str, _decomp.get_onnx_implemented_overloads(registry)))
+            if key not in self._captures:
+                self._captures[key] = decompose(program, registry=registry)
+            return self._captures[key]
+
+        def registered(*, opset_version: int) -> Any:
+            if opset_version not in _REGISTRIES:
+                _REGISTRIES[opset_version] = registry.__func__(_registration.ONNXRegistry, opset_version)
+            return _REGISTRIES[opset_version]
+
+        torch.export.export = captured
+        _core._prepare_exported_program_for_export = decomposed
+        _registration.ONNXRegistry.from_torchlib = staticmethod(registered)  # type: ignore[assignment]
         try:
             yield
         finally:
-            torch.export.export = original
+            torch.export.export = capture
+            _core._prepare_exported_program_for_export = decompose
+            _registration.ONNXRegistry.from_torchlib = registry
 
     @contextmanager
     def _tracing_once(self) -> Iterator[None]:
@@ -149,7 +185,7 @@ class FamilyRuns:
 
         def once(module: Any) -> Any:
             def trace(component: Any, whole: Any, source: Any, *, opset: int) -> Any:
-                key = module.__name__, component.name, opset
+                key = module.__name__, component.name, tuple(port.shape for port in component.inputs), opset
                 if key not in self._traces:
                     found = originals[module](component, whole, source, opset=opset)
                     model, more = (found[0], found[1:]) if isinstance(found, tuple) else (found, ())
@@ -168,6 +204,10 @@ class FamilyRuns:
                 module._trace = original  # type: ignore[attr-defined]
 
 
+def _key(params: Mapping[str, Any]) -> str:
+    return json.dumps(params, sort_keys=True)
+
+
 def run_row(
     row: Row,
     known: Mapping[str, Result] = MappingProxyType({}),
@@ -176,11 +216,14 @@ def run_row(
     only: tuple[str, ...] = (),
 ) -> Iterator[tuple[str, Result]]:
     """Run the cells of a family that are not known, as long as time allows."""
+    missing = [cell for cell in cells() if f"{cell[0]} {cell[1]}" not in known]
+    if not missing:
+        return
     with tempfile.TemporaryDirectory() as folder:
-        runs = FamilyRuns(row, Path(folder))
-        for engine, opset in cells():
+        runs = FamilyRuns(row, Path(folder), known)
+        for engine, opset in missing:
             key = f"{engine} {opset}"
-            if key not in known and (not only or key in only) and time.monotonic() < until:
+            if (not only or key in only) and time.monotonic() < until:
                 yield key, runs.cell(engine, opset)
 
 

@@ -43,6 +43,16 @@ def empty_cache(graph: Any, rows: int, *, of: str = "") -> dict[str, Any]:
     }
 
 
+def padded_source(name: str) -> dict[str, Any]:
+    """Inputs of an encoder of ``family_models``: three rows with padding on both sides, or three sounds."""
+    random = np.random.default_rng(0)
+    ids, mask = random.integers(3, 40, (3, 9)), np.ones((3, 9), np.int64)
+    mask[1, :4] = mask[2, 6:] = 0
+    if name == "whisper":
+        return {"input_features": random.normal(size=(3, 8, 32)).astype(np.float32)}
+    return {"input_ids": np.where(mask == 1, ids, 1), "attention_mask": mask}
+
+
 def steps_of_two_files(folder: Path, source: dict[str, Any], *, start: int, steps: int) -> list[Any]:
     """Logits of a greedy decoding by the encoder and the decoder, reordered as a beam search does."""
     _, encode = session(folder / "encoder_model.onnx")

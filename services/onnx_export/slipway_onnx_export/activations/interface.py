@@ -1,19 +1,21 @@
-"""Add activations to the interface of a graph."""
+"""Add activations to the interfaces of graphs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch._subclasses import FakeTensorMode
 
-from slipway.models.activations.contract import ActivationContract, ContractOutput
-from slipway.models.activations.request import ActivationRequest, activation_name
+from slipway.models.activations.contract import ActivationContract, ContractOutput, GraphContract
+from slipway.models.activations.request import CROSS, ActivationRequest, Part
 from slipway_onnx_export.activations.recording import Place, layers_of, places_of, recording, unsupported
-from slipway_onnx_export.interface import IDS, MASK, SAMPLE_SIZES, SEQUENCE, Component, Observed, Port
+from slipway_onnx_export.interface import ENCODED, IDS, MASK, SAMPLE_SIZES, Component, Observed, Port
 
 Tensors = dict[str, torch.Tensor]
+Axis = str | int | None
 
 
 def with_activations(
@@ -32,66 +34,92 @@ def with_activations(
     """
     if request is None:
         return components
-    if len(components) != 1 or model.config.is_encoder_decoder:
-        raise unsupported(model, "is made of an encoder and a decoder")
-    (component,) = components
+    parts: tuple[Part, ...] = ("encoder", "decoder") if model.config.is_encoder_decoder else ("",)
+    if len(components) != len(parts):
+        raise unsupported(model, "has an encoder and a decoder in one graph")
+    if CROSS in request.kinds and "decoder" not in parts:
+        raise unsupported(model, "has no cross-attention")
+    most = max(len(layers_of(model, part)[1]) for part in parts)
+    return tuple(
+        _observed(component, model, request, part, most) for component, part in zip(components, parts, strict=True)
+    )
+
+
+def _observed(component: Component, model: Any, request: ActivationRequest, part: Part, most: int) -> Component:
     inner = component.call
     assert inner is not None  # only engines that trace ask for activations
-    count = len(layers_of(model)[1])
-    wanted = request.outputs(count)
+    count = len(layers_of(model, part)[1])
+    wanted = request.outputs(count, part, most=most)
+    if not wanted:
+        return component
     places = places_of(model, wanted)
 
     def call(model: Any, tensors: Tensors) -> Tensors:
         with recording(places) as found:
             results = inner(model, tensors)
-        return results | {place.name: _only(model, place, found, tensors[IDS]) for place in places}
+        values = {place.name: _only(model, place, found, tensors.get(IDS)) for place in places}
+        # torch.export returns a tensor once: the last layer's output may be the result itself.
+        given = {id(value) for value in results.values()}
+        return results | {name: value.clone() if id(value) in given else value for name, value in values.items()}
 
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         names = [port.name for port in component.inputs]
         made = call(model, dict(zip(names, component.sample(), strict=True)))
         shapes = {place.name: tuple(map(int, made[place.name].shape)) for place in places}
-    ports = tuple(Port(place.name, _axes(model, place, shapes[place.name], component)) for place in places)
+    lengths = _lengths(component)
+    ports = tuple(Port(place.name, _axes(model, place, shapes[place.name], lengths)) for place in places)
     observed = Observed(count, dict(zip(wanted, (place.path for place in places), strict=True)))
-    return (replace(component, outputs=(*component.outputs, *ports), call=call, observed=observed),)
+    return replace(component, outputs=(*component.outputs, *ports), call=call, observed=observed)
 
 
-def _only(model: Any, place: Place, found: dict[str, list[torch.Tensor]], ids: torch.Tensor) -> torch.Tensor:
+def _only(model: Any, place: Place, found: dict[str, list[torch.Tensor]], ids: torch.Tensor | None) -> torch.Tensor:
     """Return the one value of a call; parts that take tokens of all rows in one list get their rows back."""
     values = found.get(place.name, [])
     if len(values) != 1:
         what = "does not return" if not values else f"computes {len(values)} times"
         raise unsupported(model, f"{what} the {place.kind.replace('_', ' ')} of {place.path}")
     value = values[0]
-    return value.reshape(*ids.shape, value.shape[-1]) if value.dim() == 2 else value
+    return value.reshape(*ids.shape, value.shape[-1]) if value.dim() == 2 and ids is not None else value
 
 
-def _axes(model: Any, place: Place, shape: tuple[int, ...], component: Component) -> tuple[str | int | None, ...]:
-    ports = {port.name: port for port in component.inputs}
-    rows, keys = ports[IDS].shape[0], ports[MASK].shape[1]
-    if place.kind == "attentions":
-        axes: tuple[str | int | None, ...] = (rows, shape[1] if len(shape) == 4 else 0, SEQUENCE, keys)
-    else:
-        axes = (rows, SEQUENCE, shape[-1])
+def _lengths(component: Component) -> tuple[Axis, Axis, Axis, Axis]:
+    """Return the axes of rows, of tokens, and of what attention and cross-attention look at."""
+    ports = {port.name: port.shape for port in (*component.inputs, *component.outputs)}
+    rows, tokens = (ports[IDS] if IDS in ports else ports["last_hidden_state"])[:2]
+    cached = ports.get("present.0.decoder.key")
+    keys = ports[MASK][1] if MASK in ports else cached[2] if cached else tokens
+    crossed = ports.get("past_key_values.0.encoder.key")
+    return rows, tokens, keys, crossed[2] if crossed else ports.get(ENCODED, (rows, tokens))[1]
+
+
+def _axes(model: Any, place: Place, shape: tuple[int, ...], lengths: tuple[Axis, Axis, Axis, Axis]) -> tuple[Axis, ...]:
+    rows, tokens, keys, crossed = lengths
+    axes: tuple[Axis, ...] = (rows, tokens, shape[-1])
+    if place.kind in ("attentions", CROSS):
+        axes = (rows, shape[1] if len(shape) == 4 else 0, tokens, crossed if place.kind == CROSS else keys)
     wanted = tuple(SAMPLE_SIZES[axis] if isinstance(axis, str) else axis for axis in axes)
     if shape != wanted:
         raise unsupported(model, f"gives {place.name} in the form {list(shape)} instead of {list(wanted)}")
     return axes
 
 
-def contract_of(component: Component) -> ActivationContract | None:
-    """Describe the additional outputs of a graph; None if it has none."""
-    if component.observed is None:
-        return None
-    ports = {port.name: port for port in component.outputs}
+def contract_of(components: Iterable[Component]) -> ActivationContract | None:
+    """Describe the additional outputs of graphs; None if they have none."""
+    graphs = [_contract(each, each.observed) for each in components if each.observed is not None]
+    return ActivationContract(**dict(graphs[0]), further=tuple(graphs[1:])) if graphs else None
+
+
+def _contract(component: Component, observed: Observed) -> GraphContract:
+    shapes = {port.name: port.shape for port in component.outputs}
     outputs = tuple(
         ContractOutput(
-            name=activation_name(kind, layer),
-            kind=kind,
-            layer=layer,
+            name=each.name,
+            kind=each.kind,
+            layer=each.layer,
             module=path,
             dtype="float32",
-            shape=tuple(axis for axis in ports[activation_name(kind, layer)].shape if axis is not None),
+            shape=tuple(axis for axis in shapes[each.name] if axis is not None),
         )
-        for (kind, layer), path in component.observed.modules.items()
+        for each, path in observed.modules.items()
     )
-    return ActivationContract(file=component.file, layers=component.observed.layers, outputs=outputs)
+    return GraphContract(file=component.file, layers=observed.layers, outputs=outputs)

@@ -11,13 +11,18 @@ from typing import Any
 import torch
 
 from slipway.errors import ONNXExportError
-from slipway.models.activations.request import Kind, activation_name
+from slipway.models.activations.request import CROSS, Activation, Part
 
-Wanted = tuple[tuple[Kind, int | None], ...]
-"""Kind and layer of each output."""
+Wanted = tuple[Activation, ...]
 
-_FEED_FORWARD = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "fc2", "output.dense")
+_FEED_FORWARD = (
+    *("mlp", "feed_forward", "ffn", "block_sparse_moe", "fc2", "output.dense"),
+    *("layer.2.DenseReluDense", "layer.1.DenseReluDense"),
+)
 """Names of the module in a layer whose output is that of its feed-forward part, by class of transformers."""
+
+_CROSS = ("encoder_attn", "encdecattention", "crossattention")
+"""Parts of the paths and class names of modules that attend to the encoder's results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,51 +42,63 @@ class Place:
     kind: str
 
 
-def layers_of(model: Any) -> tuple[str, list[torch.nn.Module]]:
-    """Return the path and the layers of a model.
+def layers_of(model: Any, part: Part = "") -> tuple[str, list[torch.nn.Module]]:
+    """Return the path and the layers of a model, or of a half of it.
 
     Raises:
         ONNXExportError: ``FAMILY_UNSUPPORTED`` if it has no such list, or several.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer  # takes longer than building a graph does
 
+    half = {"encoder": "get_encoder", "decoder": "get_decoder"}.get(part)
+    inside = set(model.modules()) if half is None else set(getattr(model, half)().modules())
     lists = [
         (path, list(module))
         for path, module in model.named_modules()
-        if isinstance(module, torch.nn.ModuleList)
+        if module in inside
+        and isinstance(module, torch.nn.ModuleList)
         and len(module)
         and all(isinstance(each, GradientCheckpointingLayer) for each in module)
     ]
     if len(lists) != 1:
-        raise unsupported(model, f"has {len(lists)} lists of layers instead of one")
+        raise unsupported(model, f"has {len(lists)} lists of layers{f' in its {part}' if part else ''} instead of one")
     return lists[0]
 
 
-def places_of(model: Any, wanted: Iterable[tuple[Kind, int | None]]) -> tuple[Place, ...]:
+def places_of(model: Any, wanted: Wanted) -> tuple[Place, ...]:
     """Find the modules of activations.
 
     Raises:
         ONNXExportError: ``FAMILY_UNSUPPORTED``: the model has no module of this kind.
     """
-    path, layers = layers_of(model)
+    lists = {part: layers_of(model, part) for part in dict.fromkeys(each.part for each in wanted)}
     places = []
-    for kind, layer in wanted:
-        index = layer or 0
-        name, owner = activation_name(kind, layer), layers[index]
-        at = f"{path}.{index}"
+    for each in wanted:
+        path, layers = lists[each.part]
+        owner, at = layers[each.layer or 0], f"{path}.{each.layer or 0}"
         modules: tuple[torch.nn.Module, ...] = (owner,)
-        if kind == "mlp":
-            found = next((each for each in _FEED_FORWARD if _has(owner, each)), None)
+        if each.kind == "mlp":
+            found = next((name for name in _FEED_FORWARD if _has(owner, name)), None)
             if found is None:
                 raise unsupported(model, f"has no feed-forward module of a known name in {at}")
             at, modules = f"{at}.{found}", (owner.get_submodule(found),)
-        elif kind == "attentions":
-            named = [(part, each) for part, each in owner.named_modules() if "attention" in type(each).__name__.lower()]
+        elif each.kind in ("attentions", CROSS):
+            named = _attention(owner, cross=each.kind == CROSS)
             if not named:
-                raise unsupported(model, f"has no attention in {at}")
-            at, modules = f"{at}.{named[0][0]}", tuple(each for _, each in named)
-        places.append(Place(name, at, modules, kind))
+                raise unsupported(model, f"has no {'cross-' if each.kind == CROSS else ''}attention in {at}")
+            at, modules = f"{at}.{next(iter(named))}", tuple(named.values())
+        places.append(Place(each.name, at, modules, each.kind))
     return tuple(places)
+
+
+def _attention(layer: torch.nn.Module, *, cross: bool) -> dict[str, torch.nn.Module]:
+    """Return the modules of a layer that compute attention to its own tokens or to the encoder's results, by path."""
+    named = {path: each for path, each in layer.named_modules() if "attention" in type(each).__name__.lower()}
+    return {
+        path: each
+        for path, each in named.items()
+        if cross == any(word in f"{path} {type(each).__name__}".lower() for word in _CROSS)
+    }
 
 
 @contextmanager
@@ -107,12 +124,12 @@ def _record_input(
 
 def _record_output(found: dict[str, list[torch.Tensor]], place: Place, _module: Any, _given: Any, output: Any) -> None:
     parts = output if isinstance(output, tuple) else (output,)
-    if place.kind != "attentions":
+    if place.kind not in ("attentions", CROSS):
         found.setdefault(place.name, []).append(parts[0])
         return
     maps = [part for part in parts[1:] if isinstance(part, torch.Tensor) and part.dim() == 4]
     if maps and not found.get(place.name):  # a wrapper around the attention returns the same map again
-        found[place.name] = maps[:1]
+        found[place.name] = maps[-1:]  # behind T5's bias by position
 
 
 def _has(owner: torch.nn.Module, path: str) -> bool:

@@ -41,7 +41,7 @@ def build(source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
     """
     if request.activations is not None:
         raise _unsupported_error(source, "mobius builds graphs without activations")
-    module, config = _find_module(source)
+    module, config = _find_module(source, windowed=request.promise.shared_buffer)
     provider = "default" if request.optimization == "all" and request.runtime == "onnxruntime" else "onnx-standard"
     try:
         with warnings.catch_warnings():
@@ -61,7 +61,7 @@ def build(source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
     # Drop the functions that define ONNX Runtime's own operators for other runtimes: they use another opset.
     model.functions.clear()
     if request.promise.shared_buffer:
-        share_buffers(model)
+        share_buffers(model, window=source.sliding_window, dropped=_dropped_window(module))
     lower(model, request.opset)
     weights = module.preprocess_weights(dict(source.weights))
     return [EngineGraph(untraced_decoder(source.layers).fixed(request.sizes), model, weights, unoptimized=before)]
@@ -76,8 +76,8 @@ def supports(source: ModelSource) -> bool:
     return True
 
 
-def _find_module(source: ModelSource) -> tuple[Any, Any]:
-    """Return mobius' module and configuration for the source's architecture."""
+def _find_module(source: ModelSource, *, windowed: bool = False) -> tuple[Any, Any]:
+    """Return mobius' module and configuration for the source's architecture; ``windowed`` if its dropped window is added later."""
     config = source.config
     if source.family is not DECODER:
         raise _unsupported_error(source, f"graphs of {source.family.name} models are traced, not built")
@@ -97,15 +97,21 @@ def _find_module(source: ModelSource) -> tuple[Any, Any]:
     settings = _config_from_hf(config, parent_config=config, module_class=kind)
     settings.dtype = ir.DataType.FLOAT
     module = kind(settings)
-    window = getattr(getattr(module, "model", None), "_gqa_local_window_size", None)
-    if window is not None and window() > 0:
-        raise _unsupported_error(source, f"mobius would drop the sliding window of {window()} tokens")
+    dropped = _dropped_window(module)
+    if dropped and not windowed:
+        raise _unsupported_error(source, f"mobius would drop the sliding window of {dropped} tokens")
     if config.model_type in _ROOT_SCALED:
         model: Any = module.model
         model.embed_tokens.embed_scale = (
             config.hidden_size**0.5
         )  # mobius rounds it, to two decimals or to half precision
     return module, settings
+
+
+def _dropped_window(module: Any) -> int:
+    """Return the sliding window of all layers that mobius has in ``GroupQueryAttention`` only; 0 for none."""
+    window = getattr(getattr(module, "model", None), "_gqa_local_window_size", None)
+    return max(window(), 0) if window is not None else 0
 
 
 def _unsupported_error(source: ModelSource, message: str) -> ONNXExportError:

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 
 from slipway.errors import ONNXExportError
-from slipway.models.activations.request import activation_name
 from slipway_onnx_export.activations.recording import Wanted, places_of, recording
 from slipway_onnx_export.parity.rows import Array, Conversation, Session, largest_difference
 
 _MOST_TOKENS = 64
-"""Activations of longer calls are not kept: those of attention grow with the square of the tokens."""
+"""Of longer calls, the first tokens are compared: attention weights grow with the square of the tokens."""
 
 
 @dataclass
@@ -22,7 +21,7 @@ class Watch:
     """The largest differences of activations over all conversations.
 
     Attributes:
-        wanted: Kind and layer of each.
+        wanted: The activations.
         diffs: Largest difference by name.
         scales: Largest absolute reference value by name, at least 1.
     """
@@ -43,7 +42,7 @@ class Watch:
         """
         if not self.wanted:
             return None
-        names = [activation_name(kind, layer) for kind, layer in self.wanted]
+        names = [each.name for each in self.wanted]
         relative = {name: self.diffs.get(name, float("inf")) / self.scales.get(name, 1.0) for name in names}
         worst = max(names, key=lambda name: relative[name])
         if relative[worst] > tolerance:
@@ -84,38 +83,51 @@ class _Watched:
     def reference(self, model: Any) -> Iterator[Array]:
         with recording(places_of(model, self.watch.wanted)) as found:
             for result in self.inner.reference(model):
-                short = all(values[0].shape[-2] <= _MOST_TOKENS for values in found.values())
-                self.expected.append({name: values[0].numpy() for name, values in found.items()} if short else {})
+                self.expected.append({name: _first(values[0].numpy()) for name, values in found.items()})
                 found.clear()
                 yield result
 
     def exported(self, sessions: Mapping[str, Session]) -> Iterator[Array]:
-        watched = {name: _Seen(session) for name, session in sessions.items()}
-        seen = watched["model"]
+        last = _Call()
+        watched = {name: _Seen(session, last) for name, session in sessions.items()}
         for index, result in enumerate(self.inner.exported(watched)):
             for name, reference in self.expected[index].items():
-                found = seen.found.get(name)
-                rows, new = seen.mask.shape
-                whole = reference.reshape(rows, new, -1) if reference.ndim == 2 else reference
-                self.watch.compare(name, found, whole, seen.mask)
+                found = last.found.get(name)
+                rows, new = last.mask.shape
+                whole = _first(reference.reshape(rows, new, -1)) if reference.ndim == 2 else reference
+                self.watch.compare(name, None if found is None else _first(found), whole, last.mask[:, :_MOST_TOKENS])
             yield result
 
 
-class _Seen:
-    """A session that keeps what its last call was given and returned."""
+@dataclass
+class _Call:
+    """What the last call of a graph returned, and which of its tokens are no padding, (batch, new)."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self.found: Mapping[str, Array] = {}
-        self.mask: Array = np.ones((0, 0), bool)
+    found: Mapping[str, Array] = field(default_factory=dict)
+    mask: Array = field(default_factory=lambda: np.ones((0, 0), bool))
+
+
+class _Seen:
+    """A session that notes its calls."""
+
+    def __init__(self, session: Session, last: _Call) -> None:
+        self._session, self._last = session, last
 
     def run(self, feed: dict[str, Array]) -> dict[str, Array]:
-        self.found = found = self._session.run(feed)
-        self.mask = feed["attention_mask"][:, -feed["input_ids"].shape[1] :].astype(bool)
+        self._last.found = found = self._session.run(feed)
+        tokens = feed["input_ids"] if "input_ids" in feed else found["last_hidden_state"]
+        rows, new = tokens.shape[:2]
+        mask = feed.get("attention_mask")
+        self._last.mask = np.ones((rows, new), bool) if mask is None else mask[:, -new:].astype(bool)
         return dict(found)
 
     def empty_past(self, *, batch: int) -> dict[str, Array]:
         return self._session.empty_past(batch=batch)
+
+
+def _first(value: Array) -> Array:
+    """Return the rows of the first tokens; a value with one list of all rows' tokens stays whole."""
+    return value if value.ndim == 2 or value.shape[-2] <= _MOST_TOKENS else value[..., :_MOST_TOKENS, :].copy()
 
 
 def _real(value: Array, mask: Array) -> Array:

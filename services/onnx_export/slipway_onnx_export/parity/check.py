@@ -77,7 +77,7 @@ def check_parity(
         tolerance: Largest allowed difference relative to the largest reference value (at least 1).
         threads: Threads that ONNX Runtime may use.
         sizes: Fixed sizes of the graphs' axes, by name.
-        observed: Kind and layer of the activations that the graph returns.
+        observed: The activations that the graphs return.
         promise: The calls that a decoder's graph takes, and the logits that it returns.
         provider: Execution provider of ONNX Runtime.
         on_call: Called before each call of a model with the number of finished calls and their total.

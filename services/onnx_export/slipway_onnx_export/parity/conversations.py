@@ -125,7 +125,10 @@ def conversations_of(source: ModelSource, *, room: int, promise: Promise) -> Ite
     """Make the conversations that a decoder's graph promises to take, and for which both have room, in tokens."""
     cases = list(SERVED_CASES if promise.shared_buffer else CASES)
     if 0 < source.sliding_window <= WINDOW_LIMIT:
-        cases.append(Case("beyond the sliding window", pads=(0,), calls=(source.sliding_window + 4, 1)))
+        far = Case("beyond the sliding window", pads=(0,), calls=(source.sliding_window + 4, 1))
+        further = replace(far, calls=(*far.calls, 3, 1))
+        one = replace(further, name=f"{far.name}, one buffer", shared=True)
+        cases += [further, one] if promise.shared_buffer else [far]
     random = np.random.default_rng(0)
     for case in (case for case in cases if sum(case.calls) <= room):
         total = sum(case.calls)

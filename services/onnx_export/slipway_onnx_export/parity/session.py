@@ -97,7 +97,7 @@ class OrtSession:
             whole["position_ids"] = np.concatenate([feed[_POSITIONS], feed["position_ids"]], axis=1)
         found = self._graph.run({name: value for name, value in whole.items() if name in self._shapes})
         present = {"present.tokens": tokens, "present.positions": whole.get("position_ids", tokens)}
-        return {"logits": found["logits"][:, -new:], **present}
+        return {**{name: value[..., -new:, :] for name, value in found.items()}, **present}
 
     def empty_past(self, *, batch: int) -> dict[str, Array]:
         """Return an empty cache by input name."""

@@ -6,7 +6,7 @@ One large product uses the memory's bandwidth better than two or three small one
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -28,15 +28,17 @@ class Columns(Stack):
     def shape(self) -> torch.Size:
         """Return (in, outs)."""
         (parts,) = self.parts
-        return torch.Size((parts[0].shape[1], sum(len(part) for part in parts)))
+        whole = parts[0].shape[1], sum(len(part) for part in parts)
+        return torch.Size(whole[::-1] if self.swapped else whole)
 
     def dim(self) -> int:
         """Return the number of axes."""
         return 2
 
     def permute(self, perm: tuple[int, ...]) -> Stack:
-        """Raise: it is stored in one form only."""
-        raise NotImplementedError(perm)
+        """Return the layers with rows and columns exchanged."""
+        assert perm == (1, 0)
+        return replace(self, swapped=not self.swapped)
 
     def __len__(self) -> int:
         return int(self.shape[0])
@@ -44,7 +46,7 @@ class Columns(Stack):
     def __getitem__(self, rows: slice) -> torch.Tensor:
         """Join some rows."""
         (parts,) = self.parts
-        return torch.cat([part[:, rows] for part in parts]).T
+        return torch.cat(parts)[rows] if self.swapped else torch.cat([part[:, rows] for part in parts]).T
 
 
 def join_projections(graph: ir.Graph, weights: dict[str, Weight]) -> None:

@@ -12,17 +12,25 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from slipway.errors import ONNXExportError
 from slipway_onnx_export.interface import MASK, POSITIONS
-from slipway_onnx_export.serving.masks import hides_padding_and_later_tokens
+from slipway_onnx_export.serving.masks import window_of
 
 CONTRIB = "com.microsoft"
 OPERATOR = "GroupQueryAttention"
+
+_Masking = tuple[ir.Value | None, bool]
+"""Mask of an attention, and whether the operator hides later tokens."""
 
 _ROTARY_MULTIPLE = 16
 """The operator rotates heads whose size is a multiple of this."""
 
 
-def share_buffers(model: ir.Model) -> None:
+def share_buffers(model: ir.Model, *, window: int = 0, dropped: int = 0) -> None:
     """Replace every ``Attention`` by ``GroupQueryAttention``, in place; rotary embeddings go into it where it can rotate.
+
+    Args:
+        model: The decoder.
+        window: Sliding window of its local layers, which their mask has; 0 for none.
+        dropped: Window of all layers that the graph lacks; 0 for none.
 
     Raises:
         ONNXExportError: ``OPERATOR_UNSUPPORTED`` if the operator would compute something else, with the reason.
@@ -31,15 +39,18 @@ def share_buffers(model: ir.Model) -> None:
     nodes = [node for node in graph if node.op_type == "Attention" and not node.domain]
     if not nodes:
         raise _unsupported("its graph has no Attention operators")
-    if not all(
-        _is_plain(graph, kind) for kind in {([*node.inputs, *[None] * 4][3], _is_causal(node)) for node in nodes}
-    ):
-        raise _unsupported("its attention is not causal attention with a mask of padding alone")
+    windows: dict[_Masking, int] = {}
+    for mask, causal in {_masking(node) for node in nodes}:
+        found = None if mask is None else window_of(graph, mask, causal=causal, window=window)
+        if found is None:
+            raise _unsupported(
+                "its attention is not causal attention with a mask of padding alone, or of padding and a window"
+            )
+        windows[mask, causal] = found or dropped
     lengths = _count_tokens(graph)
     for node in nodes:
-        ir.convenience.replace_nodes_and_values(
-            graph, node, [node], [new := _grouped(node, lengths)], node.outputs[:3], new.outputs
-        )
+        new = _grouped(node, lengths, windows[_masking(node)])
+        ir.convenience.replace_nodes_and_values(graph, node, [node], [new], node.outputs[:3], new.outputs)
     graph.opset_imports[CONTRIB] = 1
     RemoveUnusedNodesPass()(model)
     for value in [value for value in graph.inputs if value.name == POSITIONS and not value.uses()]:
@@ -64,7 +75,7 @@ def _count_tokens(graph: ir.Graph) -> tuple[ir.Value, ir.Value]:
     return casts[0].outputs[0], casts[1].outputs[0]
 
 
-def _grouped(node: ir.Node, lengths: tuple[ir.Value, ir.Value]) -> ir.Node:
+def _grouped(node: ir.Node, lengths: tuple[ir.Value, ir.Value], window: int) -> ir.Node:
     query, key, value, _, past_key, past_value = [*node.inputs, *[None] * 6][:6]
     heads, kv_heads = (node.attributes.get_int(f"{kind}_num_heads", 0) or 0 for kind in ("q", "kv"))
     if past_key is None or past_value is None or not (past_key.is_graph_input() and past_value.is_graph_input()):
@@ -81,6 +92,8 @@ def _grouped(node: ir.Node, lengths: tuple[ir.Value, ir.Value]) -> ir.Node:
         "kv_num_heads": kv_heads,
         "scale": node.attributes.get_float("scale", 0.0) or sizes[0] ** -0.5,
     }
+    if window:
+        attributes["local_window_size"] = window
     if cap := node.attributes.get_float("softcap", 0.0):
         attributes["softcap"] = cap
     inputs: list[ir.Value | None] = [query, key, value, past_key, past_value, *lengths]
@@ -93,13 +106,8 @@ def _grouped(node: ir.Node, lengths: tuple[ir.Value, ir.Value]) -> ir.Node:
     return new
 
 
-def _is_causal(node: ir.Node) -> bool:
-    return node.attributes.get_int("is_causal", 0) == 1
-
-
-def _is_plain(graph: ir.Graph, kind: tuple[ir.Value | None, bool]) -> bool:
-    mask, causal = kind
-    return mask is not None and hides_padding_and_later_tokens(graph, mask, causal=causal)
+def _masking(node: ir.Node) -> _Masking:
+    return [*node.inputs, *[None] * 4][3], node.attributes.get_int("is_causal", 0) == 1
 
 
 def _rotary_of(query: ir.Value | None, key: ir.Value | None) -> tuple[ir.Node, ir.Node] | None:

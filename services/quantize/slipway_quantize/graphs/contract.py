@@ -1,4 +1,4 @@
-"""Write the contract of a graph's activations again with the types that the graph has now."""
+"""Write the contract of activations again with the types that the graphs have now."""
 
 from __future__ import annotations
 
@@ -24,17 +24,20 @@ def restate_contract(folder: Path) -> None:
         contract = read_contract(path)
     except ConfigurationError as error:
         raise QuantizationError(error.message, reason="ONNX_INVALID", remedy="export the ONNX model again") from error
-    outputs = load_graph(folder, _inside(folder, contract.file)).graph.outputs
-    dtypes = {value.name: _DTYPES.get(value.dtype, "") for value in outputs if value.name and value.dtype}
-    wrong = [each.name for each in contract.outputs if not dtypes.get(each.name)]
-    if wrong:
-        raise QuantizationError(
-            f"{CONTRACT} names the output {wrong[0]!r}, which {contract.file} does not return as floats",
-            reason="ONNX_INVALID",
-            remedy="export the ONNX model again",
-            about={"file": CONTRACT, "output": wrong[0]},
-        )
-    contract.with_dtypes({name: dtype for name, dtype in dtypes.items() if dtype}).write(folder)
+    dtypes: dict[str, str] = {}
+    for graph in contract.graphs:
+        outputs = load_graph(folder, _inside(folder, graph.file)).graph.outputs
+        found = {value.name: _DTYPES.get(value.dtype, "") for value in outputs if value.name and value.dtype}
+        wrong = [each.name for each in graph.outputs if not found.get(each.name)]
+        if wrong:
+            raise QuantizationError(
+                f"{CONTRACT} names the output {wrong[0]!r}, which {graph.file} does not return as floats",
+                reason="ONNX_INVALID",
+                remedy="export the ONNX model again",
+                about={"file": CONTRACT, "output": wrong[0]},
+            )
+        dtypes |= {name: dtype for name, dtype in found.items() if dtype}
+    contract.with_dtypes(dtypes).write(folder)
 
 
 def _inside(folder: Path, name: str) -> str:

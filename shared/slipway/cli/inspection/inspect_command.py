@@ -43,10 +43,16 @@ def inspect(
     found = inspect_graphs(model, timeout=timeout)
     breaches: list[str] = []
     if agreed is not None:
-        graphs = [graph for graph in found.graphs if model.is_file() or graph.file == agreed.file]
-        breaches = [text for graph in graphs for text in graph.breaches(agreed)]
-        if not graphs:
-            breaches = [f"there is no {agreed.file}, which the contract describes"]
+        pairs = [
+            (graph, part)
+            for part in agreed.graphs
+            for graph in found.graphs
+            if graph.file == part.file or (model.is_file() and not agreed.further)
+        ]
+        breaches = [text for graph, part in pairs for text in graph.breaches(part)]
+        lacking = [part.file for part in agreed.graphs if part not in [one for _, one in pairs]]
+        if lacking and (model.is_dir() or not pairs):
+            breaches.append(f"there is no {lacking[0]}, which the contract describes")
     reason = "CONTRACT_BROKEN" if breaches else "" if all(graph.ran for graph in found.graphs) else "GRAPH_NOT_RUN"
     compared = "none" if agreed is None else "broken" if breaches else "not run" if reason else "kept"
     if as_json:

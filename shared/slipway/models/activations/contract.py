@@ -1,7 +1,7 @@
-"""The contract that describes the activations of a graph.
+"""The contract that describes the activations of a folder's graphs.
 
-``activations.json`` in an output says what its additional outputs hold; ``ACTIVATIONS_CONTRACT.md`` says the same to people. A stage
-that changes the graph's types writes both again, and ``slipway inspect`` compares a graph with them.
+``activations.json`` in an output says what the additional outputs hold; ``ACTIVATIONS_CONTRACT.md`` says the same to people. A stage
+that changes a graph's types writes both again, and ``slipway inspect`` compares a graph with them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from slipway.counts import counted
 from slipway.errors import ConfigurationError
 from slipway.files.json_documents import read_json_object
 from slipway.models.activations.request import KINDS, MOST_LAYERS, Kind
@@ -45,65 +46,88 @@ class ContractOutput(BaseModel):
     shape: tuple[str | int, ...] = Field(max_length=8)
 
 
-class ActivationContract(BaseModel):
-    """What the additional outputs of a graph hold.
+class GraphContract(BaseModel):
+    """What the additional outputs of one graph hold.
 
     Attributes:
-        version: Version of this form.
         file: The graph.
-        layers: Number of the model's layers.
-        numbering: How layers are numbered.
+        layers: Number of the layers of the model, or of the part of it that the graph computes.
         outputs: The outputs.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
-    version: Literal[1] = 1
     file: str = Field(max_length=200)
     layers: int = Field(ge=1, le=MOST_LAYERS)
+    outputs: tuple[ContractOutput, ...] = Field(max_length=5 * MOST_LAYERS)
+
+    def rows(self) -> list[str]:
+        """Return the outputs as a table in Markdown."""
+        return [
+            "| output | shape | dtype | module in transformers |",
+            "|---|---|---|---|",
+            *(
+                f"| `{each.name}` | {', '.join(map(str, each.shape))} | {each.dtype} | `{each.module}` |"
+                for each in self.outputs
+            ),
+            "",
+        ]
+
+
+class ActivationContract(GraphContract):
+    """The same of a folder of graphs.
+
+    Attributes:
+        version: Version of this form.
+        numbering: How layers are numbered.
+        further: Contracts of further graphs: of an encoder–decoder, that of the decoder.
+    """
+
+    version: Literal[1] = 1
     numbering: str = NUMBERING
-    outputs: tuple[ContractOutput, ...] = Field(max_length=4 * MOST_LAYERS)
+    further: tuple[GraphContract, ...] = Field(default=(), max_length=1)
+
+    @property
+    def graphs(self) -> tuple[GraphContract, ...]:
+        """Return the contract of each graph."""
+        return (self, *self.further)
 
     def with_dtypes(self, dtypes: Mapping[str, str]) -> ActivationContract:
-        """Return the contract of a graph whose outputs have these types by name; checked like any other contract."""
+        """Return the contract of graphs whose outputs have these types by name; checked like any other contract."""
         made = self.model_dump(mode="json")
-        for output in made["outputs"]:
-            output["dtype"] = dtypes.get(output["name"], output["dtype"])
+        for graph in (made, *made["further"]):
+            for output in graph["outputs"]:
+                output["dtype"] = dtypes.get(output["name"], output["dtype"])
         return ActivationContract.model_validate_json(json.dumps(made))
 
     def write(self, folder: Path) -> None:
         """Write both files into a folder."""
-        (folder / CONTRACT).write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        text = self.model_dump_json(indent=2, exclude=None if self.further else {"further"})
+        (folder / CONTRACT).write_text(text + "\n", encoding="utf-8")
         (folder / CONTRACT_PAGE).write_text(self.page(), encoding="utf-8")
 
     def page(self) -> str:
         """Return the contract as Markdown."""
-        rows = [
-            f"| `{each.name}` | {', '.join(map(str, each.shape))} | {each.dtype} | `{each.module}` |"
-            for each in self.outputs
-        ]
-        meant = [f"- `{kind}{'' if kind == 'embeddings' else '.N'}`: {KINDS[kind]}." for kind in self.kinds()]
+        kinds = dict.fromkeys(each.kind for graph in self.graphs for each in graph.outputs)
+        meant = [f"- `{kind}{'' if kind == 'embeddings' else '.N'}`: {KINDS[kind]}." for kind in kinds]
+        tables: list[str] = []
+        for graph in self.graphs:
+            about = f"Outputs beside its results. The graph has {counted(graph.layers, 'layer')}; {self.numbering}."
+            tables += [f"## `{graph.file}`", "", about, "", *graph.rows()]
+        named = ["Names begin with the part of the model, `encoder_` or `decoder_`.", ""] if self.further else []
         return "\n".join(
             [
                 "# Activations contract",
                 "",
-                f"Outputs of `{self.file}` beside its results. The model has {self.layers} layers; {self.numbering}.",
-                "",
                 *meant,
                 "",
-                "| output | shape | dtype | module in transformers |",
-                "|---|---|---|---|",
-                *rows,
-                "",
+                *named,
+                *tables,
                 "Values at padding tokens mean nothing. The axis `total_sequence` counts the tokens of the cache and the new ones.",
                 f"`{CONTRACT}` has the same for programs; `slipway inspect FOLDER` compares the graph with it.",
                 "",
             ]
         )
-
-    def kinds(self) -> tuple[Kind, ...]:
-        """Return the kinds of the outputs, each once."""
-        return tuple(dict.fromkeys(each.kind for each in self.outputs))
 
 
 def read_contract(path: Path) -> ActivationContract:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from slipway.files.json_documents import LARGEST_LIST, read_json_object
-from slipway.models.activations.contract import ActivationContract
+from slipway.models.activations.contract import GraphContract
 from slipway.texts import printable
 
 _FILE = "inspection.json"
@@ -61,7 +61,7 @@ class GraphReport(BaseModel):
     ran: bool = False
     not_run: str = ""
 
-    def breaches(self, contract: ActivationContract) -> Iterator[str]:
+    def breaches(self, contract: GraphContract) -> Iterator[str]:
         """Yield one text for each difference from a contract; shapes are compared if the graph ran."""
         outputs = {value.name: value for value in self.outputs}
         sizes = dict(self.axes)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from slipway.errors import ConfigurationError
 
-Kind = Literal["hidden_states", "attentions", "mlp", "embeddings"]
+Kind = Literal["hidden_states", "attentions", "cross_attentions", "mlp", "embeddings"]
+Part = Literal["", "encoder", "decoder"]
+"""Half of an encoder–decoder; empty for a model without halves."""
 
+CROSS: Kind = "cross_attentions"
 KINDS: Mapping[Kind, str] = {
     "hidden_states": "output of layer N, before any norm that follows the last layer",
     "attentions": "attention weights of layer N after the softmax, one map per head; a row is a query and sums to 1",
+    CROSS: "attention weights of the decoder's layer N to the encoder's results, after the softmax; a row is a token of the decoder",
     "mlp": "output of the feed-forward part of layer N, as the module named below returns it",
     "embeddings": "input of the first layer: the tokens' embeddings, with positions and norms where the model has them",
 }
@@ -24,9 +28,24 @@ MOST_LAYERS = 4096
 _NUMBER = re.compile(r"\d{1,4}")
 
 
-def activation_name(kind: Kind, layer: int | None) -> str:
-    """Return the name of an output."""
-    return kind if layer is None else f"{kind}.{layer}"
+class Activation(NamedTuple):
+    """One activation.
+
+    Attributes:
+        kind: Key of :data:`KINDS`.
+        layer: Number of the layer; None if it belongs to none.
+        part: Half of the model; only a decoder has cross-attention.
+    """
+
+    kind: Kind
+    layer: int | None
+    part: Part = ""
+
+    @property
+    def name(self) -> str:
+        """Return the name of its output: ``attentions.3``, of an encoder–decoder ``encoder_attentions.3``, as transformers names them."""
+        kind = f"{self.part}_{self.kind}" if self.part and self.kind != CROSS else self.kind
+        return kind if self.layer is None else f"{kind}.{self.layer}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,30 +67,30 @@ class ActivationRequest:
             return None
         return cls(tuple(table.get("layers") or (ALL,)), tuple(table.get("kinds") or ("hidden_states",)))
 
-    def chosen(self, count: int) -> tuple[int, ...]:
-        """Return the numbers of the layers in a model with ``count`` of them.
+    def chosen(self, count: int, *, most: int = 0) -> tuple[int, ...]:
+        """Return the numbers of the layers in a part with ``count`` of them; another part of the model may have ``most``.
 
         Raises:
             ConfigurationError: ``PARAMS_INVALID``: the model has no such layer.
         """
         if ALL in self.layers:
             return tuple(range(count))
-        numbers = {count - 1 if layer == LAST else int(layer) for layer in self.layers}
-        if numbers and max(numbers) >= count:
+        numbers, most = {count - 1 if layer == LAST else int(layer) for layer in self.layers}, max(count, most)
+        if numbers and max(numbers) >= most:
             raise ConfigurationError(
-                f"activations of layer {max(numbers)} are asked for, and the model has {count} layers",
+                f"activations of layer {max(numbers)} are asked for, and the model has {most} layers",
                 reason="PARAMS_INVALID",
-                remedy=f"use layers 0 to {count - 1}, last or all",
-                about={"key": "activations.layers", "layers": count},
+                remedy=f"use layers 0 to {most - 1}, last or all",
+                about={"key": "activations.layers", "layers": most},
             )
-        return tuple(sorted(numbers))
+        return tuple(sorted(number for number in numbers if number < count))
 
-    def outputs(self, count: int) -> tuple[tuple[Kind, int | None], ...]:
-        """Return kind and layer of every output for a model with ``count`` layers, in the order of the graph."""
-        layers = self.chosen(count)
-        found: list[tuple[Kind, int | None]] = []
-        for kind in (kind for kind in KINDS if kind in self.kinds):
-            found += [(kind, None)] if kind == "embeddings" else [(kind, layer) for layer in layers]
+    def outputs(self, count: int, part: Part = "", *, most: int = 0) -> tuple[Activation, ...]:
+        """Return every output of a part with ``count`` layers, in the order of the graph."""
+        layers = self.chosen(count, most=most)
+        found: list[Activation] = []
+        for kind in (kind for kind in KINDS if kind in self.kinds and (kind != CROSS or part == "decoder")):
+            found += [Activation(kind, layer, part) for layer in ((None,) if kind == "embeddings" else layers)]
         return tuple(found)
 
 
