@@ -34,7 +34,9 @@ def leave_out(graphs: Sequence[Graph], source: ModelSource) -> dict[str, dict[st
     with source.open() as values:
         _share_tables(graphs, found, values)
     for file, model, weights in graphs:
-        for name in found[file]:
+        order = {name: index for index, name in enumerate(model.graph.initializers)}
+        for name, place in found[file].items():
+            found[file][name] = place.model_copy(update={"index": order[name]})
             value = model.graph.initializers.pop(name)
             value.type = ir.TensorType(ir.DataType.FLOAT)
             model.graph.inputs.append(value)

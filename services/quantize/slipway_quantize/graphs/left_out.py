@@ -57,7 +57,7 @@ class LeftOutSource:
         if self._described is None or self._weights is None:
             return 0
         inputs = {value.name: value for value in model.graph.inputs}
-        total = 0
+        made: dict[int, ir.Value] = {}
         for name, place in self._described.graphs.get(file, {}).items():
             value, info = inputs.get(name), self._weights.tensors.get(place.tensor)
             shape = [int(size) if isinstance(size, int) else -1 for size in value.shape or ()] if value else []
@@ -73,9 +73,14 @@ class LeftOutSource:
                 raise _invalid(f"the weight {name!r} of {file} is not rows of the model's tensor {place.tensor!r}")
             model.graph.inputs.remove(value)
             value.const_value = LeftOutTensor(self._weights, place, info.shape[1], name=name)
+            made[place.index] = value
+        kept = list(model.graph.initializers.values())
+        for index in sorted(made):
+            kept.insert(index, made[index])
+        model.graph.initializers.clear()
+        for value in kept:
             model.graph.register_initializer(value)
-            total += value.const_value.nbytes
-        return total
+        return sum(value.const_value.nbytes for value in made.values() if value.const_value is not None)
 
 
 class LeftOutTensor(ir.LazyTensor):
@@ -98,7 +103,8 @@ class LeftOutTensor(ir.LazyTensor):
     @property
     def key(self) -> tuple[object, ...]:
         """Return what two matrices share if they are the same."""
-        return (*self._place.model_dump().values(),)
+        place = self._place
+        return place.tensor, place.first, place.rows, place.transposed
 
     @property
     def values(self) -> LazyMatrix:

@@ -22,6 +22,7 @@ class LeftOut(BaseModel):
         first: Its first row that belongs to the matrix.
         rows: Number of its rows that belong to the matrix.
         transposed: Whether the graph has the matrix transposed.
+        index: Place of the matrix among the graph's initializers, so that the graph is the same with it.
     """
 
     model_config = _STRICT
@@ -30,6 +31,7 @@ class LeftOut(BaseModel):
     first: int = Field(ge=0)
     rows: int = Field(ge=1)
     transposed: bool
+    index: int = Field(default=0, ge=0)
 
 
 class LeftOutWeights(BaseModel):
