@@ -193,6 +193,11 @@ class Stage(Generic[P]):
         model_memory: Memory that a worker should have, as a multiple of the merged model's size; 0 for a streaming stage.
         model_gpu_memory: The same for the GPU's memory, if the task needs a GPU.
         gpu_bound_output: Whether the output runs only on the GPU architectures that its fact ``targets`` names.
+        defers: Function that says whether, with these parameters, ``weights: deferred`` may leave weights out of the main output. A task
+            that reads such an output also gets the inputs of the task that made it, under their names.
+        reads_deferred: Function that returns the names of the inputs whose weights may be left out, with these parameters.
+        reader: ``module:attribute`` of a :data:`slipway.models.weights.Reader` for main outputs without their weights; empty if others
+            never read them.
         recovery: YAML file with ``rules`` for the attempt after a failure of this stage, and ``guidance`` for people by reason
             (docs/adding-a-stage.md); None if only the rules for all stages apply.
     """
@@ -218,6 +223,9 @@ class Stage(Generic[P]):
     model_memory: float = 0.0
     model_gpu_memory: float = 0.0
     gpu_bound_output: bool = False
+    defers: Callable[[Mapping[str, Any]], bool] = lambda _params: False
+    reads_deferred: Callable[[Mapping[str, Any]], tuple[str, ...]] = lambda _params: ()
+    reader: str = ""
     recovery: Path | None = None
 
     @property

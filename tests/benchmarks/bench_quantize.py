@@ -8,6 +8,8 @@ their imports, without Slipway's check of its result, which no peer makes. Compa
 - from a merged model: ``slipway stage onnx_export`` and ``quantize`` with onnxruntime-genai's builder (``-p int4``);
 - from a base model and a LoRA: the same after ``slipway stage merge``, with the builder after peft.
 
+Slipway leaves the weights of what nobody asked for out (``weights=deferred``); ``stored`` are the same commands with every copy written.
+
 Peers run alternately, in one run. Beside wall time stands the time that cores worked, which other processes change less.
 ``--peer-python`` is the interpreter of an environment with onnxruntime-genai, torch, transformers and peft; without it, the builder
 is left out. Ratios are Slipway's figure by a peer's; they are printed and written to ``results/quantize.json``.
@@ -29,7 +31,6 @@ from bench_merge import MAKE, PEFT, SHAPES
 from measure import measure
 
 RESULTS = Path(__file__).parent / "results"
-BIN = Path(sys.executable).parent
 
 NBITS = """
 import sys
@@ -60,47 +61,88 @@ class Run:
     mb: float
 
 
-def merge(root: Path, out: Path) -> Words:
-    """The stage that merges."""
-    inputs = ["--input", f"base={root / 'base'}", "--input", f"adapter={root / 'adapter'}"]
-    return [BIN / "slipway", "stage", "merge", *inputs, "--out", out]
+Inputs = dict[str, Path]
+SLIPWAY = Path(sys.executable).with_name("slipway")
 
 
-def export(source: Path, out: Path) -> Words:
+def stage(name: str, inputs: Inputs, out: Path, *params: str) -> Words:
+    """A stage by itself."""
+    words: Words = [SLIPWAY, "stage", name]
+    for each, folder in inputs.items():
+        words += ["--input", f"{each}={folder}"]
+    for param in params:
+        words += ["--param", param]
+    return [*words, "--out", out]
+
+
+def lora(root: Path) -> Inputs:
+    """The base model and the adapter."""
+    return {"base": root / "base", "adapter": root / "adapter"}
+
+
+def export(inputs: Inputs, out: Path, *params: str) -> Words:
     """The stage that exports."""
-    words: Words = [BIN / "slipway", "stage", "onnx_export", "--input", f"pytorch={source}"]
-    return [*words, "--param", "parity=never", "--out", out]
+    return stage("onnx_export", inputs, out, "parity=never", *params)
 
 
-def quantize(source: Path, out: Path, *, form: str = "onnx") -> Words:
+def quantize(inputs: Inputs, out: Path, *, form: str = "onnx") -> Words:
     """The stage that quantizes."""
-    words: Words = [BIN / "slipway", "stage", "quantize", "--input", f"model={source}", "--param", f"format={form}"]
-    return [*words, "--param", "level=int4", "--param", "check=false", "--out", out]
+    return stage("quantize", inputs, out, f"format={form}", "level=int4", "check=false")
 
 
 def slipway_graph(root: Path, out: Path) -> list[Words]:
     """From a float32 graph."""
-    return [quantize(root / "onnx" / "onnx", out / "result")]
+    return [quantize({"model": root / "onnx" / "onnx"}, out / "result")]
+
+
+def stored_model(root: Path, out: Path) -> list[Words]:
+    """From a merged model, with the float32 graph on disk."""
+    return [
+        export({"pytorch": root / "base"}, out / "onnx"),
+        quantize({"model": out / "onnx" / "onnx"}, out / "result"),
+    ]
 
 
 def slipway_model(root: Path, out: Path) -> list[Words]:
     """From a merged model."""
-    return [export(root / "base", out / "onnx"), quantize(out / "onnx" / "onnx", out / "result")]
+    given = {"pytorch": root / "base"}
+    return [
+        export(given, out / "onnx", "weights=deferred"),
+        quantize({"model": out / "onnx" / "onnx", **given}, out / "result"),
+    ]
+
+
+def stored_lora(root: Path, out: Path) -> list[Words]:
+    """From a base model and a LoRA, with the merged model and the float32 graph on disk."""
+    return [
+        stage("merge", lora(root), out / "merged"),
+        export({"pytorch": out / "merged" / "pytorch"}, out / "onnx"),
+        quantize({"model": out / "onnx" / "onnx"}, out / "result"),
+    ]
 
 
 def slipway_lora(root: Path, out: Path) -> list[Words]:
     """From a base model and a LoRA."""
-    merged = out / "merged"
+    given = {"pytorch": out / "merged" / "pytorch", **lora(root)}
     return [
-        merge(root, merged),
-        export(merged / "pytorch", out / "onnx"),
-        quantize(out / "onnx" / "onnx", out / "result"),
+        stage("merge", lora(root), out / "merged", "weights=deferred"),
+        export(given, out / "onnx", "weights=deferred"),
+        quantize({"model": out / "onnx" / "onnx", **given}, out / "result"),
     ]
 
 
 def slipway_pytorch(root: Path, out: Path) -> list[Words]:
     """A merged model to compressed-tensors, which has no peer here."""
-    return [quantize(root / "base", out / "result", form="pytorch")]
+    return [quantize({"model": root / "base"}, out / "result", form="pytorch")]
+
+
+def slipway_lorapytorch(root: Path, out: Path) -> list[Words]:
+    """The same from a base model and a LoRA."""
+    given = {"model": out / "merged" / "pytorch", **lora(root)}
+    return [
+        stage("merge", lora(root), out / "merged", "weights=deferred"),
+        quantize(given, out / "result", form="pytorch"),
+    ]
 
 
 def nbits(root: Path, out: Path) -> list[Words]:
@@ -128,8 +170,11 @@ def peers(python: Path | None) -> dict[str, Command]:
         "nbits_graph": nbits,
         "dynamic_graph": dynamic,
         "slipway_model": slipway_model,
+        "stored_model": stored_model,
         "slipway_pytorch": slipway_pytorch,
         "slipway_lora": slipway_lora,
+        "stored_lora": stored_lora,
+        "slipway_lorapytorch": slipway_lorapytorch,
     }
     if python:
 
@@ -195,7 +240,11 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3, help="counted rounds")
     parser.add_argument("--shape", choices=SHAPES, default="0.6b")
     parser.add_argument("--only", nargs="*", help="commands to run; all if not given")
-    parser.add_argument("--folder", type=Path, help="where the model and outputs go; about 9 GB, of the 4B shape 45 GB")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        help="where the model and outputs go; about 9 GB, of the 4B shape 45 GB, or 12 GB with --only slipway_lora",
+    )
     parser.add_argument("--peer-python", type=Path, help="interpreter of an environment with onnxruntime-genai")
     arguments = parser.parse_args()
     commands = peers(arguments.peer_python and arguments.peer_python.absolute())
@@ -203,7 +252,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=arguments.folder) as made:
         root = Path(made)
         measure([sys.executable, "-c", MAKE, root, json.dumps(SHAPES[arguments.shape])])
-        measure(export(root / "base", root / "onnx"))
+        if any(name.endswith("_graph") for name in commands):
+            measure(export({"pytorch": root / "base"}, root / "onnx"))
         found = figures(rounds(root, commands, arguments.runs))
     for name, value in found.items():
         print(f"{name:36} {value:10.3f}")

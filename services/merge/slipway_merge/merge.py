@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Collection, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from slipway.models.trained.trained_model import TrainedModel, trained_model
 from slipway.stage import Context
 from slipway_merge.adapter.adapter import Adapter, read_adapter
 from slipway_merge.adapter.heads import Headed, with_head
+from slipway_merge.deferred import MergedWeights, describe_weights, why_not_deferred
 from slipway_merge.params import MergeParams
 from slipway_merge.plan.layout import Layout, plan_layout
 from slipway_merge.plan.plan import Planner
@@ -70,17 +71,13 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
         _check_fits(output, layout, plan, planner.naming.modelled)
         check_vocabulary(base, adapter_folder, new_config)
         limit = memory_limit(params.max_memory, allowed=ctx.max_memory_bytes)
-        writer = MergeWriter(output, reader, ctx, max_memory_bytes=limit)
+        deferred = _may_defer(params, layout, ctx)
+        writer = MergeWriter(output, reader, ctx, max_memory_bytes=limit, discard=deferred)
         written = writer.write(layout)
-        tell = partial(ctx.progress, "verify", unit="tensors")
-        verified = spot_check(
-            output,
-            layout,
-            reader,
-            replaced=plan.replaced,
-            on_tensor=lambda done, total: tell(done=done, total=total),
-        )
-    if params.verify == "full" or (params.verify == "auto" and layout.data_bytes <= SMALL_MODEL_BYTES):
+        inputs = {"base": base, "adapter": adapter_folder} if deferred else {}
+        verified = _check_samples(output, layout, reader, inputs=inputs, replaced=plan.replaced, ctx=ctx)
+    small = params.verify == "auto" and layout.data_bytes <= SMALL_MODEL_BYTES
+    if not deferred and (params.verify == "full" or small):
         from slipway_merge.verify.reload_check import reload_check  # imports torch, transformers and peft
 
         stored = dtype or _STORED_NAMES[written_dtype]
@@ -93,9 +90,39 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
         ctx.warn(warning)
     _judge(written, replaced, ctx)
     _record(ctx, adapter=adapter, layout=layout, plan=plan, written=written, weights=weights, dtype=written_dtype)
+    ctx.record(weights="deferred" if deferred else "stored")
     ctx.record(model_class=model_class(new_config), small_files=files, verified=verified, shards_resumed=writer.resumed)
     if trained is not None:
         ctx.record(trained_as=str(trained), head=sorted(headed.new), tensors_dropped=list(headed.dropped))
+
+
+def _may_defer(params: MergeParams, layout: Layout, ctx: Context) -> bool:
+    """Return whether the weights are to be left out, and can be."""
+    why = why_not_deferred(layout) if params.weights == "deferred" else ""
+    if why:
+        ctx.log.info(f"the weights are written: {why}")
+    return params.weights == "deferred" and not why
+
+
+def _check_samples(
+    output: Path,
+    layout: Layout,
+    reader: TensorReader,
+    *,
+    inputs: Mapping[str, Path],
+    replaced: Collection[str],
+    ctx: Context,
+) -> dict[str, Any]:
+    """Check rows of every changed weight in the written files or, with ``inputs``, as others will make them of base and adapter."""
+
+    def tell(done: int, total: int) -> None:
+        ctx.progress("verify", done=done, total=total, unit="tensors")
+
+    if not inputs:
+        return spot_check(output, layout, reader, replaced=replaced, on_tensor=tell)
+    describe_weights(output, layout, inputs)
+    with closing(MergedWeights(output, inputs)) as weights:
+        return weights.check_samples(tell)
 
 
 class _Facts:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from slipway.stage import StageParams
 
@@ -29,3 +29,15 @@ class MergeParams(StageParams):
         description="How to check the result: spot computes with rows of every merged weight; full also loads it with "
         "transformers and compares logits with base and adapter; auto is full for models up to 256 MB",
     )
+    weights: Literal["stored", "deferred"] = Field(
+        default="stored",
+        description="deferred computes and checks the merged weights without writing them: the next stage makes them again, from base "
+        "and adapter; weights of a form that peft computes are written all the same",
+    )
+
+    @model_validator(mode="after")
+    def _combinations(self) -> Self:
+        """Refuse a check of files that are not written."""
+        if self.weights == "deferred" and self.verify == "full":
+            raise ValueError("verify full loads the written model: set weights to stored, or verify to spot")
+        return self

@@ -51,5 +51,9 @@ STAGE = Stage(
     resumable=True,
     role=Role.MERGE,
     effort=Effort(seconds_per_gb=5.0, phases={"check": (0.0, 0.05), "merge": (0.05, 0.7), "verify": (0.7, 0.95)}),
-    output_bytes=lambda _, size: size.stored_bytes,
+    output_bytes=lambda params, size: (
+        size.companion_bytes + (0 if params.get("weights") == "deferred" else size.weight_bytes)
+    ),
+    defers=lambda params: params.get("verify") != "full",
+    reader="slipway_merge.deferred:MergedWeights",
 )

@@ -13,12 +13,16 @@ import torch
 from slipway.errors import ONNXExportError, TracerWarningError
 from slipway.models.activations.request import ActivationRequest
 from slipway.models.families import DECODER
+from slipway.models.graphs.left_out import LeftOutWeights
+from slipway.models.model_files import copy_companions
+from slipway.models.weights import store_weights
 from slipway.sizes import format_size
 from slipway.stage import Context
 from slipway_onnx_export.activations.interface import contract_of
 from slipway_onnx_export.activations.recording import Wanted
 from slipway_onnx_export.checks.folder import check_folder
 from slipway_onnx_export.checks.written import Written
+from slipway_onnx_export.deferral import can_leave_out
 from slipway_onnx_export.engine_graph import EngineGraph, GraphRequest
 from slipway_onnx_export.engines import Engine, choose_engine, choose_opset
 from slipway_onnx_export.forms.shapes import describe_sizes, fixed_sizes
@@ -31,22 +35,57 @@ from slipway_onnx_export.sentences import warn_of_unknown_pooling
 from slipway_onnx_export.serving.variant import check_family, serve
 from slipway_onnx_export.source import ModelSource, open_source
 from slipway_onnx_export.statistics import Statistics
+from slipway_onnx_export.writing.left_out import leave_out
 from slipway_onnx_export.writing.package import complete_folder, folder_of_graphs, metadata_of
+from slipway_onnx_export.writing.places import WeightsNeededError
 from slipway_onnx_export.writing.weights import stream_weights, take_weights_in
 
 # Peak memory of the comparison divided by the float32 size of the weights: measured 2.05 at 0.6B (4.9 GB for 2.4 GB).
 PARITY_OVERHEAD = 2.1
 
 
-def export_model(source_folder: Path, params: OnnxExportParams, ctx: Context) -> Path:
-    """Export the model in ``source_folder`` to ``ctx.workdir / "onnx"`` and return that folder.
+def export_model(inputs: Mapping[str, Path], params: OnnxExportParams, ctx: Context) -> Path:
+    """Export the model in ``inputs["pytorch"]`` to ``ctx.workdir / "onnx"`` and return that folder.
+
+    If that folder leaves its weights out, the inputs of the task that made it are among ``inputs``.
 
     Raises:
         ONNXExportError: With the reasons listed in the README.
     """
     torch.set_num_threads(ctx.threads)
     started = time.monotonic()
-    source = open_source(source_folder)
+    source = open_source(inputs["pytorch"], inputs)
+    deferred = params.weights == "deferred" and can_leave_out(params.model_dump())
+    if source.stand_ins and not deferred:
+        source = _with_values(source, ctx)
+    try:
+        facts = _export(source, params, ctx, deferred=deferred)
+    except WeightsNeededError as why:
+        ctx.log.info(f"the merged weights are written for this export: {why}")
+        facts = _export(_with_values(source, ctx), params, ctx, deferred=deferred)
+    complete_folder(folder_of_graphs(ctx.workdir / "onnx", params), source=source, params=params, facts=facts)
+    if not deferred:
+        write_packages(ctx.workdir / "onnx", level="", ctx=ctx)
+    ctx.record(**facts, weights="deferred" if deferred else "stored", seconds=round(time.monotonic() - started, 3))
+    return ctx.workdir / "onnx"
+
+
+def _with_values(source: ModelSource, ctx: Context) -> ModelSource:
+    """Write the weights that the source leaves out into the work folder, and open it with them."""
+    folder = ctx.workdir / "merged"
+    folder.mkdir()
+    with source.open() as weights:
+        store_weights(weights, folder, on_bytes=lambda done, total: ctx.progress("weights", done=done, total=total))
+    copy_companions(source.folder, folder)
+    return open_source(folder)
+
+
+def _export(source: ModelSource, params: OnnxExportParams, ctx: Context, *, deferred: bool) -> dict[str, Any]:
+    """Make the graphs, and write them with their weights; return the facts about them.
+
+    Raises:
+        WeightsNeededError: The graphs need values of weights that the source makes only when they are read; nothing is written.
+    """
     if params.runtime == "tensorrt" and source.family is not DECODER:
         raise ONNXExportError(
             f"the model's family is {source.family.name}, and graphs for TensorRT are made of text decoders only",
@@ -76,14 +115,10 @@ def export_model(source_folder: Path, params: OnnxExportParams, ctx: Context) ->
         ctx.progress("graph", done=0, total=1, unit="graphs")
         graphs = engine.build(source, request)
         known["attention"] = graphs[0].attention
-        facts = _write(graphs, source, ctx, engine=engine, request=request, params=params)
+        return _write(graphs, source, ctx, engine=engine, request=request, params=params, deferred=deferred)
     except ONNXExportError as error:
         error.about = {**known, **error.about}  # recovery decides by these what is left to try
         raise
-    complete_folder(folder_of_graphs(ctx.workdir / "onnx", params), source=source, params=params, facts=facts)
-    write_packages(ctx.workdir / "onnx", level="", ctx=ctx)
-    ctx.record(**facts, seconds=round(time.monotonic() - started, 3))
-    return ctx.workdir / "onnx"
 
 
 def _write(
@@ -94,6 +129,7 @@ def _write(
     engine: Engine,
     request: GraphRequest,
     params: OnnxExportParams,
+    deferred: bool,
 ) -> dict[str, Any]:
     """Write and compare the graphs; return the facts about them."""
     bound = [normalize_graph(made.model, made.weights, source=source, engine=engine.name) for made in graphs]
@@ -101,15 +137,19 @@ def _write(
     for made in graphs:
         declare_interface(made.model, made.component)
     ctx.progress("graph", done=1, total=1, unit="graphs")
+    files = [(made.component.file, made.model, weights) for made, weights in zip(graphs, bound, strict=True)]
+    left_out = leave_out(files, source) if deferred else {}
 
     folder = folder_of_graphs(ctx.workdir / "onnx", params)
     folder.mkdir(parents=True)
     data_bytes = stream_weights(
-        [(made.component.file, made.model, weights) for made, weights in zip(graphs, bound, strict=True)],
+        files,
         folder=folder,
         threads=ctx.threads,
         on_tensor=lambda done, total: ctx.progress("weights", done=done, total=total),
     )
+    if deferred:
+        LeftOutWeights(stage="onnx_export", model="pytorch", graphs=left_out).write(folder)
     components = []
     if not params.external_data:
         take_weights_in([(made.component.file, made.model) for made in graphs], folder=folder)
@@ -119,7 +159,9 @@ def _write(
         ir.save(made.model, folder / made.component.file)
         components.append(made.component)
     end = getattr(source.config, "eos_token_id", None)
-    written = Written(folder, tuple(components), request.opset, end if isinstance(end, int) else None, metadata)
+    written = Written(
+        folder, tuple(components), request.opset, end if isinstance(end, int) else None, metadata, left_out
+    )
     checks = check_folder(written, engine=engine.name)
 
     before, after = (
@@ -153,6 +195,8 @@ def _write(
         contract.write(folder)
         facts["activations"] = [output.name for graph in contract.graphs for output in graph.outputs]
     unproven = sorted({place for made in graphs for place in made.unproven})
+    if deferred:
+        return facts | {"parity": "not run: the quantize stage reads the weights; the validation compares its result"}
     facts |= _compare_with_pytorch(source, folder, params, ctx, components, must=unproven, sizes=request.sizes)
     if unproven:
         facts["proven_harmless"] = unproven

@@ -30,6 +30,9 @@ Attention = Literal["auto", "sdpa", "eager"]
 Optimization = Literal["none", "basic", "all"]
 
 
+Stored = Literal["stored", "deferred"]
+
+
 class OnnxExportParams(StageParams):
     """Parameters of the onnx_export stage.
 
@@ -62,6 +65,8 @@ class OnnxExportParams(StageParams):
         provider: ONNX Runtime's execution provider for the comparison, here and in the validation: ``cuda``, ``cpu``, or ``auto`` for
             the GPU if there is one and the installed build can use it.
         packaging: Runtimes for which files are added; each level of the graphs gets them too.
+        weights: ``deferred`` leaves matrices out where nothing else needs them: the quantize stage reads them from the model. Such
+            graphs are not compared with PyTorch.
     """
 
     engine: EngineName = "auto"
@@ -84,6 +89,7 @@ class OnnxExportParams(StageParams):
     provider: ProviderChoice = "auto"
     packaging: tuple[Kind, ...] = ()
     layered: bool = False
+    weights: Stored = "stored"
 
     @model_validator(mode="after")
     def _combinations(self) -> Self:

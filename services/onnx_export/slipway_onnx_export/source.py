@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from safetensors import SafetensorError, safe_open
 
 from slipway.errors import CheckpointValidationError, ONNXExportError
 from slipway.models.base_format import read_config
+from slipway.models.dtypes import torch_dtypes
 from slipway.models.families import Family, described, family_of
 from slipway.models.safetensors_file import read_index
+from slipway.models.weights import Weights, has_weights, open_weights
 from slipway_onnx_export.families import refusal_reason
+from slipway_onnx_export.stand_ins import stand_in
 
 # The parity check runs beyond attention windows of up to this many tokens; longer ones take too long.
 WINDOW_LIMIT = 512
+
+SMALL_BYTES = 64 << 10
+"""Largest tensor that is read at once from a folder that leaves its weights out."""
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -32,12 +41,16 @@ class ModelSource:
         config: Its transformers configuration.
         weights: Tensors by name. They are views of mapped files: reading one uses page cache and no other memory.
         family: Its family.
+        inputs: Inputs of the task, of which the weights are made if the folder leaves them out.
+        stand_ins: Names of the tensors that the folder leaves out and whose values must not be read here; they have addresses only.
     """
 
     folder: Path
     config: Any
     weights: Mapping[str, torch.Tensor]
     family: Family
+    inputs: Mapping[str, Path] = field(default_factory=dict)
+    stand_ins: frozenset[str] = frozenset()
 
     @property
     def architecture(self) -> str:
@@ -62,14 +75,31 @@ class ModelSource:
         local = kinds is None or "sliding_attention" in kinds
         return int(getattr(self.text_config, "sliding_window", None) or 0) if local else 0
 
+    @contextmanager
+    def open(self) -> Iterator[Weights]:
+        """Open the weights for reading by rows; those that the folder leaves out are made then."""
+        with closing(open_weights(self.folder, self.inputs)) as weights:
+            yield weights
+
+    def value(self, name: str) -> torch.Tensor:
+        """Return a tensor with its values."""
+        if name not in self.stand_ins:
+            return self.weights[name]
+        with self.open() as weights:
+            return read_tensor(weights, name)
+
     @property
     def fp32_bytes(self) -> int:
         """Return the size of all weights as float32, in bytes."""
         return sum(4 * tensor.numel() for tensor in self.weights.values())
 
 
-def open_source(folder: Path) -> ModelSource:
+def open_source(folder: Path, inputs: Mapping[str, Path] = MappingProxyType({})) -> ModelSource:
     """Open a merged model's folder.
+
+    Args:
+        folder: The folder.
+        inputs: Inputs of the task; those of the task that made the folder are among them if it leaves its weights out.
 
     Raises:
         ONNXExportError: ``FAMILY_UNSUPPORTED``, ``BASE_MODEL_INVALID`` (no configuration, no weights, a shard missing, an unknown model type),
@@ -84,8 +114,12 @@ def open_source(folder: Path) -> ModelSource:
             about={"file": "config.json", "key": "quantization_config"},
         )
     weights: dict[str, torch.Tensor] = {}
-    for path in _weight_files(folder):
-        weights.update(_open_weights(path))
+    stand_ins = frozenset[str]()
+    if has_weights(folder):
+        for path in _weight_files(folder):
+            weights.update(_open_weights(path))
+    else:
+        weights, stand_ins = _open_deferred(folder, inputs)
     for name in sorted(weights):
         if weights[name].dtype not in FLOAT_DTYPES and weights[name].is_floating_point():
             raise ONNXExportError(
@@ -94,7 +128,29 @@ def open_source(folder: Path) -> ModelSource:
                 remedy="merge to float32, bfloat16 or float16",
                 about={"tensor": name, "dtype": weights[name].dtype},
             )
-    return ModelSource(folder=folder, config=config, weights=weights, family=family)
+    return ModelSource(folder=folder, config=config, weights=weights, family=family, inputs=inputs, stand_ins=stand_ins)
+
+
+def _open_deferred(folder: Path, inputs: Mapping[str, Path]) -> tuple[dict[str, torch.Tensor], frozenset[str]]:
+    """Return the small tensors of a folder that leaves its weights out, stand-ins for the others, and their names."""
+    with closing(open_weights(folder, inputs)) as weights:
+        large = frozenset(name for name, info in weights.tensors.items() if info.nbytes > SMALL_BYTES)
+        tensors = {
+            name: stand_in(info) if name in large else read_tensor(weights, name)
+            for name, info in sorted(weights.tensors.items())
+        }
+    return tensors, large
+
+
+def read_tensor(weights: Weights, name: str) -> torch.Tensor:
+    """Return a whole tensor."""
+    info = weights.tensors[name]
+    values = np.array(weights.rows(name, 0, info.shape[0] if info.shape else 1))
+    return (
+        torch.from_numpy(values.reshape(-1).view(np.uint8))
+        .view(torch_dtypes(info.dtype)[info.dtype])
+        .reshape(info.shape)
+    )
 
 
 def _read_config(folder: Path) -> tuple[Any, Family]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from slipway.estimates import GRAPH_BYTES
 from slipway.machine.onnx_runtime import runtime_provider
 from slipway.stage import Context, Effort, Provider, Stage, library_provider
 from slipway_onnx_export.activations.sizes import describe_activations
+from slipway_onnx_export.deferral import can_leave_out
 from slipway_onnx_export.families import refusal_reason
 from slipway_onnx_export.opsets import opset_advice
 from slipway_onnx_export.params import OnnxExportParams
@@ -21,7 +23,7 @@ def run(inputs: Mapping[str, Path], params: OnnxExportParams, ctx: Context) -> d
     """
     from slipway_onnx_export.export import export_model
 
-    return {"onnx": export_model(inputs["pytorch"], params, ctx)}
+    return {"onnx": export_model(inputs, params, ctx)}
 
 
 LIBRARIES = ("mobius-onnx", "onnx", "onnx-ir", "onnxruntime", "onnxscript", "torch", "transformers")
@@ -46,7 +48,10 @@ STAGE = Stage(
         seconds_per_gb=15.0,
         phases={"graph": (0.1, 0.3), "weights": (0.3, 0.7), "parity": (0.7, 0.95)},
     ),
-    output_bytes=lambda _, size: size.graph_bytes,
+    output_bytes=lambda params, size: GRAPH_BYTES if params.get("weights") == "deferred" else size.graph_bytes,
+    more_inputs=True,
+    defers=can_leave_out,
+    reads_deferred=lambda params: ("pytorch",) if params.get("weights") == "deferred" else (),
     advice=opset_advice,
     describes=describe_activations,
     refuses=lambda _, config: refusal_reason(config),

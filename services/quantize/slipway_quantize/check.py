@@ -36,14 +36,20 @@ class NotRunnableError(Exception):
     """The check does not know how to run a result; the message says why."""
 
 
-def check_result(source: Path, target: Path, *, run: Callable[[Path, Context], Any], ctx: Context) -> None:
+def check_result(source_bytes: int, target: Path, *, run: Callable[[Path, Context], Any], ctx: Context) -> None:
     """Load ``target`` and run it once on a few tokens, if that fits into the attempt's memory.
+
+    Args:
+        source_bytes: Size of the weights before.
+        target: The result.
+        run: Runs a result.
+        ctx: Context of the stage.
 
     Raises:
         QuantizationError: ``QUANTIZATION_FAILED`` if it does not load, ``NON_FINITE_OUTPUT`` if logits are NaN or infinite.
     """
     # Loaders hold the stored and the computed form of the weights at the same time.
-    needed = weight_bytes(source) + weight_bytes(target)
+    needed = source_bytes + weight_bytes(target)
     if needed > ctx.max_memory_bytes:
         ctx.log.info(
             f"not run: loading takes about {format_size(needed)}, the attempt may use {format_size(ctx.max_memory_bytes)}"

@@ -12,8 +12,19 @@ from slipway.errors import QuantizationError
 from slipway.files import json_documents
 from slipway.files.links import all_files
 from slipway.models.sentences.files import sentence_files
+from slipway.models.weights import DEFERRED
 
-_WEIGHTS = (".safetensors", ".safetensors.index.json", ".onnx", ".onnx.data", ".onnx_data", ".bin", ".pt", ".pth")
+_WEIGHTS = (
+    DEFERRED,
+    ".safetensors",
+    ".safetensors.index.json",
+    ".onnx",
+    ".onnx.data",
+    ".onnx_data",
+    ".bin",
+    ".pt",
+    ".pth",
+)
 
 
 def copy_companions(source: Path, target: Path) -> None:

@@ -34,6 +34,12 @@ def refusal_reason(params: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     return unknown_family(config)
 
 
+def reads_deferred(params: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the inputs whose weights may be left out: the model of a format that is read a few rows at a time."""
+    integers = params.get("level") in INTEGER_BITS and params.get("packed", True)
+    return ("model",) if params.get("format") == "pytorch" or (params.get("format") == "onnx" and integers) else ()
+
+
 def unknown_family(config: Mapping[str, Any]) -> str:
     """Say that the weights of this model are not rounded."""
     return f"the family of a {described(config)} is unknown, so its weights are not rounded to integers"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from slipway.errors import QuantizationError
+from slipway.models.weights import has_weights, open_weights
 from slipway.stage import Context
 from slipway_quantize.check import run_checkpoint, run_graph
 from slipway_quantize.params import QuantizeParams
@@ -15,18 +18,26 @@ from slipway_quantize.report import Outcome
 class _Checkpoints:
     """Transformers folders."""
 
-    def write(self, source: Path, target: Path, params: QuantizeParams, ctx: Context) -> Outcome:
+    def write(
+        self, source: Path, target: Path, params: QuantizeParams, ctx: Context, *, inputs: Mapping[str, Path]
+    ) -> Outcome:
         """As :meth:`slipway_quantize.quantizer.Quantizer.write`."""
         import torch
 
         torch.set_num_threads(ctx.threads)
-        if params.integers is None:
-            from slipway_quantize.checkpoints.half import write_half
+        largest = params.max_shard_bytes
+        with closing(open_weights(source, inputs)) as weights:
+            if params.integers is None:
+                from slipway_quantize.checkpoints.half import write_half
 
-            return write_half(source, target, level=params.level, max_shard_bytes=params.max_shard_bytes, ctx=ctx)
-        from slipway_quantize.checkpoints.integer import write_int
+                outcome = write_half(weights, target, level=params.level, max_shard_bytes=largest, ctx=ctx)
+            else:
+                from slipway_quantize.checkpoints.integer import write_int
 
-        return write_int(source, target, params.integers, max_shard_bytes=params.max_shard_bytes, ctx=ctx)
+                outcome = write_int(source, weights, target, params.integers, max_shard_bytes=largest, ctx=ctx)
+            if not has_weights(source):
+                outcome.left_out_bytes = sum(tensor.nbytes for tensor in weights.tensors.values())
+        return outcome
 
     def run(self, target: Path, ctx: Context) -> Any:  # noqa: ARG002 - torch's threads are set for the whole stage
         """As :meth:`slipway_quantize.quantizer.Quantizer.run`."""
@@ -36,19 +47,26 @@ class _Checkpoints:
 class _Graphs:
     """ONNX graphs."""
 
-    def write(self, source: Path, target: Path, params: QuantizeParams, ctx: Context) -> Outcome:
+    def write(
+        self, source: Path, target: Path, params: QuantizeParams, ctx: Context, *, inputs: Mapping[str, Path]
+    ) -> Outcome:
         """As :meth:`slipway_quantize.quantizer.Quantizer.write`."""
         from slipway_quantize.graphs.contract import restate_contract
 
-        outcome = self._write(source, target, params, ctx)
+        outcome = self._write(source, target, params, ctx, inputs)
         restate_contract(target)
         return outcome
 
-    def _write(self, source: Path, target: Path, params: QuantizeParams, ctx: Context) -> Outcome:
+    def _write(
+        self, source: Path, target: Path, params: QuantizeParams, ctx: Context, inputs: Mapping[str, Path]
+    ) -> Outcome:
         if params.integers is not None:
             from slipway_quantize.graphs.integer import write_int
+            from slipway_quantize.graphs.left_out import LeftOutSource
 
-            return write_int(source, target, params.integers, accuracy_level=params.accuracy_level, ctx=ctx)
+            accuracy = params.accuracy_level
+            with LeftOutSource(source, inputs) as left_out:
+                return write_int(source, target, params.integers, accuracy_level=accuracy, left_out=left_out, ctx=ctx)
         if params.level == "bf16":
             raise QuantizationError(
                 "bf16 is not made for ONNX: ONNX Runtime has no bfloat16 matrix product on CPUs, so the model would not load",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,22 @@ from slipway_quantize.check import check_result
 from slipway_quantize.companions import copy_companions, read_json, write_json
 from slipway_quantize.params import QuantizeParams
 from slipway_quantize.quantizer import load_packager, load_quantizer
-from slipway_quantize.report import write_report
+from slipway_quantize.report import weight_bytes, write_report
 
 
-def quantize(source: Path, target: Path, params: QuantizeParams, ctx: Context) -> None:
-    """Write ``source`` at ``params.level`` into the empty folder ``target``.
+def quantize(inputs: Mapping[str, Path], target: Path, params: QuantizeParams, ctx: Context) -> None:
+    """Write ``inputs["model"]`` at ``params.level`` into the empty folder ``target``.
+
+    If that folder leaves its weights out, the inputs of the task that made it are among ``inputs``.
 
     Raises:
         QuantizationError: With the reasons listed in the package's README.
     """
+    source = inputs["model"]
     _refuse_quantized(source)
     copy_companions(source, target)
     quantizer, runtime = load_quantizer(params.format), load_format(params.format).runtime
-    outcome = quantizer.write(source, target, params, ctx)
+    outcome = quantizer.write(source, target, params, ctx, inputs=inputs)
     settings: dict[str, Any] = {"format": params.format, "level": params.level}
     if params.integers is not None:
         settings |= {"group_size": params.group_size, "packed": params.packed}
@@ -35,7 +39,8 @@ def quantize(source: Path, target: Path, params: QuantizeParams, ctx: Context) -
     if packager := load_packager(params.format):
         packager(target, level=params.level, ctx=ctx)
     if params.check:
-        check_result(source, target, run=quantizer.run, ctx=ctx)
+        before = weight_bytes(source) + outcome.left_out_bytes
+        check_result(before, target, run=quantizer.run, ctx=ctx)
 
 
 def _note_precision(path: Path, level: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,8 +17,12 @@ from slipway_quantize.report import Outcome
 class Quantizer(Protocol):
     """Writes the weights of a folder at a level, and runs the result."""
 
-    def write(self, source: Path, target: Path, params: QuantizeParams, ctx: Context) -> Outcome:
+    def write(
+        self, source: Path, target: Path, params: QuantizeParams, ctx: Context, *, inputs: Mapping[str, Path]
+    ) -> Outcome:
         """Write the weights of ``source`` at ``params.level`` into ``target``, which already holds all other files.
+
+        ``inputs`` are all inputs of the stage; Slipway's own formats read weights from them that ``source`` leaves out.
 
         Raises:
             QuantizationError: With the reasons listed in the package's README.

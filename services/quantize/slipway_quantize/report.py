@@ -22,6 +22,7 @@ class Outcome:
         method: How the level is represented, for example ``compressed-tensors pack-quantized``.
         quantized: Names of the weights that now have the level's type.
         kept: Names of the unchanged weights, with the reason.
+        left_out_bytes: Size of the weights that the source leaves out.
         error_energy: Squared error added to the weights, and ``weight_energy`` their squared sum (int levels).
         details: Further facts of the format.
     """
@@ -29,6 +30,7 @@ class Outcome:
     method: str
     quantized: list[str] = field(default_factory=list)
     kept: dict[str, str] = field(default_factory=dict)
+    left_out_bytes: int = 0
     error_energy: float = 0.0
     weight_energy: float = 0.0
     details: dict[str, Any] = field(default_factory=dict)
@@ -40,7 +42,7 @@ def write_report(source: Path, target: Path, outcome: Outcome, *, settings: dict
     Sizes are of the weight files alone, in bytes; ``reduction`` is the share saved (0.5 = half the size);
     ``relative_weight_error`` is the square root of the error's energy divided by that of the weights.
     """
-    before, after = weight_bytes(source), weight_bytes(target)
+    before, after = weight_bytes(source) + outcome.left_out_bytes, weight_bytes(target)
     reduction = round(1 - after / before, 4) if before else 0.0
     facts: dict[str, Any] = {
         "method": outcome.method,

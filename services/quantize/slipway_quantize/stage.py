@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slipway.stage import Context, Effort, Role, Stage
-from slipway_quantize.levels import refusal_reason
+from slipway_quantize.levels import reads_deferred, refusal_reason
 from slipway_quantize.params import QuantizeParams
 
 
@@ -20,7 +20,7 @@ def run(inputs: Mapping[str, Path], params: QuantizeParams, ctx: Context) -> dic
 
     target = ctx.workdir / "model"
     target.mkdir()
-    quantize(inputs["model"], target, params, ctx)
+    quantize(inputs, target, params, ctx)
     return {"model": target}
 
 
@@ -32,6 +32,8 @@ STAGE = Stage(
     params=QuantizeParams,
     run=run,
     libraries=("compressed-tensors", "onnx-ir", "onnxruntime", "safetensors", "torch", "transformers"),
+    more_inputs=True,
+    reads_deferred=reads_deferred,
     role=Role.QUANTIZATION,
     effort=Effort(seconds_per_gb=6.0, phases={"quantize": (0.05, 0.8), "cast": (0.05, 0.8), "check": (0.8, 0.95)}),
     output_bytes=lambda params, size: size.at_level(params["level"]),

@@ -14,6 +14,7 @@ from slipway.formats.registry import formats, split_output, translate_format_err
 from slipway.formats.settings import FormatSettings, LevelSettings
 from slipway.formats.tasks import FormatRequest, PlannedTask
 from slipway.models.base_format import METHODS, is_base_format
+from slipway.planning.deferral import defer_weights
 from slipway.planning.references import VALIDATION, by_source_name
 from slipway.registry import stage_of
 from slipway.requirements import Requirements
@@ -63,6 +64,9 @@ def plan(
     tasks = [*trunk, merged]
     for each, section in configuration.formats.enabled():
         tasks += format_tasks(each, section, configuration, model=merged.reference, taken={task.id for task in tasks})
+    if configuration.validation.enabled and configuration.validation.compare_outputs:
+        # Otherwise the comparison within the export to ONNX, which needs the weights, is the only proof of a graph.
+        tasks = defer_weights(tasks)
     if configuration.validation.enabled:
         tasks.append(_validate(configuration, source_names, base=base, adapter=adapter, tasks=tasks))
     return tuple(tasks)

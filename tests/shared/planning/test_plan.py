@@ -131,6 +131,55 @@ def test_settings_become_parameters() -> None:
     assert (params["group_size"], params["packed"], params["level"]) == (64, False, "int4")
 
 
+ONLY_LEVELS = {"unquantized": False, "quantization": ["int4", "int8"]}
+
+
+def deferred(data: dict[str, Any], sources: tuple[str, ...] = SOURCES) -> set[str]:
+    return {name for name, task in planned(data, sources).items() if task.params.get("weights") == "deferred"}
+
+
+def test_weights_that_nobody_asked_for_are_left_out_and_made_where_they_are_read() -> None:
+    tasks = planned({"formats": {"onnx": ONLY_LEVELS, "pytorch": {"enabled": True, **ONLY_LEVELS}}})
+    origins = {"base": "source:base", "adapter": "source:adapter"}
+    assert tasks["merge"].params["weights"] == tasks["onnx_export"].params["weights"] == "deferred"
+    assert tasks["onnx_export"].inputs == {"pytorch": "task:merge/pytorch", **origins}
+    for level in ("int4", "int8"):
+        model = {"model": "task:onnx_export/onnx", "pytorch": "task:merge/pytorch"}
+        assert tasks[f"quantize-onnx-{level}"].inputs == {**model, **origins}
+        assert tasks[f"quantize-pytorch-{level}"].inputs == {"model": "task:merge/pytorch", **origins}
+    for task in tasks.values():
+        task.call.check(load_stage(task.stage))
+
+
+@pytest.mark.parametrize(
+    ("formats", "more", "expected"),
+    [
+        ({"onnx": ONLY_LEVELS, "pytorch": {"enabled": True}}, {}, {"onnx_export"}),
+        ({"onnx": {"quantization": "int4"}, "pytorch": {"enabled": True, **ONLY_LEVELS}}, {}, set()),
+        ({"onnx": {**ONLY_LEVELS, "quantization": ["int4", "fp16"]}, "pytorch": {"enabled": False}}, {}, set()),
+        ({"onnx": {**ONLY_LEVELS, "packaging": ["genai"]}, "pytorch": {"enabled": False}}, {}, set()),
+        ({"onnx": {**ONLY_LEVELS, "activations": {"layers": [0]}}, "pytorch": {"enabled": False}}, {}, set()),
+        ({"onnx": ONLY_LEVELS, "pytorch": {"enabled": False}, "tensorrt": {"enabled": True}}, {}, {"onnx_export"}),
+        ({"onnx": ONLY_LEVELS, "pytorch": {"enabled": False}}, {"validation": {"enabled": False}}, set()),
+        ({"onnx": ONLY_LEVELS, "pytorch": {"enabled": False}}, {"validation": {"compare_outputs": False}}, set()),
+        (
+            {"onnx": ONLY_LEVELS, "pytorch": {"enabled": False}},
+            {"optimization": {"compress_weights": False}},
+            set(),
+        ),
+    ],
+)
+def test_weights_are_written_where_anything_needs_them(
+    formats: dict[str, Any], more: dict[str, Any], expected: set[str]
+) -> None:
+    assert deferred({"formats": formats, **more}) == expected
+
+
+def test_the_graph_of_a_plain_model_leaves_its_weights_out_too() -> None:
+    data = {"formats": {"onnx": ONLY_LEVELS, "pytorch": {"enabled": False}}}
+    assert deferred(data, ("base",)) == {"onnx_export"}
+
+
 def test_limits_reach_the_stage_and_travel_there() -> None:
     limits = {"int4": {"mean_kl": 0.5, "perplexity_ratio": 2.0}}
     params = planned({"validation": {"limits": limits}})["validate"].params

@@ -82,27 +82,52 @@ def spot_check(
 
 def _check_update(tensor: OutputTensor, info: TensorInfo, reader: TensorReader, written: TensorReader) -> float:
     """Return the largest error as a share of what rounding explains."""
-    update = tensor.value.update
-    assert update is not None
-    random = generator(tensor.name)
-    rows = min(SAMPLE_ROWS, tensor.shape[0])
-    first = int(random.integers(0, tensor.shape[0] - rows + 1))
-    merged = _rows(written, info, first, rows)
-    vector = random.standard_normal(merged.shape[1])
-    expected = _rows(reader, tensor.value.source, first, rows) @ vector + _update_rows(update, reader, first, rows) @ (
-        _factor(update.right, reader) @ vector
-    )
-    error = np.abs(merged @ vector - expected)
-    tolerance = _tolerance(tensor.dtype, merged, vector)
-    share = float((error / tolerance).max())
-    if not share <= 1.0:
-        row = first + int((error / tolerance).argmax())
-        raise _differs(
-            tensor.name,
-            f"on a random input its row {row} computes {(merged @ vector)[row - first]:.6g} where base and adapter compute "
-            f"{expected[row - first]:.6g}, {share:.1f} times what rounding explains",
-        )
-    return share
+    sample = UpdateSample(tensor, reader)
+    return sample.error(_rows(written, info, sample.first, sample.count), sample.first)
+
+
+class UpdateSample:
+    """Rows of a weight with an update, and what they compute on a random input by base and adapter, unmerged.
+
+    Args:
+        tensor: The weight.
+        reader: Reads base and adapter.
+    """
+
+    def __init__(self, tensor: OutputTensor, reader: TensorReader) -> None:
+        update = tensor.value.update
+        assert update is not None
+        random = generator(tensor.name)
+        self._name, self._dtype = tensor.name, tensor.dtype
+        self.count = min(SAMPLE_ROWS, tensor.shape[0])
+        self.first = int(random.integers(0, tensor.shape[0] - self.count + 1))
+        self._vector = random.standard_normal(math.prod(tensor.shape[1:]))
+        self._expected = _rows(reader, tensor.value.source, self.first, self.count) @ self._vector + _update_rows(
+            update, reader, self.first, self.count
+        ) @ (_factor(update.right, reader) @ self._vector)
+
+    def error(self, merged: Array, first: int) -> float:
+        """Return the largest error of merged rows as a share of what rounding explains.
+
+        Args:
+            merged: Rows of the sample, in float64. (rows, columns)
+            first: Number of the first of them in the weight.
+
+        Raises:
+            ModelMergeError: ``MERGE_NOT_VERIFIED`` if it is above 1.
+        """
+        expected = self._expected[first - self.first :][: len(merged)]
+        error = np.abs(merged @ self._vector - expected)
+        tolerance = _tolerance(self._dtype, merged, self._vector)
+        share = float((error / tolerance).max())
+        if not share <= 1.0:
+            row = int((error / tolerance).argmax())
+            raise _differs(
+                self._name,
+                f"on a random input its row {first + row} computes {(merged @ self._vector)[row]:.6g} where base and adapter compute "
+                f"{expected[row]:.6g}, {share:.1f} times what rounding explains",
+            )
+        return share
 
 
 def _check_computed(tensor: OutputTensor, info: TensorInfo, written: TensorReader) -> float:

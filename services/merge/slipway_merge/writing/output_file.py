@@ -105,16 +105,16 @@ class OutputFile:
             self._moved.wait_for(lambda: self._abandoned or self._digested == start)
             if self._abandoned:
                 raise Abandoned
-        if view is not None:
-            self._sha.update(view)
-        else:
-            self._digest_back(start, end)
+        self._digest(start, end, view)
         yield
         with self._moved:
             self._digested = end
             self._moved.notify_all()
 
-    def _digest_back(self, position: int, end: int) -> None:
+    def _digest(self, position: int, end: int, view: memoryview | None) -> None:
+        if view is not None:
+            self._sha.update(view)
+            return
         buffer = memoryview(bytearray(min(_READ_BYTES, end - position)))
         while position < end:
             count = os.preadv(self._descriptor, [buffer[: end - position]], position)
@@ -122,3 +122,36 @@ class OutputFile:
                 raise OSError(errno.EIO, f"another program truncated the output file at byte {position}")
             self._sha.update(buffer[:count])
             position += count
+
+
+class NoFile(OutputFile):
+    """Takes the portions of a file that is not wanted: they are computed and checked, and neither written nor digested.
+
+    Args:
+        _path: Path of the file, which is not made.
+        nbytes: The size that it would have.
+    """
+
+    def __init__(self, _path: Path, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self._digested = 0
+        self._abandoned = False
+        self._moved = threading.Condition()
+
+    def close(self) -> None:
+        """Close nothing."""
+
+    def digest(self) -> str:
+        """Return an empty digest."""
+        return ""
+
+    def write(self, view: memoryview, position: int) -> None:
+        """Write nothing."""
+
+    def copy(self, source: int, start: int, position: int, size: int) -> int:
+        """Copy nothing. That the source is long enough is found when it is scanned."""
+        del source, start, position
+        return size
+
+    def _digest(self, start: int, end: int, view: memoryview | None) -> None:
+        """Digest nothing."""

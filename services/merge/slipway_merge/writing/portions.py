@@ -90,7 +90,7 @@ def _copied(piece: tuple[OutputTensor, ...], reader: TensorReader) -> Iterator[P
 
 
 def _rows(tensor: OutputTensor, reader: TensorReader, change: Change, update: LowRank | None) -> Iterator[Portion]:
-    rows, columns = _matrix(tensor)
+    rows, columns = as_matrix(tensor)
     row_bytes = tensor.nbytes // max(rows, 1)
     for first, count in row_blocks((rows, columns), BLOCK_ELEMENTS):
         start = tensor.start + first * row_bytes
@@ -153,7 +153,7 @@ class Rows(Portion):
 
     def fill(self, file: OutputFile, block: Block, part: Change, /) -> memoryview:
         """Read, compute and write the rows."""
-        base = _read_rows(self.tensor, self.reader, self.first, self.count, block)
+        base = read_rows(self.tensor, self.reader, self.first, self.count, block)
         source, output = self.tensor.value.source.dtype, self.tensor.dtype
         if self.update is None:
             rounded = round_block(base, source=source, output=output, block=block, change=part, add=None)
@@ -182,7 +182,7 @@ class Whole(Portion):
 
     def fill(self, file: OutputFile, block: Block, part: Change, /) -> None:
         """Compute the weight, then round and write it."""
-        values = self._values().reshape(_matrix(self.tensor))
+        values = self._values().reshape(as_matrix(self.tensor))
         source, output = self.tensor.value.source.dtype, self.tensor.dtype
         position = self.start
         for first, count in row_blocks(values.shape, BLOCK_ELEMENTS):
@@ -193,7 +193,7 @@ class Whole(Portion):
                 part.change_sum += float(np.dot(difference, difference))
                 return new
 
-            base = _read_rows(self.tensor, self.reader, first, count, block)
+            base = read_rows(self.tensor, self.reader, first, count, block)
             rounded = round_block(base, source=source, output=output, block=block, change=part, add=take)
             file.write(rounded.reshape(-1).view(np.uint8).data, position)
             position += rounded.nbytes
@@ -212,20 +212,20 @@ class Whole(Portion):
         return values
 
 
-def _read_rows(tensor: OutputTensor, reader: TensorReader, first: int, count: int, block: Block) -> Array:
+def read_rows(tensor: OutputTensor, reader: TensorReader, first: int, count: int, block: Block) -> Array:
     """Return stored rows as (count, columns)."""
     dtype = float_type(tensor.value.source)
-    columns = _matrix(tensor)[1]
+    columns = as_matrix(tensor)[1]
     base = block.array("base", dtype, (count, columns))
     reader.fill(base.reshape(-1).view(np.uint8), tensor.value.source, first * columns * dtype.itemsize)
     return base
 
 
-def _matrix(tensor: OutputTensor) -> tuple[int, int]:
+def as_matrix(tensor: OutputTensor) -> tuple[int, int]:
     """Return rows and columns, with all dimensions but the first taken together."""
     shape = tensor.value.source.shape
     return (shape[0] if shape else 1), math.prod(shape[1:])
 
 
 def _block_bytes(tensor: OutputTensor) -> int:
-    return max(BLOCK_ELEMENTS, _matrix(tensor)[1]) * _BYTES_PER_ELEMENT
+    return max(BLOCK_ELEMENTS, as_matrix(tensor)[1]) * _BYTES_PER_ELEMENT

@@ -16,7 +16,7 @@ from slipway_merge.tensors.block import Block
 from slipway_merge.tensors.deltas import Change
 from slipway_merge.tensors.tensor_io import TensorReader
 from slipway_merge.writing.kept_shards import KeptShards, Written
-from slipway_merge.writing.output_file import Abandoned, OutputFile
+from slipway_merge.writing.output_file import Abandoned, NoFile, OutputFile
 from slipway_merge.writing.portions import Portion, portions
 from slipway_merge.writing.schedule import OpenShard, Schedule
 
@@ -29,14 +29,18 @@ class MergeWriter:
         reader: Reads stored tensors.
         ctx: Progress, cancellation, threads, and the kept folder of an interrupted attempt; gets the digests.
         max_memory_bytes: Memory limit of all threads together.
+        discard: Whether everything is computed and checked, and nothing written.
 
     Attributes:
         written: Statistics of all finished files.
         resumed: Number of files written by an earlier attempt.
     """
 
-    def __init__(self, folder: Path, reader: TensorReader, ctx: Context, *, max_memory_bytes: int) -> None:
+    def __init__(
+        self, folder: Path, reader: TensorReader, ctx: Context, *, max_memory_bytes: int, discard: bool = False
+    ) -> None:
         self.folder = folder
+        self.discard = discard
         self.reader = reader
         self.ctx = ctx
         self.threads = max(1, ctx.threads)
@@ -61,7 +65,7 @@ class MergeWriter:
         missing = [shard for shard in layout.shards if not self._resume(shard, total)]
         schedule = Schedule(missing, self._begin, at_once=self.threads, limit=self.max_memory_bytes)
         self._run(schedule, total)
-        if index := layout.index():
+        if not self.discard and (index := layout.index()):
             (self.folder / index[0]).write_text(index[1], encoding="utf-8")
         self.written.changes.sort(key=lambda change: change.tensor)
         return self.written
@@ -69,7 +73,9 @@ class MergeWriter:
     def _resume(self, shard: Shard, total: int) -> bool:
         """Reuse a shard that an earlier attempt finished; return whether there was one."""
         path = self.folder / shard.filename
-        kept = self._kept.take(shard, path, on_bytes=lambda count: self._progress(count, total))
+        kept = (
+            None if self.discard else self._kept.take(shard, path, on_bytes=lambda count: self._progress(count, total))
+        )
         if kept is None:
             return False
         self.resumed += 1
@@ -80,7 +86,8 @@ class MergeWriter:
 
     def _begin(self, shard: Shard) -> OpenShard:
         written = Written(copied=shard.copied, converted=shard.converted)
-        file = OutputFile(self.folder / shard.filename, shard.nbytes)
+        kind = NoFile if self.discard else OutputFile
+        file = kind(self.folder / shard.filename, shard.nbytes)
         return OpenShard(shard, file, portions(shard, self.reader, written.changes), written)
 
     def _run(self, schedule: Schedule, total: int) -> None:
@@ -134,10 +141,12 @@ class MergeWriter:
     def _finish(self, shard: OpenShard) -> None:
         sha256, path = shard.file.digest(), self.folder / shard.shard.filename
         shard.file.close()
-        self._kept.keep(shard.shard, path, sha256=sha256, written=shard.written)
+        if not self.discard:
+            self._kept.keep(shard.shard, path, sha256=sha256, written=shard.written)
         with self._lock:
             self.written.add(shard.written)
-            self.ctx.digest(path, sha256)
+            if not self.discard:
+                self.ctx.digest(path, sha256)
 
 
 def relative_changes(changes: list[Change]) -> list[Mapping[str, object]]:

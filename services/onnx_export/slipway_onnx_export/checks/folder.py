@@ -100,6 +100,7 @@ def _interface(written: Written) -> None:
     for component in written.components:
         graph = written.graphs[component.file].graph
         stored = {tensor.name for tensor in graph.initializer}
+        stored |= set(written.left_out.get(component.file, ()))
         inputs = [value.name for value in graph.input if value.name not in stored]
         outputs = [value.name for value in graph.output]
         wanted = [port.name for port in component.inputs], [port.name for port in component.outputs]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -36,6 +36,7 @@ class Written:
         opset: The opset that was asked for.
         end: Token that ends a text, if the model has one.
         metadata: Properties that the file of every graph has.
+        left_out: Weights that are inputs of a graph, by its file.
     """
 
     folder: Path
@@ -43,6 +44,7 @@ class Written:
     opset: int
     end: int | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
+    left_out: Mapping[str, Collection[str]] = field(default_factory=dict)
 
     @cached_property
     def graphs(self) -> Mapping[str, Any]:
@@ -67,7 +69,9 @@ class Written:
 
     @cached_property
     def tiny(self) -> bool:
-        """Return whether the graphs are small enough to be run by the checks."""
+        """Return whether the graphs are small enough to be run by the checks, and have their weights."""
+        if any(self.left_out.values()):
+            return False
         nbytes = sum(path.stat().st_size for path in self.folder.iterdir())
         return nbytes <= TINY_BYTES and sum(len(model.graph.node) for model in self.graphs.values()) <= TINY_NODES
 

@@ -101,6 +101,8 @@ def _load_buffers(model: Any, source: ModelSource) -> None:
     for name in sorted(stored & weights.keys()):
         owner, _, attribute = name.rpartition(".")
         buffer, value = model.get_buffer(name), weights[name]
+        if name in source.stand_ins:
+            value = source.value(name)
         if isinstance(value, torch.Tensor) and value.shape == buffer.shape:
             model.get_submodule(owner)._buffers[attribute] = value.to(buffer.dtype)
 

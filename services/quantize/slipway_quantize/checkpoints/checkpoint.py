@@ -1,9 +1,7 @@
-"""Read the weights of a Hugging Face folder, a few rows at a time."""
+"""Read the weights of a Hugging Face folder, stored or left out, a few rows at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,22 +11,21 @@ from torch import Tensor
 
 from slipway.errors import QuantizationError
 from slipway.models.dtypes import FLOATS, numpy_dtypes, torch_dtypes
-from slipway.models.safetensors_file import TensorInfo, read_weights
+from slipway.models.safetensors_file import TensorInfo
+from slipway.models.weights import Weights
 from slipway_quantize.grid import rounding
-from slipway_quantize.writing import PIECE_WEIGHTS
 
 DTYPES = torch_dtypes(*FLOATS, "I64", "I32", "I16", "I8", "U8", "BOOL")
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-def read_tensors(folder: Path) -> dict[str, TensorInfo]:
-    """Return the stored tensors of a folder by name, file by file and sorted within each; no weight is read.
+def read_tensors(weights: Weights) -> dict[str, TensorInfo]:
+    """Return the tensors of a folder by name, file by file and sorted within each; no weight is read.
 
     Raises:
-        CheckpointValidationError: As :func:`slipway.models.safetensors_file.read_weights`.
         QuantizationError: ``DTYPE_UNSUPPORTED`` for 8-bit floats and the like.
     """
-    tensors = sorted(read_weights(folder).values(), key=lambda tensor: (tensor.file.name, tensor.name))
+    tensors = sorted(weights.tensors.values(), key=lambda tensor: (tensor.file.name, tensor.name))
     for tensor in tensors:
         if tensor.dtype not in DTYPES:
             raise QuantizationError(
@@ -40,20 +37,10 @@ def read_tensors(folder: Path) -> dict[str, TensorInfo]:
     return {tensor.name: tensor for tensor in tensors}
 
 
-def row_pieces(tensor: TensorInfo) -> Iterator[tuple[int, Tensor]]:
-    """Yield a stored tensor in pieces along its first axis: (first row, rows). A scalar is one piece of shape ()."""
-    dtype = DTYPES[tensor.dtype]
-    if not tensor.numel:
-        yield 0, torch.empty(tensor.shape, dtype=dtype)
-        return
-    raw = np.memmap(tensor.file, mode="c", dtype=np.uint8, offset=tensor.start, shape=(tensor.nbytes,))
-    values = torch.from_numpy(raw).view(dtype).reshape(tensor.shape)
-    if not tensor.shape:
-        yield 0, values
-        return
-    step = max(1, PIECE_WEIGHTS // (tensor.numel // len(values)))
-    for start in range(0, len(values), step):
-        yield start, values[start : start + step]
+def read_rows(weights: Weights, tensor: TensorInfo, first: int, count: int) -> Tensor:
+    """Return rows of a tensor; a scalar is one row."""
+    values = np.ascontiguousarray(weights.rows(tensor.name, first, count))
+    return torch.from_numpy(values.reshape(-1).view(np.uint8)).view(DTYPES[tensor.dtype]).reshape(values.shape)
 
 
 def as_array(values: Tensor) -> NDArray[Any]:

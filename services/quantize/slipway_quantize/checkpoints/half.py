@@ -8,17 +8,19 @@ import torch
 
 from slipway.models.dtypes import FLOATS
 from slipway.models.safetensors_layout import TensorSpec
+from slipway.models.weights import Weights, row_pieces
 from slipway.stage import Context
-from slipway_quantize.checkpoints.checkpoint import DTYPE_NAMES, cast_to_half, read_tensors, row_pieces
+from slipway_quantize.checkpoints.checkpoint import DTYPE_NAMES, cast_to_half, read_rows, read_tensors
 from slipway_quantize.checkpoints.weights_file import WeightsFile
 from slipway_quantize.companions import read_json, write_json
 from slipway_quantize.report import Outcome
+from slipway_quantize.writing import PIECE_WEIGHTS
 
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-def write_half(source: Path, target: Path, *, level: str, max_shard_bytes: int, ctx: Context) -> Outcome:
-    """Write the folder's weights and config.json in ``level``'s type.
+def write_half(weights: Weights, target: Path, *, level: str, max_shard_bytes: int, ctx: Context) -> Outcome:
+    """Write a folder's weights in ``level``'s type, and ``target``'s config.json to match.
 
     Raises:
         QuantizationError: ``NON_FINITE_WEIGHTS``, ``WEIGHT_OVERFLOW``, and the reasons of :func:`read_tensors`.
@@ -26,16 +28,17 @@ def write_half(source: Path, target: Path, *, level: str, max_shard_bytes: int, 
     dtype = HALF[level]
     name = str(dtype).removeprefix("torch.")
     outcome = Outcome(method=f"cast to {name}")
-    tensors = read_tensors(source).values()
+    tensors = read_tensors(weights).values()
     plan = [TensorSpec(t.name, DTYPE_NAMES[dtype] if t.dtype in FLOATS else t.dtype, t.shape) for t in tensors]
     total = sum(tensor.nbytes for tensor in tensors)
     done = 0
-    with WeightsFile(target, [[spec] for spec in plan], max_shard_bytes=max_shard_bytes) as weights:
+    with WeightsFile(target, [[spec] for spec in plan], max_shard_bytes=max_shard_bytes) as file:
         for tensor in tensors:
-            for row, values in row_pieces(tensor):
+            for row, count in row_pieces(tensor, PIECE_WEIGHTS):
+                values = read_rows(weights, tensor, row, count)
                 ctx.progress("cast", done=done, total=total)
                 cast = cast_to_half(values, dtype, tensor.name) if values.is_floating_point() else values
-                weights.write(tensor.name, cast, row=row)
+                file.write(tensor.name, cast, row=row)
                 done += values.nbytes
             if tensor.dtype not in FLOATS:
                 outcome.kept[tensor.name] = "not floating point"

@@ -7,6 +7,7 @@ whole model in memory, twice.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -20,14 +21,15 @@ from slipway.errors import QuantizationError
 from slipway.models.dtypes import numpy_dtypes
 from slipway.models.safetensors_file import TensorInfo
 from slipway.models.safetensors_layout import TensorSpec
+from slipway.models.weights import Weights, row_pieces
 from slipway.stage import Context
 from slipway_quantize.checkpoints.checkpoint import (
     DTYPE_NAMES,
     DTYPES,
     as_array,
+    read_rows,
     read_tensors,
     require_finite,
-    row_pieces,
 )
 from slipway_quantize.checkpoints.structure import LinearWeight, find_linear_layers, model_config, require_family
 from slipway_quantize.checkpoints.weights_file import WeightsFile
@@ -36,6 +38,7 @@ from slipway_quantize.grid.rounding import round_weight
 from slipway_quantize.levels import IntLevel
 from slipway_quantize.pieces import Pieces, Squares
 from slipway_quantize.report import Outcome, warn_unaligned
+from slipway_quantize.writing import PIECE_WEIGHTS
 
 _SCALE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -53,8 +56,10 @@ class _Plan:
     untied: bool
 
 
-def write_int(source: Path, target: Path, level: IntLevel, *, max_shard_bytes: int, ctx: Context) -> Outcome:
-    """Write the folder's weights with its linear layers in ``level``, and config.json to match.
+def write_int(
+    source: Path, weights: Weights, target: Path, level: IntLevel, *, max_shard_bytes: int, ctx: Context
+) -> Outcome:
+    """Write ``weights`` of the folder ``source`` with its linear layers in ``level``, and config.json to match.
 
     A decoder's tied lm_head is untied: the head is quantized, the embedding keeps its type, because transformers 5.23 cannot
     load a quantized embedding. Other heads are not quantized.
@@ -63,7 +68,7 @@ def write_int(source: Path, target: Path, level: IntLevel, *, max_shard_bytes: i
         QuantizationError: ``QUANTIZATION_UNSUPPORTED`` if nothing can be quantized, ``NON_FINITE_WEIGHTS``, and the
             reasons of :func:`read_tensors`.
     """
-    tensors = read_tensors(source)
+    tensors = read_tensors(weights)
     plan = _plan(source, tensors, level)
     outcome = Outcome(
         method="compressed-tensors pack-quantized" if level.packed else "dense weights on the grid",
@@ -74,20 +79,17 @@ def write_int(source: Path, target: Path, level: IntLevel, *, max_shard_bytes: i
     _require_smaller(total, sum(spec.nbytes for group in groups for spec in group), level)
     done = 0
     with (
-        WeightsFile(target, groups, max_shard_bytes=max_shard_bytes) as weights,
+        WeightsFile(target, groups, max_shard_bytes=max_shard_bytes) as file,
         Pieces(outcome, threads=ctx.threads) as pieces,
     ):
         for tensor in tensors.values():
             for weight in plan.linear.get(tensor.name, []) if level.packed else []:
-                weights.write(f"{weight.module}.weight_shape", torch.tensor(tensor.shape, dtype=torch.int64))
-            for row, values in row_pieces(tensor):
+                file.write(f"{weight.module}.weight_shape", torch.tensor(tensor.shape, dtype=torch.int64))
+            for row, count in row_pieces(tensor, PIECE_WEIGHTS):
                 ctx.progress("quantize", done=done, total=total)
-                if tensor.name in plan.dense:
-                    require_finite(values, tensor.name)
-                    weights.write(tensor.name, values, row=row)
-                if tensor.name in plan.linear:
-                    pieces.add(partial(_write_rows, tensor.name, values, row, plan=plan, level=level, weights=weights))
-                done += values.nbytes
+                read = partial(read_rows, weights, tensor, row, count)
+                pieces.add(partial(_write_rows, tensor.name, read, row, plan=plan, level=level, file=file))
+                done += tensor.nbytes * count // (tensor.shape[0] if tensor.shape else 1)
             _record(tensor.name, plan, outcome)
     ctx.progress("quantize", done=done, total=total)
     warn_unaligned([weight.module for weight in plan.unaligned], level.group_size, ctx)
@@ -160,19 +162,27 @@ def _planned_tensors(tensor: TensorInfo, plan: _Plan, level: IntLevel) -> list[l
     return groups
 
 
-def _write_rows(name: str, values: Tensor, row: int, *, plan: _Plan, level: IntLevel, weights: WeightsFile) -> Squares:
-    """Round rows of a tensor for the linear layers that are made from it."""
+def _write_rows(
+    name: str, read: Callable[[], Tensor], row: int, *, plan: _Plan, level: IntLevel, file: WeightsFile
+) -> Squares:
+    """Copy rows of a tensor, or round them for the linear layers that are made from it, or both."""
+    values = read()
+    if name in plan.dense:
+        require_finite(values, name)
+        file.write(name, values, row=row)
+    if name not in plan.linear:
+        return 0.0, 0.0
     scale_dtype = numpy_dtypes(DTYPE_NAMES[plan.scale_dtype])[DTYPE_NAMES[plan.scale_dtype]]
     rounded = round_weight(
         as_array(values), bits=level.bits, group_size=level.group_size, scale_dtype=scale_dtype, name=name
     )
     for weight in plan.linear[name]:
         if level.packed:
-            weights.write_bytes(f"{weight.module}.weight_packed", rounded.packed, row=row)
-            weights.write_bytes(f"{weight.module}.weight_scale", rounded.scales, row=row)
+            file.write_bytes(f"{weight.module}.weight_packed", rounded.packed, row=row)
+            file.write_bytes(f"{weight.module}.weight_scale", rounded.scales, row=row)
         else:
             dense = torch.from_numpy(rounded.values(level.bits)).to(plan.scale_dtype).to(values.dtype)
-            weights.write(f"{weight.module}.weight", dense, row=row)
+            file.write(f"{weight.module}.weight", dense, row=row)
     return rounded.error, rounded.energy
 
 

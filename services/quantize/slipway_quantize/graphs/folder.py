@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 import onnx_ir as ir
@@ -19,6 +19,7 @@ from onnx_ir.serde import SerdeError
 
 from slipway.errors import QuantizationError
 from slipway.models.dtypes import DTYPES, FLOATS, numpy_dtypes
+from slipway_quantize.graphs.left_out import LazyMatrix, LeftOutTensor
 from slipway_quantize.writing import PIECE_WEIGHTS, write_all
 
 _DATA_SUFFIX = ".data"
@@ -26,8 +27,9 @@ _DATA_SUFFIX = ".data"
 _PAGE = 4096
 _SMALL = 64
 T = TypeVar("T")
-Shared = dict[tuple[str, int, str], Any]
-"""Tensors that were written, by the file and offset of what they were made from, and by their form."""
+M = TypeVar("M", bound=NDArray[Any] | LazyMatrix)
+Shared = dict[tuple[object, ...], Any]
+"""Tensors that were written, by the place of what they were made from, and by their form."""
 _LARGEST = (1 << 63) - 1
 """Most bytes that numpy and file systems address."""
 _FLOATS = {ir.DataType[DTYPES[name].onnx]: dtype for name, dtype in numpy_dtypes(*FLOATS).items()}
@@ -87,11 +89,15 @@ def save_graph(model: ir.Model, folder: Path, name: str) -> None:
         raise _invalid(f"the graph cannot be written ({error.__cause__ or error})", file=name) from error
 
 
-def read_constant(folder: Path, tensor: Any) -> NDArray[Any]:
+def read_constant(folder: Path, tensor: Any) -> NDArray[Any] | LazyMatrix:
     """Return a constant's values; those of an external tensor are mapped, and read from the file when they are used.
+
+    Values that the graph leaves out are read when they are made an array, in the model's type.
 
     onnx_ir would refuse to map a file with a second hard link, which an artifact's files have; so this function maps it.
     """
+    if isinstance(tensor, LeftOutTensor):
+        return tensor.values
     if not isinstance(tensor, ir.ExternalTensor):
         return np.asarray(tensor.numpy())
     dtype = _FLOATS.get(tensor.dtype) or np.dtype(tensor.dtype.numpy())
@@ -104,7 +110,7 @@ def read_constant(folder: Path, tensor: Any) -> NDArray[Any]:
     return np.frombuffer(mapped, dtype, count=count, offset=tensor.offset or 0).reshape(shape)
 
 
-def row_chunks(values: NDArray[Any], *, multiple: int = 1) -> Iterator[tuple[int, NDArray[Any]]]:
+def row_chunks(values: M, *, multiple: int = 1) -> Iterator[tuple[int, M]]:
     """Yield ``values`` in pieces along its first axis: (first row, rows). All but the last have a multiple of ``multiple`` rows."""
     if values.ndim == 0 or values.size == 0:
         yield 0, values
@@ -112,7 +118,7 @@ def row_chunks(values: NDArray[Any], *, multiple: int = 1) -> Iterator[tuple[int
     step = max(1, PIECE_WEIGHTS // max(1, values.size // len(values)))
     step = max(multiple, step - step % multiple)
     for start in range(0, len(values), step):
-        yield start, values[start : start + step]
+        yield start, cast("M", values[start : start + step])
 
 
 class DataFile:
@@ -137,9 +143,12 @@ class DataFile:
 
     def once(self, tensor: Any, form: str, write: Callable[[], T]) -> T:
         """Write what is made from a source tensor in some form, or return it if a graph of the folder has it already."""
-        if not isinstance(tensor, ir.ExternalTensor):
+        if isinstance(tensor, LeftOutTensor):
+            key: tuple[object, ...] = (*tensor.key, form)
+        elif isinstance(tensor, ir.ExternalTensor):
+            key = (str(tensor.location), tensor.offset or 0, form)
+        else:
             return write()
-        key = (str(tensor.location), tensor.offset or 0, form)
         if key not in self._shared:
             self._shared[key] = write()
         made: T = self._shared[key]
@@ -194,15 +203,16 @@ def copy_external(folder: Path, model: ir.Model, data: DataFile) -> None:
     """Copy to ``data`` every tensor that is still in the old folder's data file."""
     for value in model.graph.initializers.values():
         tensor = value.const_value
-        if isinstance(tensor, ir.ExternalTensor) and Path(tensor.base_dir) == folder:
+        external = isinstance(tensor, ir.ExternalTensor) and Path(tensor.base_dir) == folder
+        if isinstance(tensor, ir.ExternalTensor | LeftOutTensor) and (external or isinstance(tensor, LeftOutTensor)):
             assert value.name is not None
             bind(value, data.once(tensor, "copy", partial(_copy, folder, tensor, data, value.name)))
 
 
-def _copy(folder: Path, tensor: ir.ExternalTensor, data: DataFile, name: str) -> ir.ExternalTensor:
+def _copy(folder: Path, tensor: ir.ExternalTensor | LeftOutTensor, data: DataFile, name: str) -> ir.ExternalTensor:
     copy = data.reserve(name, tensor.dtype, tuple(int(size) for size in tensor.shape.numpy()))
     for row, rows in row_chunks(read_constant(folder, tensor)):
-        data.fill(copy, rows, row=row)
+        data.fill(copy, np.asarray(rows, np.float32 if isinstance(rows, LazyMatrix) else None), row=row)
     return copy
 
 

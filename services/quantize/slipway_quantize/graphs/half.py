@@ -97,7 +97,7 @@ class _HalfWeights:
     def _convert(self, value: ir.Value) -> Any:
         assert value.name is not None
         name = f"{value.name}.fp16"
-        values = read_constant(self._source, value.const_value)
+        values = np.asarray(read_constant(self._source, value.const_value))
         if values.nbytes <= _INLINE_BYTES:
             return ir.tensor(_small_as_half(np.array(values, np.float32), value.name), name=name)
         return self._data.once(value.const_value, "fp16", lambda: self._write(name, values))

@@ -29,6 +29,7 @@ from slipway_quantize.graphs.folder import (
     row_chunks,
     save_graph,
 )
+from slipway_quantize.graphs.left_out import LazyMatrix, LeftOutSource
 from slipway_quantize.graphs.weights import Weight, find_weights
 from slipway_quantize.grid.rounding import Rounded, round_weight
 from slipway_quantize.levels import IntLevel
@@ -40,8 +41,10 @@ _LINE = 16
 """Output features that lie beside each other in a line of the processor's cache, if the matrix is stored input features first."""
 
 
-def write_int(source: Path, target: Path, level: IntLevel, *, accuracy_level: int, ctx: Context) -> Outcome:
-    """Write ``source``'s graphs into ``target`` with their weight matrices in ``level``.
+def write_int(
+    source: Path, target: Path, level: IntLevel, *, accuracy_level: int, left_out: LeftOutSource, ctx: Context
+) -> Outcome:
+    """Write ``source``'s graphs into ``target`` with their weight matrices in ``level``; some may be in ``left_out``.
 
     Inputs and outputs keep their names and types. Scales are float32.
 
@@ -50,6 +53,7 @@ def write_int(source: Path, target: Path, level: IntLevel, *, accuracy_level: in
             weight that can be quantized.
     """
     graphs = [(name, load_graph(source, name)) for name in graph_files(source)]
+    left_out_bytes = sum(left_out.put_in(model, name) for name, model in graphs)
     found = {name: find_weights(model.graph) for name, model in graphs}
     fits = {
         name: [one for one in weights if one.features[1] % level.group_size == 0] for name, weights in found.items()
@@ -62,7 +66,9 @@ def write_int(source: Path, target: Path, level: IntLevel, *, accuracy_level: in
             remedy="choose a smaller group size, or level fp16",
             about={"group_size": level.group_size, "weights": sum(map(len, found.values()))},
         )
-    outcome = Outcome(method="MatMulNBits" if level.packed else "dense weights on the grid")
+    outcome = Outcome(
+        method="MatMulNBits" if level.packed else "dense weights on the grid", left_out_bytes=left_out_bytes
+    )
     if level.packed:
         outcome.details["accuracy_level"] = accuracy_level
     total = sum(math.prod(weight.features) for weights in fits.values() for weight in weights)
@@ -77,7 +83,7 @@ def write_int(source: Path, target: Path, level: IntLevel, *, accuracy_level: in
                         model, weight, values, level, accuracy_level=accuracy_level, data=data, pieces=pieces
                     )
                 else:
-                    _round_in_place(weight, values, level, data=data, pieces=pieces)
+                    _round_in_place(weight, np.asarray(values), level, data=data, pieces=pieces)
                 outcome.quantized.append(weight.name)
                 done += math.prod(weight.features)
             copy_external(source, model, data)
@@ -92,7 +98,7 @@ def write_int(source: Path, target: Path, level: IntLevel, *, accuracy_level: in
 def _replace_by_integers(
     model: ir.Model,
     weight: Weight,
-    values: NDArray[Any],
+    values: NDArray[Any] | LazyMatrix,
     level: IntLevel,
     *,
     accuracy_level: int,
@@ -148,7 +154,7 @@ def _lookup_nodes(
 
 
 def _write_quantized(
-    weight: Weight, values: NDArray[Any], level: IntLevel, *, data: DataFile, pieces: Pieces
+    weight: Weight, values: NDArray[Any] | LazyMatrix, level: IntLevel, *, data: DataFile, pieces: Pieces
 ) -> tuple[ir.ExternalTensor, ir.ExternalTensor]:
     """Write the matrix as integers (N, G, group bytes) and scales (N, G), a few output features at a time."""
     rows, columns = weight.features
@@ -158,8 +164,8 @@ def _write_quantized(
     )
     scales = data.reserve(f"{weight.name}.scale", ir.DataType.FLOAT, (rows, groups))
 
-    def write(piece: NDArray[Any], row: int) -> Squares:
-        rounded = _round(piece, level, weight)
+    def write(piece: NDArray[Any] | LazyMatrix, row: int) -> Squares:
+        rounded = _round(np.asarray(piece), level, weight)
         data.fill(packed, rounded.packed, row=row)
         data.fill(scales, rounded.scales, row=row)
         return rounded.error, rounded.energy

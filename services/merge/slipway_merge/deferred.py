@@ -1,0 +1,305 @@
+"""Describe a planned merge instead of writing its weights, and make the weights of such a description where they are read.
+
+The arithmetic is that of the written merge, in the same blocks of rows, so the weights have the same bits. Whoever reads rows of a
+weight's sample makes the check that the written file would have had (``verify/spot_check.py``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from slipway.files.json_documents import LARGEST_LIST
+from slipway.files.links import file_in
+from slipway.files.regular_file import read_regular
+from slipway.models.dtypes import DTYPES
+from slipway.models.safetensors_file import TensorInfo
+from slipway.models.weights import DEFERRED, invalid_description, mapped
+from slipway_merge.plan.layout import Layout, OutputTensor
+from slipway_merge.tensors.block import Block
+from slipway_merge.tensors.deltas import Change, LowRank, compute_type, merge_block, round_block
+from slipway_merge.tensors.tensor_io import FLOAT_TYPES, Array, TensorReader
+from slipway_merge.tensors.values import Factor, Update, Value
+from slipway_merge.verify.spot_check import UpdateSample
+from slipway_merge.writing.portions import BLOCK_ELEMENTS, as_matrix, read_rows
+
+_SAMPLE_BYTES = 64
+_RECENT = 4
+"""Weights whose update stays in memory: readers take one after another, with a few threads."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+
+class _Place(_Part):
+    """Where a stored tensor lies."""
+
+    input: Literal["base", "adapter"]
+    file: str
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int = Field(ge=0)
+
+
+class _Factor(_Part):
+    place: _Place
+    transposed: bool
+
+
+class _Update(_Part):
+    module: str
+    left: _Factor
+    right: _Factor
+    rank: int
+    scaling: float = Field(allow_inf_nan=False)
+
+
+class _Tensor(_Part):
+    """An output tensor: the file that would hold it, its place there, and what it is made of."""
+
+    name: str
+    dtype: str
+    file: str
+    start: int = Field(ge=0)
+    source: _Place
+    update: _Update | None
+
+
+class _Recipe(_Part):
+    """The description. ``fingerprint`` is of bytes of every tensor that it names."""
+
+    stage: Literal["merge"]
+    fingerprint: str
+    tensors: tuple[_Tensor, ...]
+
+    def places(self) -> Iterator[_Place]:
+        """Yield the place of every stored tensor, in order."""
+        for tensor in self.tensors:
+            yield tensor.source
+            if tensor.update is not None:
+                yield from (tensor.update.left.place, tensor.update.right.place)
+
+
+def why_not_deferred(layout: Layout) -> str:
+    """Return why the weights of a merge must be written; empty if they need not be."""
+    forms = sorted({tensor.value.computed.form for tensor in layout.tensors() if tensor.value.computed is not None})
+    return f"weights of the form {forms[0]} are computed by peft, one module at a time" if forms else ""
+
+
+def describe_weights(folder: Path, layout: Layout, inputs: Mapping[str, Path]) -> None:
+    """Write the description of a merge into its output folder.
+
+    Args:
+        folder: The folder.
+        layout: The planned merge.
+        inputs: The folders ``base`` and ``adapter``.
+    """
+    owners = {path: name for name, path in inputs.items()}
+    tensors = tuple(
+        _Tensor(
+            name=tensor.name,
+            dtype=tensor.dtype,
+            file=shard.filename,
+            start=tensor.start,
+            source=_place(tensor.value.source, owners),
+            update=_described(tensor.value.update, owners),
+        )
+        for shard in layout.shards
+        for tensor in shard.tensors
+    )
+    recipe = _Recipe(stage="merge", fingerprint="", tensors=tensors)
+    found = _fingerprint(_found(place, inputs) for place in recipe.places())
+    text = recipe.model_copy(update={"fingerprint": found}).model_dump_json()
+    (folder / DEFERRED).write_text(text + "\n", encoding="utf-8")
+
+
+def _place(info: TensorInfo, owners: Mapping[Path, str]) -> _Place:
+    owner = owners[info.file.parent]
+    return _Place.model_validate(
+        {
+            "input": owner,
+            "file": info.file.name,
+            "name": info.name,
+            "dtype": info.dtype,
+            "shape": info.shape,
+            "start": info.start,
+        }
+    )
+
+
+def _described(update: Update | None, owners: Mapping[Path, str]) -> _Update | None:
+    if update is None:
+        return None
+    left, right = (
+        _Factor(place=_place(factor.info, owners), transposed=factor.transposed)
+        for factor in (update.left, update.right)
+    )
+    return _Update(module=update.module, left=left, right=right, rank=update.rank, scaling=update.scaling)
+
+
+def _fingerprint(places: Iterable[TensorInfo]) -> str:
+    """Return a digest of places and of some bytes of each: other weights of the same shapes give another one."""
+    sha = hashlib.sha256()
+    with TensorReader() as reader:
+        for info in places:
+            sha.update(repr((info.file.name, info.name, info.dtype, info.shape, info.start)).encode())
+            buffer = np.empty(min(_SAMPLE_BYTES, info.nbytes), np.uint8)
+            for offset in (0, (info.nbytes - buffer.nbytes) // 2):
+                reader.fill(buffer, info, offset)
+                sha.update(buffer.data)
+    return sha.hexdigest()
+
+
+class MergedWeights:
+    """The weights of a merge that was described, made when they are read; a :class:`slipway.models.weights.Weights`.
+
+    Args:
+        folder: The merge's output.
+        inputs: ``base`` and ``adapter``, as the merge had them, beside any others.
+
+    Attributes:
+        worst: Largest error of a sample that was read, as a share of what rounding explains.
+
+    Raises:
+        CheckpointValidationError: ``BASE_MODEL_INVALID`` if the description does not fit base and adapter.
+    """
+
+    def __init__(self, folder: Path, inputs: Mapping[str, Path]) -> None:
+        recipe = _read(folder)
+        self._planned = {tensor.name: _planned(tensor, inputs) for tensor in recipe.tensors}
+        sources = [_found(place, inputs) for place in recipe.places()]
+        if _fingerprint(sources) != recipe.fingerprint:
+            raise invalid_description("base or adapter is not the one that was merged")
+        self.tensors: Mapping[str, TensorInfo] = {
+            one.name: TensorInfo(
+                one.name, one.dtype, tensor.shape, Path(one.file), one.start, one.start + tensor.nbytes
+            )
+            for one, tensor in zip(recipe.tensors, self._planned.values(), strict=True)
+        }
+        self.worst = 0.0
+        self._reader = TensorReader()
+        self._memory = threading.local()
+        self._updates: OrderedDict[str, tuple[LowRank, UpdateSample]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Close all files."""
+        self._reader.__exit__(None, None, None)
+
+    def rows(self, name: str, first: int, count: int) -> Array:
+        """As :meth:`slipway.models.weights.Weights.rows`; rows of the sample are checked.
+
+        Raises:
+            ModelMergeError: ``NON_FINITE_WEIGHTS``, ``DTYPE_UNSUPPORTED`` or ``MERGE_NOT_VERIFIED``.
+            CheckpointValidationError: ``SAFETENSORS_CORRUPT`` if an input became shorter.
+        """
+        tensor = self._planned[name]
+        if tensor.untouched:
+            return mapped(tensor.value.source)[first : first + count]
+        rows, columns = as_matrix(tensor)
+        low_rank, sample = self._update(tensor)
+        made = np.empty((min(count, rows - first), columns), FLOAT_TYPES[tensor.dtype])
+        step = max(1, BLOCK_ELEMENTS // max(columns, 1))  # the merge's own blocks: a product depends on them in numpy
+        for begin in range(first - first % step, first + len(made), step):
+            block = self._block(tensor, begin, min(step, rows - begin), low_rank)
+            start, end = max(begin, first), min(begin + len(block), first + len(made))
+            made[start - first : end - first] = block[start - begin : end - begin]
+        if sample is not None:
+            start, end = max(sample.first, first), min(sample.first + sample.count, first + len(made))
+            if start < end:
+                self.worst = max(self.worst, sample.error(made[start - first : end - first].astype(np.float64), start))
+        return made.reshape(len(made), *tensor.shape[1:])
+
+    def check_samples(self, on_tensor: Callable[[int, int], None]) -> dict[str, Any]:
+        """Read the sample of every weight with an update; return figures for the report.
+
+        Args:
+            on_tensor: Gets the number of checked tensors and of all; an exception from it ends the check.
+
+        Raises:
+            ModelMergeError: As :meth:`rows`.
+        """
+        checked = 0
+        for done, (name, tensor) in enumerate(self._planned.items()):
+            on_tensor(done, len(self._planned))
+            sample = self._update(tensor)[1]
+            if sample is not None:
+                self.rows(name, sample.first, sample.count)
+                checked += 1
+        return {
+            "tensors": len(self._planned),
+            "modules_computed": checked,
+            "largest_error_of_tolerance": round(self.worst, 4),
+        }
+
+    def _block(self, tensor: OutputTensor, first: int, count: int, low_rank: LowRank | None) -> Array:
+        """Return rows of the result, valid until the thread's next call."""
+        memory: Block | None = getattr(self._memory, "block", None)
+        if memory is None:
+            memory = self._memory.block = Block()
+        base, unused = read_rows(tensor, self._reader, first, count, memory), Change("", tensor.name)
+        source, output = tensor.value.source.dtype, tensor.dtype
+        if low_rank is None:
+            return round_block(base, source=source, output=output, block=memory, change=unused, add=None)
+        return merge_block(base, low_rank, first_row=first, source=source, output=output, block=memory, change=unused)
+
+    def _update(self, tensor: OutputTensor) -> tuple[LowRank, UpdateSample] | tuple[None, None]:
+        """Return the update of a weight and its sample, if it has one; those of the last weights are kept."""
+        update = tensor.value.update
+        if update is None:
+            return None, None
+        with self._lock:
+            if tensor.name not in self._updates:
+                wide = compute_type(tensor.dtype, tensor.value.source.dtype)
+                self._updates[tensor.name] = LowRank(update, self._reader, wide), UpdateSample(tensor, self._reader)
+                if len(self._updates) > _RECENT:
+                    self._updates.popitem(last=False)
+            return self._updates[tensor.name]
+
+
+def _read(folder: Path) -> _Recipe:
+    try:
+        return _Recipe.model_validate_json(read_regular(folder / DEFERRED, largest=LARGEST_LIST))
+    except (OSError, ValidationError) as error:
+        first = str(error).splitlines()[0]
+        raise invalid_description(f"it cannot be read ({first})") from error
+
+
+def _planned(one: _Tensor, inputs: Mapping[str, Path]) -> OutputTensor:
+    """Check an entry against base and adapter; return it as the merge planned it."""
+    source, update = _found(one.source, inputs), None
+    if one.dtype != source.dtype and not {one.dtype, source.dtype} <= FLOAT_TYPES.keys():
+        raise invalid_description(f"tensor {one.name!r} cannot be converted from {source.dtype} to {one.dtype}")
+    if one.update is not None:
+        left, right = (
+            Factor(_found(factor.place, inputs), factor.transposed) for factor in (one.update.left, one.update.right)
+        )
+        shapes = [len(factor.info.shape) for factor in (left, right)], len(source.shape)
+        if shapes != ([2, 2], 2) or (left.shape[0], right.shape[1]) != source.shape or left.shape[1] != right.shape[0]:
+            raise invalid_description(f"the update of {one.name!r} does not have its shape")
+        update = Update(one.update.module, left, right, one.update.rank, one.update.scaling)
+    nbytes = source.numel * DTYPES[one.dtype].bits // 8
+    return OutputTensor(one.name, one.dtype, source.shape, one.start, nbytes, Value(source, update))
+
+
+def _found(place: _Place, inputs: Mapping[str, Path]) -> TensorInfo:
+    """Return a stored tensor, whose bytes are in a file of the input."""
+    if place.input not in inputs:
+        raise invalid_description(f"the input {place.input} is missing")
+    if place.dtype not in DTYPES or min(place.shape, default=1) < 0:
+        raise invalid_description(f"tensor {place.name!r} has the type {place.dtype} and the shape {place.shape}")
+    path = file_in(inputs[place.input], place.file)
+    info = TensorInfo(place.name, place.dtype, place.shape, inputs[place.input] / place.file, place.start, place.start)
+    end = place.start + info.numel * DTYPES[place.dtype].bits // 8
+    if path is None or Path(place.file).name != place.file or end > path.stat().st_size:
+        raise invalid_description(f"tensor {place.name!r} is not in {place.file!r} of the input {place.input}")
+    return TensorInfo(place.name, place.dtype, place.shape, info.file, place.start, end)

@@ -1,0 +1,88 @@
+"""Leave matrices out of graphs: the quantize stage reads them from the model, so that no float32 copy of them is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from slipway.models.graphs.left_out import LeftOut
+from slipway.models.weights import Weights, row_pieces
+from slipway_onnx_export.loading.conversion import Stack, Weight
+from slipway_onnx_export.source import ModelSource
+from slipway_onnx_export.writing.places import Places, WeightsNeededError
+from slipway_onnx_export.writing.weights import INLINE_BYTES
+
+Graph = tuple[str, ir.Model, dict[str, Weight]]
+
+
+def leave_out(graphs: Sequence[Graph], source: ModelSource) -> dict[str, dict[str, LeftOut]]:
+    """Make inputs of the graphs' matrices and take them out of the weights to write, in place; return them by file.
+
+    Raises:
+        WeightsNeededError: The source makes its weights when they are read, and one of the others is not just rows of them.
+    """
+    places = Places(source.weights)
+    found: dict[str, dict[str, LeftOut]] = {}
+    for file, _, weights in graphs:
+        matrices = {
+            name: places.matrix(weight) for name, weight in weights.items() if weight.numel() * 4 > INLINE_BYTES
+        }
+        found[file] = {name: place for name, place in matrices.items() if place is not None}
+        _require_values({name: weight for name, weight in weights.items() if name not in found[file]}, places, source)
+    with source.open() as values:
+        _share_tables(graphs, found, values)
+    for file, model, weights in graphs:
+        order = {name: index for index, name in enumerate(model.graph.initializers)}
+        for name, place in found[file].items():
+            found[file][name] = place.model_copy(update={"index": order[name]})
+            value = model.graph.initializers.pop(name)
+            value.type = ir.TensorType(ir.DataType.FLOAT)
+            model.graph.inputs.append(value)
+            del weights[name]
+    return found
+
+
+def _require_values(weights: Mapping[str, Weight], places: Places, source: ModelSource) -> None:
+    """Refuse weights that are computed, or parts of a stand-in, if the source has stand-ins."""
+    if not source.stand_ins:
+        return
+    for name, weight in weights.items():
+        parts = [part for parts in weight.parts for part in parts] if isinstance(weight, Stack) else [weight]
+        owners = {places.owner(part) for part in parts if part.numel()}
+        if None in owners or owners & source.stand_ins:
+            raise WeightsNeededError(f"{name!r} is computed from the model's weights")
+
+
+def _share_tables(graphs: Sequence[Graph], found: dict[str, dict[str, LeftOut]], values: Weights) -> None:
+    """Give a tied weight that the model has twice one place: an embedding, and a matrix with the same values."""
+    tables = {
+        found[file][name]
+        for file, model, _ in graphs
+        for name in found[file]
+        if any(use.node.op_type == "Gather" for use in model.graph.initializers[name].uses())
+    }
+    kept: dict[LeftOut, LeftOut] = {}
+    for table in sorted(tables, key=lambda place: (place.tensor, place.first)):
+        for names in found.values():
+            for name, place in names.items():
+                natural = place.model_copy(update={"transposed": False})
+                if natural != table and natural not in kept and _equal(table, natural, values):
+                    kept[natural] = table
+                if natural in kept:
+                    names[name] = kept[natural].model_copy(update={"transposed": place.transposed})
+
+
+def _equal(first: LeftOut, second: LeftOut, values: Weights) -> bool:
+    one, other = values.tensors[first.tensor], values.tensors[second.tensor]
+    if (first.rows, one.shape[1:], one.dtype) != (second.rows, other.shape[1:], other.dtype):
+        return False
+    for start, count in row_pieces(one):
+        size = min(count, first.rows - start)
+        if size <= 0:
+            break
+        pieces = [values.rows(part.tensor, part.first + start, size) for part in (first, second)]
+        if not np.array_equal(pieces[0], pieces[1]):
+            return False
+    return True
