@@ -28,6 +28,7 @@ STAGE = Stage(
     name="quantize",
     version=5,
     inputs=("model",),
+    optional_inputs=("calibration",),
     outputs=("model",),
     params=QuantizeParams,
     run=run,
