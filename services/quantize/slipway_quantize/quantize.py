@@ -9,6 +9,7 @@ from slipway.errors import QuantizationError
 from slipway.formats.registry import load_format
 from slipway.models.base_format import quantization_of
 from slipway.stage import Context
+from slipway_quantize.calibrated import Calibration, mismatch
 from slipway_quantize.check import check_result
 from slipway_quantize.companions import copy_companions, read_json, write_json
 from slipway_quantize.params import QuantizeParams
@@ -16,8 +17,10 @@ from slipway_quantize.quantizer import load_packager, load_quantizer
 from slipway_quantize.report import write_report
 
 
-def quantize(source: Path, target: Path, params: QuantizeParams, ctx: Context) -> None:
-    """Write ``source`` at ``params.level`` into the empty folder ``target``.
+def quantize(
+    source: Path, target: Path, params: QuantizeParams, ctx: Context, *, calibration: Path | None = None
+) -> None:
+    """Write ``source`` at ``params.level`` into the empty folder ``target``, with the integers of a calibration if there is one.
 
     Raises:
         QuantizationError: With the reasons listed in the package's README.
@@ -25,8 +28,12 @@ def quantize(source: Path, target: Path, params: QuantizeParams, ctx: Context) -
     _refuse_quantized(source)
     copy_companions(source, target)
     quantizer, runtime = load_quantizer(params.format), load_format(params.format).runtime
-    outcome = quantizer.write(source, target, params, ctx)
     settings: dict[str, Any] = {"format": params.format, "level": params.level}
+    if calibration is None or not params.calibrated:
+        outcome = quantizer.write(source, target, params, ctx)
+    else:
+        outcome = quantizer.write(source, target, params, ctx, calibration=_calibration(calibration, params, ctx))
+        settings["calibration"] = ctx.input_digests.get("calibration", "")
     if params.integers is not None:
         settings |= {"group_size": params.group_size, "packed": params.packed}
     if runtime is not None and runtime.precision_file:
@@ -36,6 +43,13 @@ def quantize(source: Path, target: Path, params: QuantizeParams, ctx: Context) -
         packager(target, level=params.level, ctx=ctx)
     if params.check:
         check_result(source, target, run=quantizer.run, ctx=ctx)
+
+
+def _calibration(folder: Path, params: QuantizeParams, ctx: Context) -> Calibration:
+    if params.integers is None or not load_format(params.format).calibrated:
+        raise mismatch(f"{params.format} at level {params.level} takes none")
+    digest = ctx.input_digests.get("model", "") if load_format(params.format).is_model else ""
+    return Calibration(folder, params.integers, model=digest)
 
 
 def _note_precision(path: Path, level: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from slipway.errors import QuantizationError
 from slipway.formats.registry import load_format
 from slipway.stage import Context
+from slipway_quantize.calibrated import Calibration
 from slipway_quantize.params import QuantizeParams
 from slipway_quantize.report import Outcome
 
@@ -16,8 +17,17 @@ from slipway_quantize.report import Outcome
 class Quantizer(Protocol):
     """Writes the weights of a folder at a level, and runs the result."""
 
-    def write(self, source: Path, target: Path, params: QuantizeParams, ctx: Context) -> Outcome:
+    def write(
+        self,
+        source: Path,
+        target: Path,
+        params: QuantizeParams,
+        ctx: Context,
+        calibration: Calibration | None = None,
+    ) -> Outcome:
         """Write the weights of ``source`` at ``params.level`` into ``target``, which already holds all other files.
+
+        Only a format that says so (:attr:`slipway.formats.Format.calibrated`) is given a calibration, and only then the argument.
 
         Raises:
             QuantizationError: With the reasons listed in the package's README.

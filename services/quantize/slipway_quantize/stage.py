@@ -11,7 +11,7 @@ from slipway_quantize.params import QuantizeParams
 
 
 def run(inputs: Mapping[str, Path], params: QuantizeParams, ctx: Context) -> dict[str, Path]:
-    """Quantize ``inputs["model"]``.
+    """Quantize ``inputs["model"]``, with the integers in ``inputs["calibration"]`` if it is given.
 
     Raises:
         slipway.errors.QuantizationError: With the reasons listed in the package's README.
@@ -20,13 +20,13 @@ def run(inputs: Mapping[str, Path], params: QuantizeParams, ctx: Context) -> dic
 
     target = ctx.workdir / "model"
     target.mkdir()
-    quantize(inputs["model"], target, params, ctx)
+    quantize(inputs["model"], target, params, ctx, calibration=inputs.get("calibration"))
     return {"model": target}
 
 
 STAGE = Stage(
     name="quantize",
-    version=5,
+    version=6,
     inputs=("model",),
     optional_inputs=("calibration",),
     outputs=("model",),

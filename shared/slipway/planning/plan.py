@@ -222,7 +222,7 @@ def format_tasks(
         group_size=configuration.optimization.group_size,
         packed=configuration.optimization.compress_weights,
         profile=configuration.recovery.profile,
-        calibrations=calibrated,
+        calibrations=calibrated if each.calibrated else {},
     )
     wanted = {each.output_name(level) for level in request.levels} | (set() if each.is_model else {each.name})
     known, ids = {model, *calibrated.values()}, set(taken)

@@ -41,7 +41,7 @@ def choose_text(inputs: Mapping[str, Path], target: Path, params: CalibrationDat
     documents = read_documents(inputs["calibration"]) if named else built_in_documents()
     ctx.progress("read", done=0)
     found = list(dict.fromkeys(passages(documents, tokenizer)))  # each passage once
-    compared = {}
+    compared: dict[str, Any] = {}
     if params.overlap != "ignore":
         ctx.progress("compare with the held-out text", done=0)
         found, compared = _compared(found, inputs, refuse=params.overlap == "refuse", ctx=ctx)
@@ -97,9 +97,7 @@ def _compared(
             remedy="take the held-out documents out of optimization.calibration, or set validation.heldout to other text",
             about={"overlap": f"{overlap:.4f}"},
         )
-    kept = range(len(found))
-    if not refuse:
-        kept = [place for place, each in enumerate(every) if share_found(each, held_out) <= _MOST_OF_PASSAGE]
+    kept = [place for place, each in enumerate(every) if refuse or share_found(each, held_out) <= _MOST_OF_PASSAGE]
     left_out = len(found) - len(kept)
     if left_out and "calibration" in inputs:
         ctx.warn(
