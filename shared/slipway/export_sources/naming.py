@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from slipway.configuration import ExportConfiguration
-from slipway.configuration.calibration import calibrated_levels
 from slipway.planning.calibration import SOURCE as CALIBRATION
+from slipway.planning.calibration import names_calibration
 from slipway.planning.references import by_source_name
 from slipway.sources.allowed import is_url
 
@@ -16,9 +16,9 @@ def source_settings(configuration: ExportConfiguration) -> dict[str, str]:
     combined = by_source_name(configuration.combination.adapters)
     adapter = {"adapter": configuration.checkpoint.path} if configuration.checkpoint.path else {}
     named = {"base": configuration.base_model.name, **adapter, **combined}
-    validation, data = configuration.validation, configuration.optimization.calibration
+    validation = configuration.validation
     named |= {"heldout": validation.heldout} if validation.enabled and validation.heldout else {}
-    return named | ({CALIBRATION: data} if data and calibrated_levels(configuration) else {})
+    return named | ({CALIBRATION: configuration.optimization.calibration} if names_calibration(configuration) else {})
 
 
 def sources_to_import(configuration: ExportConfiguration, given: Collection[str] = ()) -> dict[str, str]:

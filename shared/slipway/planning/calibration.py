@@ -15,6 +15,11 @@ SOURCE = "calibration"
 _FALLBACK = "integer weights are rounded to the nearest, without data"
 
 
+def names_calibration(configuration: ExportConfiguration) -> bool:
+    """Return whether the settings name text that the export uses."""
+    return bool(configuration.optimization.calibration and calibrated_levels(configuration))
+
+
 def calibrations(
     configuration: ExportConfiguration, source_names: Collection[str], *, model: str
 ) -> dict[str, PlannedTask]:

@@ -16,7 +16,7 @@ from slipway.formats.settings import FormatSettings, LevelSettings
 from slipway.formats.tasks import FormatRequest, PlannedTask
 from slipway.models.base_format import METHODS, is_base_format
 from slipway.planning.calibration import SOURCE as CALIBRATION
-from slipway.planning.calibration import calibrations, used_calibrations
+from slipway.planning.calibration import calibrations, names_calibration, used_calibrations
 from slipway.planning.references import VALIDATION, by_source_name
 from slipway.registry import stage_of
 from slipway.requirements import Requirements
@@ -50,6 +50,8 @@ def plan(
     check_formats(source_names, source_formats)
     plain = is_plain(configuration, source_names)
     missing = [name for name in (*REQUIRED_SOURCES, *more) if name not in source_names and not plain]
+    if names_calibration(configuration) and CALIBRATION not in source_names:
+        missing.append(CALIBRATION)
     if missing:
         raise ServiceError(
             f"sources lacks {', '.join(missing)}",

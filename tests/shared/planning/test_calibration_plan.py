@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from slipway.configuration import parse
-from slipway.errors import ConfigurationError
+from slipway.errors import ConfigurationError, ServiceError
 from slipway.formats.tasks import PlannedTask
 from slipway.planning.plan import plan
 from slipway.registry import load_stage
@@ -112,3 +112,9 @@ def test_the_merged_model_keeps_the_tokenizer_that_reads_the_text() -> None:
 def test_bad_settings_are_refused_by_name(settings: dict[str, Any], fault: str) -> None:
     with pytest.raises(ConfigurationError, match=fault):
         parse({"optimization": settings})
+
+
+def test_text_that_the_settings_name_has_to_be_brought() -> None:
+    with pytest.raises(ServiceError, match="sources lacks calibration"):
+        planned({"optimization": {**INT4, "calibration": "/data"}})
+    assert planned({"optimization": {"quantization": "int4", "calibration": "/data"}})  # rtn takes none

@@ -63,7 +63,7 @@ def choose_text(inputs: Mapping[str, Path], target: Path, params: CalibrationDat
         "sha256": hashlib.sha256(lines).hexdigest(),
     }
     write_json(target / "profile.json", described)
-    ctx.record(**described)
+    ctx.record(profile=described)
 
 
 def _source(params: CalibrationDataParams) -> str:

@@ -25,6 +25,7 @@ from slipway.formats.tasks import PlannedTask
 from slipway.models.base_format import read_config
 from slipway.models.families import model_class
 from slipway.planning.calibration import SOURCE as CALIBRATION
+from slipway.planning.calibration import names_calibration
 from slipway.planning.plan import more_adapters, plan
 from slipway.planning.precedents import Precedent, precedent_key, with_precedent
 from slipway.planning.preflight import Finding, Preflight, Verdict, preflight
@@ -59,6 +60,8 @@ def examine(
     names = {"base", *adapters}
     if configuration.validation.heldout:
         names.add("heldout")
+    if names_calibration(configuration):
+        names.add(CALIBRATION)
     tasks = plan(configuration, names)
     try:
         with contextlib.ExitStack() as stack:
