@@ -32,7 +32,7 @@ STAGE = Stage(
     outputs=("data",),
     params=CalibrationDataParams,
     run=run,
-    libraries=("tokenizers", "transformers"),
+    libraries=("transformers",),
     role=Role.CALIBRATION_DATA,
     effort=Effort(seconds=5.0),
     output_bytes=lambda params, _size: 8 * int(params.get("tokens", 1 << 18)),
