@@ -143,6 +143,8 @@ class Role(Enum):
     """Convert a base model from another storage format to plain safetensors; input: ``base``."""
     MERGE = auto()
     """Make the merged model, from which every format starts; inputs: ``base`` and ``adapter``."""
+    CALIBRATION = auto()
+    """Choose the integers of weights by their effect on text; inputs: ``model`` and ``data``."""
     QUANTIZATION = auto()
     """Make a format's output at a level; input: ``model``, the unquantized output."""
     VALIDATION = auto()
