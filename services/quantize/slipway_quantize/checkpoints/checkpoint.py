@@ -40,15 +40,19 @@ def read_tensors(folder: Path) -> dict[str, TensorInfo]:
     return {tensor.name: tensor for tensor in tensors}
 
 
-def row_pieces(tensor: TensorInfo) -> Iterator[tuple[int, Tensor]]:
-    """Yield a stored tensor in pieces along its first axis: (first row, rows). A scalar is one piece of shape ()."""
+def mapped(tensor: TensorInfo) -> Tensor:
+    """Return a stored tensor whose values are read from its file when they are used."""
     dtype = DTYPES[tensor.dtype]
     if not tensor.numel:
-        yield 0, torch.empty(tensor.shape, dtype=dtype)
-        return
+        return torch.empty(tensor.shape, dtype=dtype)
     raw = np.memmap(tensor.file, mode="c", dtype=np.uint8, offset=tensor.start, shape=(tensor.nbytes,))
-    values = torch.from_numpy(raw).view(dtype).reshape(tensor.shape)
-    if not tensor.shape:
+    return torch.from_numpy(raw).view(dtype).reshape(tensor.shape)
+
+
+def row_pieces(tensor: TensorInfo) -> Iterator[tuple[int, Tensor]]:
+    """Yield a stored tensor in pieces along its first axis: (first row, rows). A scalar is one piece of shape ()."""
+    values = mapped(tensor)
+    if not tensor.numel or not tensor.shape:
         yield 0, values
         return
     step = max(1, PIECE_WEIGHTS // (tensor.numel // len(values)))
