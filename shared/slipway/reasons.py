@@ -131,9 +131,6 @@ REASONS: Mapping[str, Reason] = {
     ),
     "WEIGHT_OVERFLOW": Reason(_C.UNSUPPORTED, "a weight is larger than the level's data type can hold"),
     "NON_FINITE_OUTPUT": Reason(_C.UNSUPPORTED, "the model computes NaN or infinity at this level"),
-    "CALIBRATION_DATA_INVALID": Reason(
-        _C.INVALID_INPUT, "the text for calibration cannot be read, or too little of it is usable"
-    ),
     "CALIBRATION_UNSUPPORTED": Reason(
         _C.UNSUPPORTED, "models of this kind are not calibrated; method rtn rounds their weights without text"
     ),
