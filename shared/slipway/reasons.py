@@ -120,8 +120,20 @@ REASONS: Mapping[str, Reason] = {
     "NON_FINITE_WEIGHTS": Reason(_C.INVALID_INPUT, "weights contain NaN or infinity"),
     # Quantization and formats
     "QUANTIZATION_UNSUPPORTED": Reason(_C.UNSUPPORTED, "this level cannot be made for this model or format"),
+    "CALIBRATION_DATA_INVALID": Reason(
+        _C.INVALID_INPUT, "the text for calibration cannot be read, or too little of it is usable"
+    ),
+    "CALIBRATION_OVERLAP": Reason(
+        _C.INVALID_INPUT, "the text for calibration holds part of the held-out text, which would then prove nothing"
+    ),
+    "CALIBRATION_MISMATCH": Reason(
+        _C.INVALID_INPUT, "the calibration is of another model, number of bits or group size, or is damaged"
+    ),
     "WEIGHT_OVERFLOW": Reason(_C.UNSUPPORTED, "a weight is larger than the level's data type can hold"),
     "NON_FINITE_OUTPUT": Reason(_C.UNSUPPORTED, "the model computes NaN or infinity at this level"),
+    "CALIBRATION_UNSUPPORTED": Reason(
+        _C.UNSUPPORTED, "models of this kind are not calibrated; method rtn rounds their weights without text"
+    ),
     "QUANTIZATION_FAILED": Reason(_C.VALIDATION, "the quantized model cannot be loaded or run"),
     "FAMILY_UNSUPPORTED": Reason(_C.UNSUPPORTED, "the stage does not support models of this kind on any machine"),
     "OPSET_UNSUPPORTED": Reason(_C.UNSUPPORTED, "the export engine cannot write the requested opset"),

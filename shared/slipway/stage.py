@@ -143,8 +143,12 @@ class Role(Enum):
     """Convert a base model from another storage format to plain safetensors; input: ``base``."""
     MERGE = auto()
     """Make the merged model, from which every format starts; inputs: ``base`` and ``adapter``."""
+    CALIBRATION_DATA = auto()
+    """Choose the text for calibration; inputs: ``model``, optionally ``calibration`` and ``heldout``."""
+    CALIBRATION = auto()
+    """Choose the integers of weights by their effect on text; inputs: ``model`` and ``data``."""
     QUANTIZATION = auto()
-    """Make a format's output at a level; input: ``model``, the unquantized output."""
+    """Make a format's output at a level; inputs: ``model``, the unquantized output, and optionally ``calibration``."""
     VALIDATION = auto()
     """Judge every output; inputs: ``base``, ``adapter``, optionally ``heldout``, and the outputs by name."""
 
@@ -172,6 +176,7 @@ class Stage(Generic[P]):
         name: Name on the command line, in plans and in reports.
         version: Raised whenever the same inputs and parameters give another output; part of the action key.
         inputs: Names of the input folders, all required.
+        optional_inputs: Names of input folders that it can do without.
         outputs: Names of the output folders, the main one first.
         params: The stage's parameters.
         run: ``run(inputs, params, ctx) -> {output name: folder below ctx.workdir}``. It may raise any
@@ -209,6 +214,7 @@ class Stage(Generic[P]):
     params: type[P]
     run: Callable[[Mapping[str, Path], P, Context], dict[str, Path]]
     libraries: tuple[str, ...] = ()
+    optional_inputs: tuple[str, ...] = ()
     more_inputs: bool = False
     device_bound: bool = False
     resumable: bool = False

@@ -69,13 +69,14 @@ class StageCall:
             ConfigurationError: ``PARAMS_INVALID`` or ``INPUT_MISSING``.
         """
         missing = sorted(set(stage.inputs) - set(self.inputs))
-        unknown = [] if stage.more_inputs else sorted(set(self.inputs) - set(stage.inputs))
+        known = (*stage.inputs, *stage.optional_inputs)
+        unknown = [] if stage.more_inputs else sorted(set(self.inputs) - set(known))
         if missing or unknown:
             problem = f"lacks {', '.join(missing)}" if missing else f"does not know {', '.join(unknown)}"
             raise ConfigurationError(
                 f"the stage {stage.name} {problem}",
                 reason="INPUT_MISSING",
-                remedy=f"its inputs are {', '.join(stage.inputs)}",
+                remedy=f"its inputs are {', '.join(known)}",
                 about={"stage": stage.name},
             )
         return self.params_of(stage)

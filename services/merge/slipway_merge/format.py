@@ -48,6 +48,7 @@ FORMAT = Format(
         files=("*.safetensors",),
         load="slipway_validate.runner.runtime_transformers:load",
     ),
+    calibrated=True,
     quantizer="slipway_quantize.own_quantizers:CHECKPOINTS",
     usage=Usage(
         template=("slipway_merge", "usage.example.j2"),

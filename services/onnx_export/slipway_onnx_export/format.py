@@ -237,6 +237,7 @@ FORMAT = Format(
         stored_dtype="float32",
         inspect="slipway_onnx_export.inspection.stage:INSPECTION",
     ),
+    calibrated=True,
     quantizer="slipway_quantize.own_quantizers:GRAPHS",
     packager="slipway_onnx_export.packaging.packages:write_packages",
     usage=Usage(

@@ -10,6 +10,7 @@ from typing import Any
 from slipway.errors import QuantizationError
 from slipway.models.weights import has_weights, open_weights
 from slipway.stage import Context
+from slipway_quantize.calibrated import Calibration
 from slipway_quantize.check import run_checkpoint, run_graph
 from slipway_quantize.params import QuantizeParams
 from slipway_quantize.report import Outcome
@@ -19,7 +20,14 @@ class _Checkpoints:
     """Transformers folders."""
 
     def write(
-        self, source: Path, target: Path, params: QuantizeParams, ctx: Context, *, inputs: Mapping[str, Path]
+        self,
+        source: Path,
+        target: Path,
+        params: QuantizeParams,
+        ctx: Context,
+        *,
+        inputs: Mapping[str, Path],
+        calibration: Calibration | None = None,
     ) -> Outcome:
         """As :meth:`slipway_quantize.quantizer.Quantizer.write`."""
         import torch
@@ -34,7 +42,10 @@ class _Checkpoints:
             else:
                 from slipway_quantize.checkpoints.integer import write_int
 
-                outcome = write_int(source, weights, target, params.integers, max_shard_bytes=largest, ctx=ctx)
+                given = params.integers
+                outcome = write_int(
+                    source, weights, target, given, max_shard_bytes=largest, ctx=ctx, calibration=calibration
+                )
             if not has_weights(source):
                 outcome.left_out_bytes = sum(tensor.nbytes for tensor in weights.tensors.values())
         return outcome
@@ -48,17 +59,30 @@ class _Graphs:
     """ONNX graphs."""
 
     def write(
-        self, source: Path, target: Path, params: QuantizeParams, ctx: Context, *, inputs: Mapping[str, Path]
+        self,
+        source: Path,
+        target: Path,
+        params: QuantizeParams,
+        ctx: Context,
+        *,
+        inputs: Mapping[str, Path],
+        calibration: Calibration | None = None,
     ) -> Outcome:
         """As :meth:`slipway_quantize.quantizer.Quantizer.write`."""
         from slipway_quantize.graphs.contract import restate_contract
 
-        outcome = self._write(source, target, params, ctx, inputs)
+        outcome = self._write(source, target, params, ctx, inputs, calibration)
         restate_contract(target)
         return outcome
 
     def _write(
-        self, source: Path, target: Path, params: QuantizeParams, ctx: Context, inputs: Mapping[str, Path]
+        self,
+        source: Path,
+        target: Path,
+        params: QuantizeParams,
+        ctx: Context,
+        inputs: Mapping[str, Path],
+        calibration: Calibration | None,
     ) -> Outcome:
         if params.integers is not None:
             from slipway_quantize.graphs.integer import write_int
@@ -66,7 +90,15 @@ class _Graphs:
 
             accuracy = params.accuracy_level
             with LeftOutSource(source, inputs) as left_out:
-                return write_int(source, target, params.integers, accuracy_level=accuracy, left_out=left_out, ctx=ctx)
+                return write_int(
+                    source,
+                    target,
+                    params.integers,
+                    accuracy_level=accuracy,
+                    left_out=left_out,
+                    ctx=ctx,
+                    calibration=calibration,
+                )
         if params.level == "bf16":
             raise QuantizationError(
                 "bf16 is not made for ONNX: ONNX Runtime has no bfloat16 matrix product on CPUs, so the model would not load",

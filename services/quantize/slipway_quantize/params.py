@@ -28,6 +28,7 @@ class QuantizeParams(StageParams):
         "on CPUs 8-bit weights at level 1 decode 60 times slower",
     )
     max_shard_bytes: int = Field(default=5 << 30, ge=1 << 20, description="largest safetensors file, bytes of data")
+    calibrated: bool = Field(default=True, description="use the calibration, if there is one")
     check: bool = Field(default=True, description="load the result and run it once, if that fits into memory")
 
     @property

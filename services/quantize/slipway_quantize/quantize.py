@@ -10,6 +10,7 @@ from slipway.errors import QuantizationError
 from slipway.formats.registry import load_format
 from slipway.models.base_format import quantization_of
 from slipway.stage import Context
+from slipway_quantize.calibrated import Calibration, mismatch
 from slipway_quantize.check import check_result
 from slipway_quantize.companions import copy_companions, read_json, write_json
 from slipway_quantize.params import QuantizeParams
@@ -18,7 +19,7 @@ from slipway_quantize.report import weight_bytes, write_report
 
 
 def quantize(inputs: Mapping[str, Path], target: Path, params: QuantizeParams, ctx: Context) -> None:
-    """Write ``inputs["model"]`` at ``params.level`` into the empty folder ``target``.
+    """Write ``inputs["model"]`` at ``params.level`` into the empty folder ``target``, with the integers of ``inputs["calibration"]`` if given.
 
     If that folder leaves its weights out, the inputs of the task that made it are among ``inputs``.
 
@@ -29,8 +30,14 @@ def quantize(inputs: Mapping[str, Path], target: Path, params: QuantizeParams, c
     _refuse_quantized(source)
     copy_companions(source, target)
     quantizer, runtime = load_quantizer(params.format), load_format(params.format).runtime
-    outcome = quantizer.write(source, target, params, ctx, inputs=inputs)
     settings: dict[str, Any] = {"format": params.format, "level": params.level}
+    calibration = inputs.get("calibration")
+    if calibration is None or not params.calibrated:
+        outcome = quantizer.write(source, target, params, ctx, inputs=inputs)
+    else:
+        given = _calibration(calibration, params, ctx)
+        outcome = quantizer.write(source, target, params, ctx, inputs=inputs, calibration=given)
+        settings["calibration"] = ctx.input_digests.get("calibration", "")
     if params.integers is not None:
         settings |= {"group_size": params.group_size, "packed": params.packed}
     if runtime is not None and runtime.precision_file:
@@ -41,6 +48,13 @@ def quantize(inputs: Mapping[str, Path], target: Path, params: QuantizeParams, c
     if params.check:
         before = weight_bytes(source) + outcome.left_out_bytes
         check_result(before, target, run=quantizer.run, ctx=ctx)
+
+
+def _calibration(folder: Path, params: QuantizeParams, ctx: Context) -> Calibration:
+    if params.integers is None or not load_format(params.format).calibrated:
+        raise mismatch(f"{params.format} at level {params.level} takes none")
+    digest = ctx.input_digests.get("model", "") if load_format(params.format).is_model else ""
+    return Calibration(folder, params.integers, model=digest)
 
 
 def _note_precision(path: Path, level: str) -> None:

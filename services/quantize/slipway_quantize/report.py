@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ class Outcome:
         left_out_bytes: Size of the weights that the source leaves out.
         error_energy: Squared error added to the weights, and ``weight_energy`` their squared sum (int levels).
         details: Further facts of the format.
+        methods: How the integers of each weight were chosen, by its name, if some were by a calibration.
     """
 
     method: str
@@ -34,6 +36,7 @@ class Outcome:
     error_energy: float = 0.0
     weight_energy: float = 0.0
     details: dict[str, Any] = field(default_factory=dict)
+    methods: dict[str, str] = field(default_factory=dict)
 
 
 def write_report(source: Path, target: Path, outcome: Outcome, *, settings: dict[str, Any], ctx: Context) -> None:
@@ -55,7 +58,11 @@ def write_report(source: Path, target: Path, outcome: Outcome, *, settings: dict
     }
     if outcome.weight_energy:
         facts["relative_weight_error"] = round((outcome.error_energy / outcome.weight_energy) ** 0.5, 6)
-    tensors = {"quantized": sorted(outcome.quantized), "kept": dict(sorted(outcome.kept.items()))}
+    if outcome.methods:
+        facts["weights_by_method"] = dict(sorted(Counter(outcome.methods.values()).items()))
+    tensors: dict[str, Any] = {"quantized": sorted(outcome.quantized), "kept": dict(sorted(outcome.kept.items()))}
+    if outcome.methods:
+        tensors["methods"] = dict(sorted(outcome.methods.items()))
     write_json(target / "quantization.json", {**settings, **facts, "tensors": tensors})
     ctx.record(**facts)
 

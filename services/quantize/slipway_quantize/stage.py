@@ -11,7 +11,7 @@ from slipway_quantize.params import QuantizeParams
 
 
 def run(inputs: Mapping[str, Path], params: QuantizeParams, ctx: Context) -> dict[str, Path]:
-    """Quantize ``inputs["model"]``.
+    """Quantize ``inputs["model"]``, with the integers in ``inputs["calibration"]`` if it is given.
 
     Raises:
         slipway.errors.QuantizationError: With the reasons listed in the package's README.
@@ -26,8 +26,9 @@ def run(inputs: Mapping[str, Path], params: QuantizeParams, ctx: Context) -> dic
 
 STAGE = Stage(
     name="quantize",
-    version=5,
+    version=6,
     inputs=("model",),
+    optional_inputs=("calibration",),
     outputs=("model",),
     params=QuantizeParams,
     run=run,

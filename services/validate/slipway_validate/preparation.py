@@ -13,8 +13,8 @@ from slipway.models.families import FEATURE_EXTRACTION, Comparison, Family
 from slipway.models.model_files import CONFIG
 from slipway.models.sentences.files import UnknownPoolingError, read_pooling
 from slipway.stage import Context
+from slipway.validation import heldout as texts
 from slipway.validation.findings import ValidationInputs
-from slipway_validate import texts
 from slipway_validate.cases import MIN_LENGTH, shape_cases
 from slipway_validate.folders import read_json
 from slipway_validate.params import ValidateParams

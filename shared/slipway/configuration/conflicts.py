@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from slipway.configuration.calibration import WITHOUT_DATA, calibrated_levels
 from slipway.configuration.sections import Sections
 from slipway.counts import counted
 from slipway.formats.contract import Format
@@ -20,6 +21,7 @@ def conflicts(configuration: Sections) -> tuple[Problem, ...]:
         *_no_format(configuration),
         *_nf4_without_4bit(configuration),
         *_refused_levels(configuration),
+        *_asymmetric_without_data(configuration),
         *_formats_without_output(configuration),
         *_conflicts_of_formats(configuration),
         *_wrong_number_of_weights(configuration),
@@ -34,6 +36,13 @@ def cautions(configuration: Sections) -> tuple[str, ...]:
             "base_model.load_in_4bit: the adapter is merged into the 16-bit weights, not into the 4-bit ones it saw in training; "
             "base_model.merge_onto: nf4 merges onto those"
         )
+    if configuration.optimization.calibration and not calibrated_levels(configuration):
+        why = (
+            "no level is calibrated"
+            if configuration.optimization.method != WITHOUT_DATA
+            else "method: rtn takes no data"
+        )
+        found.append(f"optimization.calibration is not applied: {why}")
     with_levels = [name for name, each in formats().items() if each.levels]
     if configuration.optimization.quantization and not any(configuration.formats[name].enabled for name in with_levels):
         found.append(
@@ -65,6 +74,13 @@ def _nf4_without_4bit(configuration: Sections) -> list[Problem]:
             remedy="set base_model.load_in_4bit to true if the adapter was trained on the 4-bit base; otherwise set merge_onto to original",
         )
     ]
+
+
+def _asymmetric_without_data(configuration: Sections) -> list[Problem]:
+    if configuration.optimization.symmetric or configuration.optimization.method != WITHOUT_DATA:
+        return []
+    fault = "false needs a method that chooses zero points, and rtn does not"
+    return [Problem("optimization.symmetric", fault, "set optimization.method to auto, or symmetric to true")]
 
 
 def _no_format(configuration: Sections) -> list[Problem]:

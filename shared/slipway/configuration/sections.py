@@ -98,12 +98,25 @@ class OptimizationConfiguration(Section):
     Attributes:
         quantization: Levels to deliver beside the unquantized format.
         group_size: Number of weights in a row that share one scale: a power of two from 16 to 256.
+        method: How the integers of weights are chosen. ``rtn`` rounds to the nearest, without data and in seconds. ``awq``, ``gptq``
+            and ``autoround`` choose them by their effect on text, for every integer level; ``auto`` takes the best of them within
+            ``time_budget``, for levels of 4 bits.
+        symmetric: Integers stand for multiples of the scale; false adds a zero point to each group, which only methods other
+            than ``rtn`` do.
+        time_budget: Seconds that the choice for one level may take.
+        calibration: Text for the methods other than ``rtn``: a file or folder of .txt, .jsonl, .json or .parquet files, with plain texts
+            (``text``) or conversations (``messages``); also ``s3://bucket/prefix`` or an artifact's digest. If empty,
+            ``calibration.jsonl`` in the folder of the checkpoint or of its run is used; without it, a built-in text.
         remove_artifacts: Leave out training state (optimizer, scheduler, RNG). It is never exported, so only true is possible.
         compress_weights: Store integer weights packed if the format can; false stores them dense, rounded to the same grid.
     """
 
     quantization: Levels = ()
     group_size: int = Field(default=32, examples=list(GROUP_SIZES))
+    method: Literal["auto", "rtn", "awq", "gptq", "autoround"] = "rtn"
+    symmetric: bool = True
+    time_budget: Seconds = 600
+    calibration: Text = ""
     remove_artifacts: bool = True
     compress_weights: bool = True
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ModelExportError
+from slipway.export_sources.calibration_files import calibration_files, check_calibration, folder_of
 from slipway.export_sources.found import (
     base_label,
     checkpoint_labels,
@@ -19,6 +20,7 @@ from slipway.export_sources.found import (
 )
 from slipway.export_sources.naming import source_settings
 from slipway.models.model_files import model_files, resolve_base_model, travelling_files
+from slipway.planning.calibration import SOURCE as CALIBRATION
 from slipway.sources.folders import SourceFolders
 
 
@@ -64,5 +66,8 @@ def _find(configuration: ExportConfiguration, folders: SourceFolders, imports: C
     if "heldout" in settings and "heldout" not in imports:
         folder = folders.find(settings["heldout"])
         files["heldout"] = files_by_name(folder, sorted(folder.rglob("*.txt")))
+    if CALIBRATION in settings and CALIBRATION not in imports:
+        data = check_calibration(folders.find(settings[CALIBRATION]))
+        files[CALIBRATION] = files_by_name(folder_of(data), calibration_files(data))
     warnings = tuple(folders.show(warning) for each in checkpoints.values() for warning in each.warnings)
     return Brought(files, clean_labels(labels), warnings)

@@ -15,13 +15,16 @@ from slipway.base_match import BaseMatch, BaseMatchStatus
 from slipway.base_match.evidence import UsedBase, match_base
 from slipway.base_match.recorded import recorded_base, repository_of
 from slipway.configuration import ExportConfiguration
+from slipway.configuration.calibration import calibrated_levels
 from slipway.errors import ArtifactError, ConfigurationError, ModelExportError
+from slipway.export_sources.calibration_files import calibration_files, check_calibration, folder_of, sample_of_run
 from slipway.export_sources.titles import title
 from slipway.files.links import real_file
 from slipway.models.base_format import base_format
 from slipway.models.checkpoints import Checkpoint, find_checkpoint, read_adapter_config
 from slipway.models.model_files import ADAPTER_CONFIG, model_files, resolve_base_model, travelling_files
 from slipway.models.trained.trained_model import TrainedModel, trained_model
+from slipway.planning.calibration import SOURCE as CALIBRATION
 from slipway.planning.references import by_source_name
 from slipway.sizes import format_size
 from slipway.sources import SourceFolders
@@ -40,6 +43,7 @@ class Sources:
         checkpoint: The chosen checkpoint; None for a model that is exported as it is.
         more: Further checkpoints whose adapters are combined with it.
         heldout: Folder of held-out text, or None.
+        calibration: File or folder with text for calibration, or None.
         base_match: The files' verdict on whether the base is the one the adapter was trained on; None without an adapter.
         formats: Formats of sources that must be prepared first, by source (``slipway.models.base_format``).
         trained: The class the adapter was trained on, if it brings a head that the base lacks; None also without transformers.
@@ -52,6 +56,7 @@ class Sources:
     checkpoint: Checkpoint | None
     more: tuple[Checkpoint, ...]
     heldout: Path | None
+    calibration: Path | None
     base_match: BaseMatch | None
     formats: Mapping[str, str]
     trained: TrainedModel | None
@@ -71,6 +76,8 @@ class Sources:
             found[name] = files_by_name(checkpoint.path, travelling_files(checkpoint.path))
         if self.heldout is not None:
             found["heldout"] = files_by_name(self.heldout, _texts(self.heldout))
+        if self.calibration is not None:
+            found[CALIBRATION] = files_by_name(folder_of(self.calibration), calibration_files(self.calibration))
         return found
 
     @property
@@ -175,12 +182,25 @@ def _find(
         checkpoint=checkpoint,
         more=more,
         heldout=heldout if configuration.validation.enabled else None,
+        calibration=_calibration(configuration, folders, checkpoint, here=here),
         base_match=base_match,
         formats={"base": stored_as} if stored_as else {},
         trained=_trained(base, checkpoint) if checkpoint and not more else None,
         warnings=(*(warning for each in adapters for warning in each.warnings), *trusted),
         folders=folders,
     )
+
+
+def _calibration(
+    configuration: ExportConfiguration, folders: SourceFolders, checkpoint: Checkpoint | None, *, here: bool
+) -> Path | None:
+    """Return the text for calibration; an import is told only its address, and brings no other."""
+    named = configuration.optimization.calibration
+    if here and not calibrated_levels(configuration):
+        return None
+    if named:
+        return check_calibration(folders.find(named))
+    return sample_of_run(checkpoint.path) if checkpoint is not None and here else None
 
 
 def chosen_checkpoint(configuration: ExportConfiguration, folders: SourceFolders, path: str) -> Checkpoint:

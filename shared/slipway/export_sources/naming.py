@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from slipway.configuration import ExportConfiguration
+from slipway.planning.calibration import SOURCE as CALIBRATION
+from slipway.planning.calibration import names_calibration
 from slipway.planning.references import by_source_name
 from slipway.sources.allowed import is_url
 
@@ -15,7 +17,8 @@ def source_settings(configuration: ExportConfiguration) -> dict[str, str]:
     adapter = {"adapter": configuration.checkpoint.path} if configuration.checkpoint.path else {}
     named = {"base": configuration.base_model.name, **adapter, **combined}
     validation = configuration.validation
-    return named | ({"heldout": validation.heldout} if validation.enabled and validation.heldout else {})
+    named |= {"heldout": validation.heldout} if validation.enabled and validation.heldout else {}
+    return named | ({CALIBRATION: configuration.optimization.calibration} if names_calibration(configuration) else {})
 
 
 def sources_to_import(configuration: ExportConfiguration, given: Collection[str] = ()) -> dict[str, str]:

@@ -138,6 +138,7 @@ class Format(Generic[S]):
         cautions: Function that returns warnings about valid settings.
         output_bytes: Upper estimate of an output's size at a level (empty: unquantized); None uses the estimate of its stage.
         runtime: The way to recognise and run outputs for validation; with None, outputs are not validated, and the report says so.
+        calibrated: Whether its quantizer takes the integers of a calibration (``optimization.method``).
         quantizer: ``module:attribute`` of a ``slipway_quantize.quantizer.Quantizer``; empty if the quantize stage does not make its levels.
         packager: ``module:attribute`` of a function ``package(folder, *, level, ctx)`` that adds to each output at a level what the unquantized
             output was asked to have beside its weights; empty for none.
@@ -161,6 +162,7 @@ class Format(Generic[S]):
     cautions: Callable[[S], Iterable[str]] = lambda _: ()
     output_bytes: Callable[[str, ModelSize], int] | None = None
     runtime: Runtime | None = None
+    calibrated: bool = False
     quantizer: str = ""
     packager: str = ""
     usage: Usage | None = None

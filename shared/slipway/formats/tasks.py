@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from slipway.formats.settings import FormatSettings
@@ -29,6 +29,8 @@ class PlannedTask:
         requirements: Requirements for workers.
         output: Name of the task's only output.
         open: Parameters that neither the settings nor a profile chose: what worked for such a model before may decide them.
+        fallback: What happens instead if the task fails, for people; the tasks that use its output then run without it, and the
+            export can succeed. Empty: they need it.
     """
 
     id: str
@@ -40,6 +42,7 @@ class PlannedTask:
     requirements: Requirements = ANY
     output: str = ""
     open: tuple[str, ...] = ()
+    fallback: str = ""
 
     @property
     def call(self) -> StageCall:
@@ -64,6 +67,7 @@ class FormatRequest(Generic[S]):
         group_size: Number of weights in a row that share one scale (``optimization.group_size``).
         packed: Whether integer weights are stored packed (``optimization.compress_weights``).
         profile: Caution of the attempts (``recovery.profile``), which may shape the first one too.
+        calibrations: Reference to the calibration of each level that has one (``optimization.method``).
     """
 
     name: str
@@ -73,6 +77,7 @@ class FormatRequest(Generic[S]):
     group_size: int = 32
     packed: bool = True
     profile: str = "auto"
+    calibrations: Mapping[str, str] = field(default_factory=dict)
 
 
 def quantized(request: FormatRequest[Any], source: str) -> tuple[PlannedTask, ...]:
@@ -93,9 +98,13 @@ def quantized(request: FormatRequest[Any], source: str) -> tuple[PlannedTask, ..
                 "group_size": request.group_size,
                 "packed": request.packed,
             },
-            inputs={"model": source},
+            inputs={"model": source, **_calibration(request, level)},
             format=f"{request.name}-{level}",
             output=stage.main_output,
         )
         for level in request.levels
     )
+
+
+def _calibration(request: FormatRequest[Any], level: str) -> dict[str, str]:
+    return {"calibration": request.calibrations[level]} if level in request.calibrations else {}

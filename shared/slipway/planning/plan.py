@@ -8,12 +8,15 @@ from types import MappingProxyType
 from typing import Any
 
 from slipway.configuration import ExportConfiguration
+from slipway.configuration.calibration import calibrated_levels
 from slipway.errors import ConfigurationError, ServiceError
 from slipway.formats.contract import Format
 from slipway.formats.registry import formats, split_output, translate_format_errors
 from slipway.formats.settings import FormatSettings, LevelSettings
 from slipway.formats.tasks import FormatRequest, PlannedTask
 from slipway.models.base_format import METHODS, is_base_format
+from slipway.planning.calibration import SOURCE as CALIBRATION
+from slipway.planning.calibration import calibrations, names_calibration, used_calibrations
 from slipway.planning.deferral import defer_weights
 from slipway.planning.references import VALIDATION, by_source_name
 from slipway.registry import stage_of
@@ -22,7 +25,8 @@ from slipway.stage import Role
 from slipway.texts import quoted
 
 REQUIRED_SOURCES = ("adapter", "base")
-OPTIONAL_SOURCES = ("heldout",)
+HELDOUT = "heldout"
+OPTIONAL_SOURCES = (HELDOUT, CALIBRATION)
 
 
 def plan(
@@ -35,8 +39,8 @@ def plan(
 
     Args:
         configuration: The configuration; only the tasks that it needs are planned.
-        source_names: Names of the artifacts from which the export starts: ``base``, ``adapter``, optionally ``heldout``, and
-            ``adapter-02`` and so on for each of ``combination.adapters``.
+        source_names: Names of the artifacts from which the export starts: ``base``, ``adapter``, optionally ``heldout`` and
+            ``calibration``, and ``adapter-02`` and so on for each of ``combination.adapters``.
         source_formats: Storage format, by name, of the sources that are not plain 16- or 32-bit safetensors (``slipway.models.base_format``).
 
     Raises:
@@ -47,6 +51,8 @@ def plan(
     check_formats(source_names, source_formats)
     plain = is_plain(configuration, source_names)
     missing = [name for name in (*REQUIRED_SOURCES, *more) if name not in source_names and not plain]
+    if names_calibration(configuration) and CALIBRATION not in source_names:
+        missing.append(CALIBRATION)
     if missing:
         raise ServiceError(
             f"sources lacks {', '.join(missing)}",
@@ -61,9 +67,16 @@ def plan(
         adapter = _adapter(trunk, configuration, more)
         base = _base(trunk, configuration, source_formats.get("base", ""))
         merged = _merge(configuration, base=base, adapter=adapter)
-    tasks = [*trunk, merged]
+    calibrated = calibrations(configuration, source_names, model=merged.reference)
+    references = {level: task.reference for level, task in calibrated.items()}
+    of_formats: list[PlannedTask] = []
     for each, section in configuration.formats.enabled():
-        tasks += format_tasks(each, section, configuration, model=merged.reference, taken={task.id for task in tasks})
+        taken = {task.id for task in (*trunk, merged, *calibrated.values(), *of_formats)}
+        of_formats += format_tasks(
+            each, section, configuration, model=merged.reference, taken=taken, calibrated=references
+        )
+    used = used_calibrations(calibrated.values(), of_formats, configuration, source_names)
+    tasks = [*trunk, merged, *used, *of_formats]
     if configuration.validation.enabled and configuration.validation.compare_outputs:
         # Otherwise the comparison within the export to ONNX, which needs the weights, is the only proof of a graph.
         tasks = defer_weights(tasks)
@@ -158,7 +171,7 @@ def _as_it_is(configuration: ExportConfiguration) -> PlannedTask:
 
 
 def _needs_tokenizer(configuration: ExportConfiguration) -> bool:
-    needed = []
+    needed = [bool(calibrated_levels(configuration))]  # its text is read by the tokenizer
     for each, section in configuration.formats.enabled():
         with translate_format_errors(each):
             needed.append(bool(each.needs_tokenizer(section)))
@@ -192,6 +205,7 @@ def format_tasks(
     *,
     model: str,
     taken: Collection[str] = (),
+    calibrated: Mapping[str, str] = MappingProxyType({}),
 ) -> Sequence[PlannedTask]:
     """Plan and check the tasks of one format.
 
@@ -201,6 +215,7 @@ def format_tasks(
         configuration: The whole configuration.
         model: Reference to the merged model.
         taken: Ids of the tasks planned before.
+        calibrated: Reference to the calibration of each level that has one.
 
     Raises:
         ConfigurationError: ``FORMAT_INVALID``: the format plans tasks that cannot run.
@@ -213,9 +228,10 @@ def format_tasks(
         group_size=configuration.optimization.group_size,
         packed=configuration.optimization.compress_weights,
         profile=configuration.recovery.profile,
+        calibrations=calibrated if each.calibrated else {},
     )
     wanted = {each.output_name(level) for level in request.levels} | (set() if each.is_model else {each.name})
-    known, ids = {model}, set(taken)
+    known, ids = {model, *calibrated.values()}, set(taken)
     with translate_format_errors(each):
         tasks = tuple(each.plan(request))
         for task in tasks:
@@ -257,7 +273,7 @@ def _validate(
 ) -> PlannedTask:
     validation = configuration.validation
     inputs = {"base": base} | ({"adapter": adapter} if adapter else {})
-    inputs |= {name: f"source:{name}" for name in OPTIONAL_SOURCES if name in source_names}
+    inputs |= {HELDOUT: f"source:{HELDOUT}"} if HELDOUT in source_names else {}
     outputs = {task.format: task.reference for task in tasks if task.format}
     runtimes = [formats()[split_output(name)[0]].runtime for name in outputs]
     prefers = dict.fromkeys(

@@ -192,14 +192,16 @@ def _refusals(tasks: Sequence[PlannedTask], base: Path, config: Mapping[str, Any
     """Return a warning for each stage that does not support this family of models, or not with these parameters, and will not run."""
     config = _configuration(base, config)
     refused = dict.fromkeys(
-        (task.stage, why)
+        (task.stage, why, task.fallback)
         for task in sorted(tasks, key=lambda task: task.stage)
         if config and (stage := known_stage(task.stage)) and (why := stage.refuses(task.params, config))
     )
     remedy = "disable its formats, so that the export succeeds"
     return [
-        Finding(f"stage: {name}", Verdict.WARNING, f"not run: {why}", remedy, "FAMILY_UNSUPPORTED")
-        for name, why in refused
+        Finding(f"stage: {name}", Verdict.WARNING, f"not run: {why}, so {fallback}")
+        if fallback
+        else Finding(f"stage: {name}", Verdict.WARNING, f"not run: {why}", remedy, "FAMILY_UNSUPPORTED")
+        for name, why, fallback in refused
     ]
 
 

@@ -34,6 +34,7 @@ from slipway_protos.v1 import export_pb2 as pb
 __all__ = ["LINEAGE", "MANIFEST", "REPORT", "check_target", "deliver", "lineage", "tool_versions", "verify_directory"]
 
 LINEAGE, REPORT = "lineage.json", "report.json"
+_SHOWN_FACTS = ("statistics", "profile")
 _LONGEST_NAME = 200
 """File systems take 255 bytes; the unfinished directory has a longer name."""
 _WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
@@ -121,9 +122,10 @@ def lineage(export: pb.Export) -> dict[str, Any]:
                 "params": dict_of(task.attempts[-1].params if task.attempts else task.params),
                 "inputs": {name: known.get(source, source) for name, source in sorted(task.inputs.items())},
                 "outputs": dict(sorted(task.outputs.items())),
-                **({"statistics": found} if isinstance(found := dict_of(task.facts).get("statistics"), dict) else {}),
+                **{name: found for name in _SHOWN_FACTS if isinstance(found := facts.get(name), dict)},
             }
             for task in done
+            for facts in (dict_of(task.facts),)
         ],
         "tools": tool_versions(sorted({task.stage for task in done})),
     }

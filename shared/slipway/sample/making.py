@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from slipway.sample.training import BASE, RUN, Measured, train
 from slipway.stage import Progress, installed_version
 
 HELDOUT = "heldout"
+CALIBRATION = "calibration.jsonl"
 CONFIGURATION = "export.yaml"
 SUMMARY = "sample.json"
 
@@ -74,8 +76,8 @@ def make_sample(
 ) -> SampleSummary:
     """Train a small Qwen3 base model and a LoRA on another text, and save both like a Hugging Face run.
 
-    ``directory`` receives ``qwen3-base/``, ``qwen3-finetuned/checkpoint-N/``, ``heldout/heldout.txt`` (text of the
-    adapter's domain that was never trained on), ``export.yaml`` and, last, ``sample.json``. An existing sample of the same
+    ``directory`` receives ``qwen3-base/``, ``qwen3-finetuned/checkpoint-N/``, ``qwen3-finetuned/calibration.jsonl`` (the adapter's
+    training text), ``heldout/heldout.txt`` (text of the adapter's domain that was never trained on), ``export.yaml`` and, last, ``sample.json``. An existing sample of the same
     recipe, seed and libraries is kept.
 
     Args:
@@ -107,6 +109,7 @@ def make_sample(
                 on_progress=on_progress,
             )
             _write_text(scratch / HELDOUT / "heldout.txt", "\n".join(python.heldout))
+            _write_text(scratch / RUN / CALIBRATION, _lines(python.training))
             _write_text(scratch / CONFIGURATION, export_yaml())
             summary = SampleSummary(seed=seed, recipe=asdict(recipe), libraries=_library_versions(), measured=measured)
             _publish(scratch, directory, summary)
@@ -148,6 +151,11 @@ def _publish(scratch: Path, directory: Path, summary: SampleSummary) -> None:
         (scratch / piece).rename(directory / piece)
     _write_text(scratch / SUMMARY, summary.model_dump_json(indent=2) + "\n")
     (scratch / SUMMARY).replace(directory / SUMMARY)
+
+
+def _lines(texts: Iterable[str]) -> str:
+    """Return texts as JSON lines, as a calibration reads them."""
+    return "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
 
 
 def _write_text(path: Path, text: str) -> None:

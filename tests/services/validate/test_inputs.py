@@ -13,7 +13,8 @@ import pytest
 
 from slipway.errors import ValidationError
 from slipway.models.families import DECODER, ENCODER_DECODER, FEATURE_EXTRACTION, SEQUENCE_CLASSIFIER
-from slipway_validate import folders, texts
+from slipway.validation import heldout as texts
+from slipway_validate import folders
 from slipway_validate.cases import shape_cases
 from slipway_validate.params import ValidateParams
 from slipway_validate.preparation import _affordable, decoder, padding_token

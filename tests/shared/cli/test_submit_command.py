@@ -78,7 +78,12 @@ def test_digests_are_looked_up_at_the_coordinator_that_is_named(
     adapter, base = (call("push", folder).json["digest"] for folder in (run, run.parent / "base"))
     planned = call("export", "--plan", "--checkpoint", adapter, "--base-model", base)
     assert planned.code == 0, planned.out
-    assert planned.json["sources"] == {"base": base, "checkpoint": f"{adapter}/checkpoint-5", "heldout": None}
+    assert planned.json["sources"] == {
+        "base": base,
+        "checkpoint": f"{adapter}/checkpoint-5",
+        "heldout": None,
+        "calibration": None,
+    }
     found = call("checkpoints", adapter).json
     assert found["latest"] == f"{adapter}/checkpoint-5"
     assert call("verify", base).json == {

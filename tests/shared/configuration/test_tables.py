@@ -121,7 +121,7 @@ def test_stages_with_timeouts_are_those_that_are_planned() -> None:
     everything = ExportConfiguration(
         combination=CombinationConfiguration(adapters=("other",)),
         formats={"tensorrt": {"enabled": True}},
-        optimization=OptimizationConfiguration(quantization=("int8",)),
+        optimization=OptimizationConfiguration(quantization=("int8",), method="gptq"),
     )
     tasks = plan(everything, {"base", "adapter", "adapter-02"}, source_formats={"base": "gptq"})
     assert {task.stage for task in tasks} == set(stage_names())

@@ -21,6 +21,7 @@ class Task:
     stage: str
     params: dict[str, Any] = field(default_factory=dict)
     format: str = ""
+    fallback: str = ""
 
 
 PLAN = (

@@ -79,6 +79,11 @@ def test_the_files_are_those_of_a_training_run(sample: Path) -> None:
         checkpoint = sample / "qwen3-finetuned" / f"checkpoint-{step}"
         assert {path.name for path in checkpoint.iterdir()} == CHECKPOINT_FILES
         assert json.loads((checkpoint / "trainer_state.json").read_text())["global_step"] == step
+    assert {path.name for path in (sample / "qwen3-finetuned").iterdir()} == {
+        "calibration.jsonl",
+        "checkpoint-3",
+        "checkpoint-6",
+    }
     assert {path.name for path in sample.iterdir()} == {
         "export.yaml",
         "heldout",

@@ -9,6 +9,7 @@ from typing import Any
 from slipway.models.families import model_family
 from slipway.stage import Context
 from slipway.validation.findings import OutputValidation
+from slipway.validation.heldout import HeldOutText
 from slipway_validate.folders import runtime_for, stored_dtype, why_not_run
 from slipway_validate.judging.compare import CaseResults, compare_case
 from slipway_validate.judging.evaluate import Evaluator
@@ -20,7 +21,6 @@ from slipway_validate.protocol.messages import RunResult, RunSpec, Spec, Tokeniz
 from slipway_validate.reference import RUNTIME
 from slipway_validate.runner.main import execute
 from slipway_validate.samples import Samples
-from slipway_validate.texts import HeldOutText
 from slipway_validate.validation import _settings
 from support.models.validation_models import TEXT
 

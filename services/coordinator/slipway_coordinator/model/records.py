@@ -87,6 +87,7 @@ class TaskRecord(_Record):
     requirements: Requirements = Requirements()
     output: str = ""
     open: tuple[str, ...] = ()
+    fallback: str = ""
     precedent: str | None = None
     state: TaskState = TaskState.WAITING
     attempts: tuple[AttemptRecord, ...] = ()

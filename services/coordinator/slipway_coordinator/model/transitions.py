@@ -206,13 +206,17 @@ def retry(record: ExportRecord, task_id: str, following: NextAttempt, *, now: fl
 def give_up(record: ExportRecord, task_id: str, failure: Failure, *, now: float) -> ExportRecord:
     """Make a task's failure final. Independent branches continue; the deciding failure becomes the export's.
 
-    Which of several failures decides depends neither on the order in which they happened nor on the number of workers.
+    If others can do without the task's output, its failure is a warning instead. Which of several failures decides depends
+    neither on the order in which they happened nor on the number of workers.
     """
     task = record.task(task_id)
     end = TaskState.CANCELLED if record.state is ExportState.CANCELLING else TaskState.FAILED
     changed = record.replacing(task.moved(end).with_attempt(failure=failure))
-    if end is TaskState.FAILED:
-        final = (each.attempt.failure for each in changed.tasks if each.state is TaskState.FAILED)
+    if end is TaskState.FAILED and task.fallback:
+        warning = f"{task.id}: it failed, so {task.fallback} ({failure.reason}: {failure.message})"
+        changed = changed.with_(warnings=_merge_warnings(changed.warnings, (warning,)))
+    elif end is TaskState.FAILED:
+        final = (each.attempt.failure for each in changed.tasks if each.state is TaskState.FAILED and not each.fallback)
         changed = changed.with_(failure=Failure.deciding(each for each in final if each is not None))
     return advance(changed, now=now)
 
@@ -273,7 +277,7 @@ def _missing_outputs(record: ExportRecord) -> Failure:
 
 
 def _end_state(record: ExportRecord) -> ExportState:
-    if all(task.state is TaskState.SUCCEEDED for task in record.tasks):
+    if all(task.state is TaskState.SUCCEEDED or _is_dispensable(record, task) for task in record.tasks):
         return ExportState.SUCCEEDED
     return ExportState.CANCELLED if record.state is ExportState.CANCELLING else ExportState.FAILED
 
@@ -296,7 +300,7 @@ def _queue_or_skip(record: ExportRecord, task: TaskRecord) -> TaskRecord:
             made += bool(producer.format)
         elif task.partial and producer.format:
             lost += 1
-        else:
+        elif task.fallback or not _is_dispensable(record, producer):  # a task with a fallback needs all its own inputs
             needed = False
     if not needed or (lost and not made):
         return task.moved(TaskState.SKIPPED)
@@ -306,6 +310,14 @@ def _queue_or_skip(record: ExportRecord, task: TaskRecord) -> TaskRecord:
             record, task, params=last.params, inputs=inputs, resources=last.resources, rule="inputs-again"
         )
     return _queue_attempt(record, task, inputs=inputs)
+
+
+def _is_dispensable(record: ExportRecord, task: TaskRecord) -> bool:
+    """Return whether a task made nothing and others can do without it: it failed, or needed one of which the same is true."""
+    if not task.fallback or task.state is not TaskState.SKIPPED:
+        return bool(task.fallback) and task.state is TaskState.FAILED
+    missing = [each for each in map(record.task, producers(task.inputs)) if each.state is not TaskState.SUCCEEDED]
+    return all(_is_dispensable(record, each) for each in missing)
 
 
 def _queue_attempt(

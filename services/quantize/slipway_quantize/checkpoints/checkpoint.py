@@ -43,6 +43,15 @@ def read_rows(weights: Weights, tensor: TensorInfo, first: int, count: int) -> T
     return torch.from_numpy(values.reshape(-1).view(np.uint8)).view(DTYPES[tensor.dtype]).reshape(values.shape)
 
 
+def mapped(tensor: TensorInfo) -> Tensor:
+    """Return a stored tensor whose values are read from its file when they are used."""
+    dtype = DTYPES[tensor.dtype]
+    if not tensor.numel:
+        return torch.empty(tensor.shape, dtype=dtype)
+    raw = np.memmap(tensor.file, mode="c", dtype=np.uint8, offset=tensor.start, shape=(tensor.nbytes,))
+    return torch.from_numpy(raw).view(dtype).reshape(tensor.shape)
+
+
 def as_array(values: Tensor) -> NDArray[Any]:
     """Return a float tensor as an array of the same memory."""
     if values.dtype == torch.bfloat16:

@@ -7,13 +7,14 @@ whole model in memory, twice.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +24,7 @@ from slipway.models.safetensors_file import TensorInfo
 from slipway.models.safetensors_layout import TensorSpec
 from slipway.models.weights import Weights, row_pieces
 from slipway.stage import Context
+from slipway_quantize.calibrated import WITHOUT_DATA, CalibratedWeight, Calibration, mismatch
 from slipway_quantize.checkpoints.checkpoint import (
     DTYPE_NAMES,
     DTYPES,
@@ -34,7 +36,8 @@ from slipway_quantize.checkpoints.checkpoint import (
 from slipway_quantize.checkpoints.structure import LinearWeight, find_linear_layers, model_config, require_family
 from slipway_quantize.checkpoints.weights_file import WeightsFile
 from slipway_quantize.companions import read_json, write_json
-from slipway_quantize.grid.rounding import round_weight
+from slipway_quantize.grid.rounding import Rounded, round_weight
+from slipway_quantize.grid.search import pack_words
 from slipway_quantize.levels import IntLevel
 from slipway_quantize.pieces import Pieces, Squares
 from slipway_quantize.report import Outcome, warn_unaligned
@@ -45,7 +48,10 @@ _SCALE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The plan for each tensor of the checkpoint: the linear weights made from it, and whether it is copied itself."""
+    """The plan for each tensor of the checkpoint: the linear weights made from it, and whether it is copied itself.
+
+    ``calibrated`` has the integers of weights that a calibration has chosen, by module. ``asymmetric``: every weight has zero points.
+    """
 
     linear: dict[str, list[LinearWeight]]
     dense: frozenset[str]
@@ -54,10 +60,19 @@ class _Plan:
     unpacked: bool
     scale_dtype: torch.dtype
     untied: bool
+    calibrated: Mapping[str, CalibratedWeight]
+    asymmetric: bool
 
 
 def write_int(
-    source: Path, weights: Weights, target: Path, level: IntLevel, *, max_shard_bytes: int, ctx: Context
+    source: Path,
+    weights: Weights,
+    target: Path,
+    level: IntLevel,
+    *,
+    max_shard_bytes: int,
+    ctx: Context,
+    calibration: Calibration | None = None,
 ) -> Outcome:
     """Write ``weights`` of the folder ``source`` with its linear layers in ``level``, and config.json to match.
 
@@ -65,11 +80,11 @@ def write_int(
     load a quantized embedding. Other heads are not quantized.
 
     Raises:
-        QuantizationError: ``QUANTIZATION_UNSUPPORTED`` if nothing can be quantized, ``NON_FINITE_WEIGHTS``, and the
-            reasons of :func:`read_tensors`.
+        QuantizationError: ``QUANTIZATION_UNSUPPORTED`` if nothing can be quantized, ``NON_FINITE_WEIGHTS``,
+            ``CALIBRATION_MISMATCH``, and the reasons of :func:`read_tensors`.
     """
     tensors = read_tensors(weights)
-    plan = _plan(source, tensors, level)
+    plan = _plan(source, tensors, level, calibration)
     outcome = Outcome(
         method="compressed-tensors pack-quantized" if level.packed else "dense weights on the grid",
         details={"scale_dtype": str(plan.scale_dtype).removeprefix("torch."), "lm_head_untied": plan.untied},
@@ -85,6 +100,8 @@ def write_int(
         for tensor in tensors.values():
             for weight in plan.linear.get(tensor.name, []) if level.packed else []:
                 file.write(f"{weight.module}.weight_shape", torch.tensor(tensor.shape, dtype=torch.int64))
+                if plan.asymmetric:
+                    _write_zero_points(weight.module, tensor, plan=plan, level=level, file=file)
             for row, count in row_pieces(tensor, PIECE_WEIGHTS):
                 ctx.progress("quantize", done=done, total=total)
                 read = partial(read_rows, weights, tensor, row, count)
@@ -98,7 +115,7 @@ def write_int(
     return outcome
 
 
-def _plan(source: Path, tensors: dict[str, TensorInfo], level: IntLevel) -> _Plan:
+def _plan(source: Path, tensors: dict[str, TensorInfo], level: IntLevel, calibration: Calibration | None) -> _Plan:
     config = model_config(source)
     structure = find_linear_layers(config, require_family(source), tensors)
     fits: list[LinearWeight] = []
@@ -128,7 +145,25 @@ def _plan(source: Path, tensors: dict[str, TensorInfo], level: IntLevel) -> _Pla
         unpacked=structure.unpacked,
         scale_dtype=dtype if dtype in _SCALE_DTYPES else torch.float32,
         untied=any(weight.source != f"{weight.module}.weight" for weight in fits),
+        calibrated=_calibrated(fits, tensors, calibration) if calibration else {},
+        asymmetric=calibration is not None and not calibration.symmetric,
     )
+
+
+def _calibrated(
+    fits: Sequence[LinearWeight], tensors: Mapping[str, TensorInfo], calibration: Calibration
+) -> dict[str, CalibratedWeight]:
+    """Return the integers of the weights that the calibration has, by module; it may have no others."""
+    found = {}
+    for weight in fits:
+        rows, columns = tensors[weight.source].shape
+        given = calibration.weight((f"{weight.module}.weight",), (rows, columns))
+        if given is not None:
+            found[weight.module] = given
+    strange = sorted(calibration.names - {f"{module}.weight" for module in found})
+    if strange:
+        raise mismatch(f"the model has no linear layer with the weight {strange[0]!r}", tensor=strange[0])
+    return found
 
 
 def _require_smaller(before: int, after: int, level: IntLevel) -> None:
@@ -152,13 +187,15 @@ def _planned_tensors(tensor: TensorInfo, plan: _Plan, level: IntLevel) -> list[l
             groups.append([TensorSpec(f"{weight.module}.weight", tensor.dtype, tensor.shape)])
             continue
         scale_dtype = DTYPE_NAMES[plan.scale_dtype]
-        groups.append(
-            [
-                TensorSpec(f"{weight.module}.weight_packed", "I32", (rows, columns * level.bits // 32)),
-                TensorSpec(f"{weight.module}.weight_scale", scale_dtype, (rows, columns // level.group_size)),
-                TensorSpec(f"{weight.module}.weight_shape", "I64", (2,)),
-            ]
-        )
+        parts = [
+            TensorSpec(f"{weight.module}.weight_packed", "I32", (rows, columns * level.bits // 32)),
+            TensorSpec(f"{weight.module}.weight_scale", scale_dtype, (rows, columns // level.group_size)),
+            TensorSpec(f"{weight.module}.weight_shape", "I64", (2,)),
+        ]
+        if plan.asymmetric:
+            words = -(-rows * level.bits // 32)
+            parts.append(TensorSpec(f"{weight.module}.weight_zero_point", "I32", (words, columns // level.group_size)))
+        groups.append(parts)
     return groups
 
 
@@ -173,21 +210,44 @@ def _write_rows(
     if name not in plan.linear:
         return 0.0, 0.0
     scale_dtype = numpy_dtypes(DTYPE_NAMES[plan.scale_dtype])[DTYPE_NAMES[plan.scale_dtype]]
-    rounded = round_weight(
-        as_array(values), bits=level.bits, group_size=level.group_size, scale_dtype=scale_dtype, name=name
-    )
+    exact, squares = as_array(values), (0.0, 0.0)
+    plain: Rounded | None = None
     for weight in plan.linear[name]:
+        given = plan.calibrated.get(weight.module)
+        if given is not None:
+            rounded = given.round(exact, row, scale_dtype=scale_dtype, name=f"{weight.module}.weight")
+        else:
+            plain = plain or round_weight(
+                exact, bits=level.bits, group_size=level.group_size, scale_dtype=scale_dtype, name=name
+            )
+            rounded = plain
+        squares = rounded.error, rounded.energy
         if level.packed:
             file.write_bytes(f"{weight.module}.weight_packed", rounded.packed, row=row)
             file.write_bytes(f"{weight.module}.weight_scale", rounded.scales, row=row)
         else:
             dense = torch.from_numpy(rounded.values(level.bits)).to(plan.scale_dtype).to(values.dtype)
             file.write(f"{weight.module}.weight", dense, row=row)
-    return rounded.error, rounded.energy
+    return squares
+
+
+def _write_zero_points(module: str, tensor: TensorInfo, *, plan: _Plan, level: IntLevel, file: WeightsFile) -> None:
+    """Write a weight's zero points, packed along its rows; 0 for a weight that has none."""
+    rows, columns = tensor.shape
+    given = plan.calibrated.get(module)
+    zeros = given.zero_points() if given is not None else None
+    if zeros is None:
+        zeros = np.zeros((rows, columns // level.group_size), np.int8)
+    packed = np.ascontiguousarray(pack_words(zeros.T, bits=level.bits).T)
+    file.write_bytes(f"{module}.weight_zero_point", packed, row=0)
 
 
 def _record(name: str, plan: _Plan, outcome: Outcome) -> None:
-    outcome.quantized.extend(f"{weight.module}.weight" for weight in plan.linear.get(name, []))
+    for weight in plan.linear.get(name, []):
+        outcome.quantized.append(f"{weight.module}.weight")
+        if plan.calibrated:
+            given = plan.calibrated.get(weight.module)
+            outcome.methods[f"{weight.module}.weight"] = WITHOUT_DATA if given is None else given.method
     if name in plan.dense:
         unaligned = any(weight.source == name for weight in plan.unaligned)
         head = name.removesuffix(".weight") in plan.kept
@@ -216,18 +276,20 @@ def _write_config(path: Path, plan: _Plan, level: IntLevel) -> None:
                 part["tie_word_embeddings"] = False
     if level.packed:
         ignore = sorted({*plan.kept, *(weight.module for weight in plan.unaligned)})
-        config["quantization_config"] = _quantization_config(level, ignore=ignore)
-        if plan.unpacked:
+        config["quantization_config"] = _quantization_config(level, ignore=ignore, symmetric=not plan.asymmetric)
+        if (
+            plan.unpacked or plan.asymmetric
+        ):  # compressed-tensors 0.20 expects unpacked zero points in a model that it unpacks later
             config["quantization_config"]["dequantize"] = True
     write_json(path, config)
 
 
-def _quantization_config(level: IntLevel, *, ignore: list[str]) -> dict[str, Any]:
+def _quantization_config(level: IntLevel, *, ignore: list[str], symmetric: bool) -> dict[str, Any]:
     """Return ``quantization_config`` of config.json as compressed-tensors 0.20 writes it."""
     weights = {
         "num_bits": level.bits,
         "type": "int",
-        "symmetric": True,
+        "symmetric": symmetric,
         "strategy": "group",
         "group_size": level.group_size,
         "dynamic": False,

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from slipway.errors import QuantizationError
 from slipway.stage import Context
+from slipway_quantize.calibrated import Calibration
 from slipway_quantize.graphs.folder import (
     DataFile,
     Shared,
@@ -30,8 +31,8 @@ from slipway_quantize.graphs.folder import (
     save_graph,
 )
 from slipway_quantize.graphs.left_out import LazyMatrix, LeftOutSource
+from slipway_quantize.graphs.integers import Integers, find_integers
 from slipway_quantize.graphs.weights import Weight, find_weights
-from slipway_quantize.grid.rounding import Rounded, round_weight
 from slipway_quantize.levels import IntLevel
 from slipway_quantize.pieces import Pieces, Squares
 from slipway_quantize.report import Outcome, warn_unaligned
@@ -42,15 +43,22 @@ _LINE = 16
 
 
 def write_int(
-    source: Path, target: Path, level: IntLevel, *, accuracy_level: int, left_out: LeftOutSource, ctx: Context
+    source: Path,
+    target: Path,
+    level: IntLevel,
+    *,
+    accuracy_level: int,
+    left_out: LeftOutSource,
+    ctx: Context,
+    calibration: Calibration | None = None,
 ) -> Outcome:
     """Write ``source``'s graphs into ``target`` with their weight matrices in ``level``; some may be in ``left_out``.
 
     Inputs and outputs keep their names and types. Scales are float32.
 
     Raises:
-        QuantizationError: ``ONNX_INVALID``, ``NON_FINITE_WEIGHTS``, or ``QUANTIZATION_UNSUPPORTED`` if the graphs have no
-            weight that can be quantized.
+        QuantizationError: ``ONNX_INVALID``, ``NON_FINITE_WEIGHTS``, ``CALIBRATION_MISMATCH``, or ``QUANTIZATION_UNSUPPORTED``
+            if the graphs have no weight that can be quantized.
     """
     graphs = [(name, load_graph(source, name)) for name in graph_files(source)]
     left_out_bytes = sum(left_out.put_in(model, name) for name, model in graphs)
@@ -71,6 +79,7 @@ def write_int(
     )
     if level.packed:
         outcome.details["accuracy_level"] = accuracy_level
+    given = find_integers(fits, graphs, calibration, ctx) if calibration else {}
     total = sum(math.prod(weight.features) for weights in fits.values() for weight in weights)
     done, shared, unaligned = 0, Shared(), []
     for name, model in graphs:
@@ -78,13 +87,16 @@ def write_int(
             for weight in fits[name]:
                 ctx.progress("quantize", done=done, total=total, unit="weights")
                 values = read_constant(source, weight.value.const_value)
+                integers = Integers(weight, level, given.get((name, weight.name)))
                 if level.packed:
                     _replace_by_integers(
-                        model, weight, values, level, accuracy_level=accuracy_level, data=data, pieces=pieces
+                        model, integers, values, accuracy_level=accuracy_level, data=data, pieces=pieces
                     )
                 else:
-                    _round_in_place(weight, np.asarray(values), level, data=data, pieces=pieces)
+                    _round_in_place(integers, np.asarray(values), data=data, pieces=pieces)
                 outcome.quantized.append(weight.name)
+                if given:
+                    outcome.methods[weight.name] = integers.method
                 done += math.prod(weight.features)
             copy_external(source, model, data)
         unaligned += [weight.name for weight in found[name] if weight not in fits[name]]
@@ -97,45 +109,58 @@ def write_int(
 
 def _replace_by_integers(
     model: ir.Model,
-    weight: Weight,
+    integers: Integers,
     values: NDArray[Any] | LazyMatrix,
-    level: IntLevel,
     *,
     accuracy_level: int,
     data: DataFile,
     pieces: Pieces,
 ) -> None:
     """Quantize one matrix, and replace the nodes that use it by integer operators."""
+    weight, level = integers.weight, integers.level
     packed, scales = data.once(
         weight.value.const_value,
-        f"integers, transposed: {weight.transposed}",
-        lambda: _write_quantized(weight, values, level, data=data, pieces=pieces),
+        f"integers, {integers.form}",
+        lambda: _write_quantized(integers, values, data=data, pieces=pieces),
     )
     quantized = add_initializer(model, packed)
     scale = add_initializer(model, scales)
+    zeros = integers.zero_points()
+    zero = row_zero = None
+    if zeros is not None and weight.products:
+        zero = _add_array(model, f"{weight.name}.zero_point", _packed_zeros(zeros, level.bits), data=data)
+    if zeros is not None and weight.lookups:
+        row_zero = _add_array(model, f"{weight.name}.row_zero_point", zeros[:, :, None], data=data)
     rows, columns = weight.features
     shared = {"bits": level.bits, "block_size": level.group_size}
     for node in list(weight.products):
         attributes = {**shared, "K": columns, "N": rows, "accuracy_level": accuracy_level}
-        inputs: list[ir.Value | None] = [node.inputs[0], quantized, scale]
+        inputs: list[ir.Value | None] = [node.inputs[0], quantized, scale, *([zero] if zero is not None else [])]
         if node.op_type == "Gemm" and len(node.inputs) > 2 and node.inputs[2] is not None:
-            inputs += [None, None, node.inputs[2]]  # zero points and group indices are not used; bias
+            inputs = [*inputs[:3], zero, None, node.inputs[2]]  # group indices are not used; bias
         product = ir.node("MatMulNBits", inputs, attributes, domain=_CONTRIB)
         _replace_node(model.graph, node, [product])
     for node in list(weight.lookups):
-        _replace_node(model.graph, node, _lookup_nodes(model, node, quantized, scale, weight=weight, shared=shared))
+        new = _lookup_nodes(model, node, (quantized, scale, row_zero), weight=weight, shared=shared)
+        _replace_node(model.graph, node, new)
     _remove_unused(model.graph, weight.value)
     model.opset_imports[_CONTRIB] = 1
 
 
 def _lookup_nodes(
-    model: ir.Model, node: ir.Node, quantized: ir.Value, scale: ir.Value, *, weight: Weight, shared: dict[str, int]
+    model: ir.Model,
+    node: ir.Node,
+    parts: tuple[ir.Value, ir.Value, ir.Value | None],
+    *,
+    weight: Weight,
+    shared: dict[str, int],
 ) -> list[ir.Node]:
     """Return nodes that look up rows in MatMulNBits' (N, G, group bytes) tensor and join their groups.
 
-    MatMulNBits takes scales (N, G), GatherBlockQuantized needs scales of the data's rank. Only the small scales are
-    reshaped, so that the data exists only once at run time too.
+    MatMulNBits takes scales (N, G), GatherBlockQuantized needs scales and zero points of the data's rank. Only the small scales
+    are reshaped, so that the data exists only once at run time too.
     """
+    quantized, scale, zero = parts
     rows, columns = weight.features
     groups = columns // shared["block_size"]
     # Shapes must be inline: runtimes read them before external data.
@@ -143,7 +168,7 @@ def _lookup_nodes(
     row_scale = ir.node("Reshape", [scale, scale_shape])
     lookup = ir.node(
         "GatherBlockQuantized",
-        [quantized, node.inputs[1], row_scale.outputs[0]],
+        [quantized, node.inputs[1], row_scale.outputs[0], *([zero] if zero is not None else [])],
         {**shared, "gather_axis": 0, "quantize_axis": 2},
         domain=_CONTRIB,
     )
@@ -154,9 +179,10 @@ def _lookup_nodes(
 
 
 def _write_quantized(
-    weight: Weight, values: NDArray[Any] | LazyMatrix, level: IntLevel, *, data: DataFile, pieces: Pieces
+    integers: Integers, values: NDArray[Any] | LazyMatrix, *, data: DataFile, pieces: Pieces
 ) -> tuple[ir.ExternalTensor, ir.ExternalTensor]:
     """Write the matrix as integers (N, G, group bytes) and scales (N, G), a few output features at a time."""
+    weight, level = integers.weight, integers.level
     rows, columns = weight.features
     groups = columns // level.group_size
     packed = data.reserve(
@@ -165,7 +191,7 @@ def _write_quantized(
     scales = data.reserve(f"{weight.name}.scale", ir.DataType.FLOAT, (rows, groups))
 
     def write(piece: NDArray[Any] | LazyMatrix, row: int) -> Squares:
-        rounded = _round(np.asarray(piece), level, weight)
+        rounded = integers.round(np.asarray(piece), row=row)
         data.fill(packed, rounded.packed, row=row)
         data.fill(scales, rounded.scales, row=row)
         return rounded.error, rounded.energy
@@ -175,24 +201,41 @@ def _write_quantized(
     return packed, scales
 
 
-def _round_in_place(weight: Weight, values: NDArray[Any], level: IntLevel, *, data: DataFile, pieces: Pieces) -> None:
+def _packed_zeros(zeros: NDArray[Any], bits: int) -> NDArray[Any]:
+    """Pack unsigned zero points (N, G) as MatMulNBits takes them: (N, bytes), the first of two in the low nibble."""
+    if bits == 8:
+        return zeros
+    even = np.pad(zeros, ((0, 0), (0, zeros.shape[1] % 2)))
+    return even[:, 0::2] | (even[:, 1::2] << 4)
+
+
+def _add_array(model: ir.Model, name: str, values: NDArray[Any], *, data: DataFile) -> ir.Value:
+    """Add bytes as an initializer in the data file."""
+    tensor = data.reserve(name, ir.DataType.UINT8, values.shape)
+    data.fill(tensor, values)
+    return add_initializer(model, tensor)
+
+
+def _round_in_place(integers: Integers, values: NDArray[Any], *, data: DataFile, pieces: Pieces) -> None:
     """Replace the values of one matrix by rounded ones."""
+    value = integers.weight.value
     rounded = data.once(
-        weight.value.const_value, "rounded", lambda: _write_rounded(weight, values, level, data=data, pieces=pieces)
+        value.const_value,
+        f"values, {integers.form}",
+        lambda: _write_rounded(integers, values, data=data, pieces=pieces),
     )
-    bind(weight.value, rounded)
+    bind(value, rounded)
 
 
-def _write_rounded(
-    weight: Weight, values: NDArray[Any], level: IntLevel, *, data: DataFile, pieces: Pieces
-) -> ir.ExternalTensor:
+def _write_rounded(integers: Integers, values: NDArray[Any], *, data: DataFile, pieces: Pieces) -> ir.ExternalTensor:
     """Write the rounded values of the matrix in its own layout and type."""
+    weight, level = integers.weight, integers.level
     assert weight.value.const_value is not None
     shape = tuple(int(size) for size in weight.value.const_value.shape.numpy())
     dense = data.reserve(weight.name, weight.value.const_value.dtype, shape)
 
     def write(piece: NDArray[Any], row: int) -> Squares:
-        rounded = _round(piece.T if weight.transposed else piece, level, weight)
+        rounded = integers.round(piece.T, column=row) if weight.transposed else integers.round(piece, row=row)
         stored = rounded.values(level.bits).astype(values.dtype)
         data.fill(dense, stored.T if weight.transposed else stored, row=row)
         return rounded.error, rounded.energy
@@ -200,13 +243,6 @@ def _write_rounded(
     for row, piece in row_chunks(values, multiple=level.group_size if weight.transposed else 1):
         pieces.add(partial(write, piece, row))
     return dense
-
-
-def _round(piece: NDArray[Any], level: IntLevel, weight: Weight) -> Rounded:
-    """Round a piece of a matrix, (rows, K)."""
-    return round_weight(
-        piece, bits=level.bits, group_size=level.group_size, scale_dtype=np.dtype(np.float32), name=weight.name
-    )
 
 
 def _add_inline_constant(model: ir.Model, name: str, values: list[int]) -> ir.Value:

@@ -32,16 +32,18 @@ class Rounded:
         scales: (N, G)
         error: Sum of squares of what the rounding adds to the weights.
         energy: Sum of squares of the weights.
+        zero_points: int8 (N, G); None where all are 0.
     """
 
     packed: Array
     scales: Array
     error: float
     energy: float
+    zero_points: Array | None = None
 
     def values(self, bits: int) -> Array:
         """Return the rounded weights, float32 (N, K)."""
-        return dequantize_groups(unpack_codes(self.packed, bits=bits), self.scales)
+        return dequantize_groups(unpack_codes(self.packed, bits=bits), self.scales, self.zero_points)
 
 
 def round_weight(weight: Array, *, bits: int, group_size: int, scale_dtype: np.dtype[Any], name: str) -> Rounded:
@@ -73,7 +75,7 @@ def _fill(weight: Array, *, bits: int, packed: Array, scales: Array, name: str) 
         if not sums.finite:
             require_finite(weight, name)
         if not sums.fits:
-            raise _overflow_error(weight, scales, name)
+            raise overflow_error(weight, scales, name)
         return sums.error, sums.energy
     require_finite(weight, name)
     size, error, energy = weight.shape[1] // scales.shape[1], 0.0, 0.0
@@ -83,7 +85,7 @@ def _fill(weight: Array, *, bits: int, packed: Array, scales: Array, name: str) 
         codes, scales[rows] = quantize_groups(weight[rows], bits=bits, group_size=size, scale_dtype=scales.dtype)
         packed[rows] = pack_codes(codes, bits=bits)
         if not np.isfinite(scales[rows]).all():
-            raise _overflow_error(weight, scales[rows], name)
+            raise overflow_error(weight, scales[rows], name)
         exact = weight[rows].astype(np.float32)
         error += float(np.square(dequantize_groups(codes, scales[rows]) - exact).sum(dtype=np.float64))
         energy += float(np.square(exact).sum(dtype=np.float64))
@@ -116,7 +118,8 @@ def require_finite(values: Array, name: str) -> None:
         )
 
 
-def _overflow_error(weight: Array, scales: Array, name: str) -> QuantizationError:
+def overflow_error(weight: Array, scales: Array, name: str) -> QuantizationError:
+    """Return the error of a weight whose scales are beyond the range of their stored type."""
     largest, dtype = float(np.abs(weight).max()), scales.dtype.name
     return QuantizationError(
         f"tensor {name!r} holds {largest:.6g}, so a scale of its groups is beyond the range of {dtype}",

@@ -80,10 +80,12 @@ def _nearest_codes(groups: Array, scale: Array, *, bits: int) -> Array:
     return np.clip(codes, -limit, limit - 1, out=codes)
 
 
-def dequantize_groups(codes: Array, scales: Array) -> Array:
-    """Return weights (N, K) in float32 from codes (N, K) and scales (N, G)."""
+def dequantize_groups(codes: Array, scales: Array, zero_points: Array | None = None) -> Array:
+    """Return weights (N, K) in float32 from codes (N, K), scales (N, G) and zero points (N, G), by default 0."""
     rows, columns = codes.shape
     grouped = codes.reshape(rows, scales.shape[1], -1).astype(np.float32)
+    if zero_points is not None:
+        grouped -= zero_points.astype(np.float32)[:, :, None]
     grouped *= scales.astype(np.float32)[:, :, None]
     return grouped.reshape(rows, columns)
 
@@ -98,6 +100,17 @@ def pack_codes(codes: Array, *, bits: int) -> Array:
     if bits == 8:
         return unsigned
     return unsigned[:, 0::2] | (unsigned[:, 1::2] << 4)
+
+
+def pack_words(codes: Array, *, bits: int) -> Array:
+    """Pack codes (N, K) as :func:`pack_codes`, filled up with zero bits to int32 words (N, W), W = ceil(K · bits / 32)."""
+    rows, columns = codes.shape
+    words = -(-columns * bits // 32)
+    packed = np.zeros((rows, 4 * words), np.uint8)
+    padded = np.pad(codes, ((0, 0), (0, columns % 2)), constant_values=-(1 << (bits - 1)))
+    found = pack_codes(padded, bits=bits)
+    packed[:, : found.shape[1]] = found[:, : packed.shape[1]]
+    return packed.view("<i4")
 
 
 def unpack_codes(packed: Array, *, bits: int) -> Array:

@@ -24,6 +24,8 @@ from slipway.export_sources.found import Sources, find_sources
 from slipway.formats.tasks import PlannedTask
 from slipway.models.base_format import read_config
 from slipway.models.families import model_class
+from slipway.planning.calibration import SOURCE as CALIBRATION
+from slipway.planning.calibration import names_calibration
 from slipway.planning.plan import more_adapters, plan
 from slipway.planning.precedents import Precedent, precedent_key, with_precedent
 from slipway.planning.preflight import Finding, Preflight, Verdict, preflight
@@ -58,12 +60,16 @@ def examine(
     names = {"base", *adapters}
     if configuration.validation.heldout:
         names.add("heldout")
+    if names_calibration(configuration):
+        names.add(CALIBRATION)
     tasks = plan(configuration, names)
     try:
         with contextlib.ExitStack() as stack:
             store = None if here else stack.enter_context(artifacts_at(settings.coordinator, settings))
             folders = stack.enter_context(SourceFolders(settings, store))
             sources = find_sources(configuration, folders, origins=loaded.origins)
+            if sources.calibration is not None:
+                names.add(CALIBRATION)
             tasks = plan(configuration, names, source_formats=sources.formats)
             tasks, begun = _with_precedents(tasks, sources, settings) if here else (tasks, [])
             checked = preflight(
@@ -136,6 +142,7 @@ def _document(
             "base": sources.folders.show(str(sources.base)),
             "checkpoint": sources.folders.show(str(sources.checkpoint.path)) if sources.checkpoint else None,
             "heldout": sources.folders.show(str(sources.heldout)) if sources.heldout else None,
+            "calibration": sources.folders.show(str(sources.calibration)) if sources.calibration else None,
         },
         "base_match": sources.base_match.model_dump(mode="json") if sources and sources.base_match else None,
         "trained_as": {"class": sources.trained.name, "labels": sources.trained.labels}
@@ -167,9 +174,14 @@ def _tables(
 def _folders(sources: Sources) -> list[Text]:
     """Show the chosen folders: the newest complete checkpoint, the base model and the held-out text."""
     checkpoint = sources.checkpoint.path if sources.checkpoint else None
-    found = {"checkpoint": checkpoint, "base": sources.base, "heldout": sources.heldout}
+    found = {
+        "checkpoint": checkpoint,
+        "base": sources.base,
+        "heldout": sources.heldout,
+        "calibration": sources.calibration,
+    }
     show_path = sources.folders.show
-    return [unbroken(f"{name:<11}", show_path(str(path)), style="dim") for name, path in found.items() if path]
+    return [unbroken(f"{name:<12}", show_path(str(path)), style="dim") for name, path in found.items() if path]
 
 
 def _settings(loaded: LoadedConfiguration) -> FittedTable:

@@ -10,6 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from slipway.results.report import figures
+from slipway.results.report.calibration import calibration_profile
 from slipway.results.report.compared import compared
 from slipway.results.report.document import Report
 from slipway.results.report.environment import html_environment
@@ -51,6 +52,7 @@ def page(report: Report) -> str:
         tools=sorted(report.lineage.get("tools", {}).items()),
         sources=sorted(report.lineage.get("sources", {}).items()),
         graphs=list(optimizations(report.lineage)),
+        calibration=calibration_profile(report.lineage),
     )
 
 

@@ -22,6 +22,7 @@ from slipway_protos.v1 import export_pb2
 
 BASE, ADAPTER, OTHER = ("sha256:" + digit * 64 for digit in "abc")
 URLS = {"checkpoint": {"path": "s3://training/red/run"}, "base_model": {"name": "hf://org/tiny"}}
+INT4 = {"quantization": "int4", "method": "auto"}
 ALLOWED = Allowed.parse("s3://training/{project} hf://org")
 FACTS = {
     "urls": {"base": "hf://org/tiny@0123", "adapter": "s3://training/red/run/checkpoint-3"},
@@ -79,6 +80,8 @@ def test_brought_sources_alone_need_no_import_whatever_the_configuration_names()
         ({"base_model": {"name": "hf://others/x"}}, "SOURCE_NOT_ALLOWED"),
         ({"validation": {"heldout": "s3://secrets/x"}}, "SOURCE_NOT_ALLOWED"),
         ({"combination": {"adapters": ["s3://secrets/x"]}}, "SOURCE_NOT_ALLOWED"),
+        ({"optimization": INT4 | {"calibration": "s3://secrets/x"}}, "SOURCE_NOT_ALLOWED"),
+        ({"optimization": INT4 | {"calibration": "/etc"}}, "REQUEST_INVALID"),
         ({"base_model": {"name": "/models/base"}}, "REQUEST_INVALID"),
         ({"base_model": {"name": OTHER}}, "REQUEST_INVALID"),
         ({"checkpoint": {"path": OTHER}}, "REQUEST_INVALID"),
@@ -95,6 +98,15 @@ def test_a_digest_or_path_of_held_out_text_reaches_no_worker() -> None:
     for heldout in (OTHER, "/etc"):
         (task,) = record(validation={"heldout": heldout}).tasks
         assert task.params["sources"]["validation"]["heldout"] == ""
+
+
+def test_text_for_calibration_is_imported_or_named_by_its_digest() -> None:
+    (task,) = record(optimization=INT4 | {"calibration": "s3://training/red/texts"}).tasks
+    assert task.params["imports"]["calibration"] == "s3://training/red/texts"
+    assert task.params["sources"]["optimization"] == {"calibration": "s3://training/red/texts"}
+    (task,) = record({"calibration": OTHER}, optimization=INT4 | {"calibration": "/etc"}).tasks
+    assert "calibration" not in task.params["imports"]
+    assert task.params["sources"]["optimization"] == {"calibration": OTHER}
 
 
 def test_the_plan_follows_the_import() -> None:

@@ -287,3 +287,10 @@ def test_rules_of_a_stage_with_a_mistake_are_refused(stage_with_rules: Path, tex
 def test_a_model_of_another_kind_is_not_tried_again() -> None:
     for profile in Profile:
         assert chain("onnx_export", ["FAMILY_UNSUPPORTED"], profile, START["onnx_export"]) == []
+
+
+def test_a_calibration_that_does_not_fit_is_left_out() -> None:
+    (following, *more) = chain("quantize", ["CALIBRATION_MISMATCH"], Profile.BALANCED, START["quantize"])
+    assert following.params == {**START["quantize"], "calibrated": False}
+    assert "without data" in following.warning
+    assert not more

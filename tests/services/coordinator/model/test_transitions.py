@@ -279,3 +279,42 @@ def test_an_export_that_a_fault_stopped_can_be_retried() -> None:
         again = transitions.begin(transitions.restart(ended), now=6.0)
         assert states(again) == "m:succeeded a:queued a2:waiting b:queued v:waiting"
         assert succeed(again, "a", "a2", "b", "v").state is ExportState.SUCCEEDED
+
+
+def calibrated() -> ExportRecord:
+    """merge; the text of a calibration and the calibration, which the level can do without; the level."""
+    tasks = (
+        tiny_task("m"),
+        tiny_task("text", needs=("m",)).with_(fallback="it is rounded", format=""),
+        tiny_task("c", needs=("m", "text")).with_(fallback="it is rounded", format=""),
+        tiny_task("q", needs=("m", "c")),
+    )
+    return transitions.begin(tiny_export("x", *tasks), now=1.0)
+
+
+def test_a_task_with_a_fallback_may_fail() -> None:
+    record = fail(succeed(calibrated(), "m", "text"), "c")
+    assert record.task("q").attempt.inputs == {"from-m": "sha256:m"}
+    record = succeed(record, "q")
+    assert (record.state, record.failure, list(record.outputs)) == (ExportState.SUCCEEDED, None, ["m", "q"])
+    assert record.warnings == ("c: it failed, so it is rounded (STAGE_ERROR: oops)",)
+
+
+def test_a_task_with_a_fallback_needs_all_its_own_inputs() -> None:
+    record = fail(succeed(calibrated(), "m"), "text")
+    assert states(record) == "m:succeeded text:failed c:skipped q:queued"
+    assert succeed(record, "q").state is ExportState.SUCCEEDED
+
+
+def test_a_task_without_a_fallback_takes_those_that_need_it_with_it() -> None:
+    record = calibrated()
+    record = fail(succeed(record.replacing(record.task("text").with_(fallback="")), "m"), "text")
+    assert states(record) == "m:succeeded text:failed c:skipped q:skipped"
+    assert (record.state, record.failure) == (ExportState.FAILED, OOPS)
+
+
+def test_a_task_with_a_fallback_does_not_hide_the_failure_of_another() -> None:
+    record = fail(fail(succeed(calibrated(), "m", "text"), "c"), "q")
+    assert (record.state, record.failure) == (ExportState.FAILED, OOPS)
+    again = transitions.restart(record)
+    assert states(again) == "m:succeeded text:succeeded c:waiting q:waiting"

@@ -69,7 +69,7 @@ def held_out(folder: Path) -> HeldOutText:
     return HeldOutText(_BETWEEN.join(parts), source, tuple(names), held_out=True)
 
 
-def _documentation() -> dict[str, str]:
+def documentation() -> dict[str, str]:
     """Return Python's documentation by topic; empty for a Python without it."""
     try:
         from pydoc_data.topics import topics
@@ -93,7 +93,7 @@ def _beginning(path: Path, characters: int) -> str:
 
 def built_in() -> HeldOutText:
     """Return English from Python's documentation topics and code from its standard library: the same for a given Python."""
-    topics = _documentation()
+    topics = documentation()
     parts = [topics[name] for name in BUILT_IN_TOPICS if name in topics]
     names = [f"pydoc_data.topics[{name!r}]" for name in BUILT_IN_TOPICS if name in topics]
     for module in BUILT_IN_MODULES:

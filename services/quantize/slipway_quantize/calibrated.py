@@ -1,0 +1,234 @@
+"""Take the integers of weights from a calibration, which has chosen them by their effect on text.
+
+Axes: N output features, K input features, G groups of one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slipway.counts import counted
+from slipway.errors import ModelExportError, QuantizationError
+from slipway.files.json_documents import LARGEST_LIST, read_json_object
+from slipway.models.safetensors_file import TensorInfo, read_safetensors
+from slipway_quantize.grid.given import Given
+from slipway_quantize.grid.rounding import Rounded
+from slipway_quantize.grid.search import Array
+from slipway_quantize.levels import IntLevel
+
+WEIGHTS, DESCRIPTION = "weights.safetensors", "calibration.json"
+WITHOUT_DATA = "rtn"
+"""Method of the weights that a calibration lacks."""
+_SCHEMA = 1
+_TYPES = {"codes": ("I8", np.int8), "scales": ("F32", np.float32), "zero_points": ("I8", np.int8)}
+_MOST_ERROR = 0.25
+"""Share of a weight's energy that its rounding may add: 3 bits add a thirtieth, the weights of another model twice as much as there is."""
+
+
+@dataclass(frozen=True)
+class CalibratedWeight:
+    """The integers of one weight; of several whose rows follow each other, if a graph has joined them.
+
+    Attributes:
+        parts: Tensors of each weight by kind: ``codes`` (N, K), ``scales`` and ``zero_points`` (N, G).
+        bits: Bits of a code.
+        method: How they were chosen.
+    """
+
+    parts: tuple[Mapping[str, TensorInfo], ...]
+    bits: int
+    method: str
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return (N, K)."""
+        return sum(part["codes"].shape[0] for part in self.parts), self.parts[0]["codes"].shape[1]
+
+    def round(self, weight: Array, row: int, *, scale_dtype: np.dtype[Any], name: str, column: int = 0) -> Rounded:
+        """Return the integers of a piece of the weight, with what they add to it.
+
+        Args:
+            weight: The piece, of whole groups. (rows, columns)
+            row: The first of its rows.
+            column: The first of its columns.
+            scale_dtype: Stored type of the scales.
+            name: The weight's name, for errors.
+
+        Raises:
+            QuantizationError: ``CALIBRATION_MISMATCH``: they are not of this weight; ``NON_FINITE_WEIGHTS``; ``WEIGHT_OVERFLOW``.
+        """
+        found = {kind: self._piece(kind, row, weight.shape, column=column) for kind in self.parts[0]}
+        limit = 1 << (self.bits - 1)
+        for kind in found.keys() - {"scales"}:
+            if found[kind].size and not -limit <= found[kind].min() <= found[kind].max() < limit:
+                raise mismatch(f"{kind} of {name!r} are not of {self.bits} bits", tensor=name)
+        if not np.isfinite(found["scales"]).all():
+            raise mismatch(f"a scale of {name!r} is not finite", tensor=name)
+        given = Given(found["codes"], found["scales"], found.get("zero_points"))
+        rounded = given.rounded(weight, bits=self.bits, scale_dtype=scale_dtype, name=name)
+        if rounded.error > _MOST_ERROR * rounded.energy:
+            share = rounded.error / max(rounded.energy, 1e-30)
+            raise mismatch(f"its integers of {name!r} are {share:.0%} off, so they are of another weight", tensor=name)
+        return rounded
+
+    def zero_points(self) -> Array | None:
+        """Return all zero points, (N, G); None for a symmetric grid."""
+        return self._rows("zero_points", 0, self.shape[0]) if "zero_points" in self.parts[0] else None
+
+    def _piece(self, kind: str, row: int, shape: tuple[int, ...], *, column: int) -> Array:
+        columns, width = self.shape[1], self.parts[0][kind].shape[1]
+        first, last = column * width // columns, (column + shape[1]) * width // columns
+        return self._rows(kind, row, shape[0])[:, first:last]
+
+    def _rows(self, kind: str, start: int, count: int) -> Array:
+        found = []
+        for part in self.parts:
+            rows = part[kind].shape[0]
+            if start < rows and count > 0:
+                taken = _mapped(part[kind], _TYPES[kind][1])[start : start + count]
+                found.append(taken)
+                count -= len(taken)
+            start = max(start - rows, 0)
+        return np.concatenate(found) if len(found) != 1 else found[0]
+
+
+class Calibration:
+    """The calibration of a model at a level.
+
+    Args:
+        folder: Folder that the stage ``calibrate`` has written.
+        level: The level that is made.
+        model: Digest of the model that is quantized, or of the one that it was made from; empty if unknown.
+
+    Attributes:
+        symmetric: Whether no weight has zero points.
+        names: Names of the weights that it has, as transformers names them.
+
+    Raises:
+        QuantizationError: ``CALIBRATION_MISMATCH``: it is damaged, or of another model, number of bits or group size.
+    """
+
+    def __init__(self, folder: Path, level: IntLevel, *, model: str = "") -> None:
+        self._bits = level.bits
+        description, stored = _read(folder)
+        self._weights = _by_weight(stored, group_size=level.group_size)
+        found, wanted = (
+            {"bits": description.get("bits"), "group_size": description.get("group_size")},
+            {"bits": level.bits, "group_size": level.group_size},
+        )
+        if self._weights and found != wanted:
+            raise mismatch(
+                f"it has {found['bits']} bits in groups of {found['group_size']}, and {level.bits} in groups of "
+                f"{level.group_size} are asked for"
+            )
+        of = description.get("model")
+        if model and isinstance(of, str) and of and of != model:
+            raise mismatch(f"it is of the model {of[:19]}…, not of {model[:19]}…", model=of)
+        self._methods = {name: _method(description, name) for name in self._weights}
+        self.symmetric = not any("zero_points" in parts for parts in self._weights.values())
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the weights that it has, as transformers names them."""
+        return frozenset(self._weights)
+
+    def weight(self, names: Sequence[str], shape: tuple[int, int]) -> CalibratedWeight | None:
+        """Return the integers of a weight that holds the rows of these weights, one after the other; None if it lacks any.
+
+        Args:
+            names: Names of the weights, as transformers names them.
+            shape: (N, K) of all of them together.
+
+        Raises:
+            QuantizationError: ``CALIBRATION_MISMATCH``: they have another shape.
+        """
+        parts = tuple(self._weights[name] for name in names if name in self._weights)
+        if len(parts) != len(names) or len({frozenset(part) for part in parts}) != 1:
+            return None
+        method = "+".join(dict.fromkeys(self._methods[name] for name in names))
+        found = CalibratedWeight(parts, self._bits, method)
+        columns = {part["codes"].shape[1] for part in parts}
+        if found.shape != shape or len(columns) != 1:
+            raise mismatch(
+                f"its {' and '.join(names)} have the shape {found.shape}, the model's {shape}", tensor=names[0]
+            )
+        return found
+
+    def shaped(self, shape: tuple[int, int], *, but: frozenset[str]) -> tuple[str, ...]:
+        """Return the names of the weights of a shape that are not among others."""
+        return tuple(name for name, parts in self._weights.items() if parts["codes"].shape == shape and name not in but)
+
+    def require_used(self, used: int) -> None:
+        """Refuse a calibration none of whose weights the model has.
+
+        Raises:
+            QuantizationError: ``CALIBRATION_MISMATCH``.
+        """
+        if self._weights and not used:
+            first = min(self._weights)
+            raise mismatch(
+                f"the model has none of its {counted(len(self._weights), 'weight')}, first {first!r}", tensor=first
+            )
+
+
+def mismatch(what: str, **about: object) -> QuantizationError:
+    """Return the error of a calibration that cannot be used."""
+    return QuantizationError(
+        f"the calibration does not fit: {what}",
+        reason="CALIBRATION_MISMATCH",
+        remedy="calibrate this model at this level again, or quantize it without a calibration",
+        about=about,
+    )
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], Mapping[str, TensorInfo]]:
+    try:
+        description = read_json_object(folder / DESCRIPTION, largest=LARGEST_LIST, lenient=True)
+        stored = read_safetensors(folder / WEIGHTS).tensors
+    except (OSError, ValueError) as error:
+        raise mismatch(f"{DESCRIPTION} cannot be read ({error})", file=DESCRIPTION) from error
+    except ModelExportError as error:
+        raise mismatch(error.message, file=WEIGHTS) from error
+    if description.get("schema_version") != _SCHEMA:
+        raise mismatch(f"{DESCRIPTION} has the schema version {description.get('schema_version')!r}", file=DESCRIPTION)
+    return description, stored
+
+
+def _by_weight(stored: Mapping[str, TensorInfo], *, group_size: int) -> dict[str, dict[str, TensorInfo]]:
+    """Return the tensors of each weight by kind; check types and shapes."""
+    found: dict[str, dict[str, TensorInfo]] = {}
+    for name, info in stored.items():
+        weight, _, kind = name.rpartition(".")
+        if kind not in _TYPES or info.dtype != _TYPES[kind][0] or len(info.shape) != 2:
+            raise mismatch(
+                f"{WEIGHTS} has {name!r} {info.dtype} {info.shape}, which is no part of a weight", tensor=name
+            )
+        found.setdefault(weight, {})[kind] = info
+    for weight, parts in found.items():
+        if not {"codes", "scales"} <= parts.keys():
+            raise mismatch(f"{weight!r} has no codes or no scales", tensor=weight)
+        rows, columns = parts["codes"].shape
+        groups = {info.shape for kind, info in parts.items() if kind != "codes"}
+        if groups != {(rows, columns // group_size)} or columns % group_size or not rows:
+            raise mismatch(
+                f"scales of {weight!r} are {sorted(groups)} for weights {parts['codes'].shape} in groups of {group_size}",
+                tensor=weight,
+            )
+    return found
+
+
+def _method(description: Mapping[str, Any], name: str) -> str:
+    weights = description.get("weights")
+    entry = weights.get(name) if isinstance(weights, dict) else None
+    method = entry.get("method") if isinstance(entry, dict) else entry
+    return method[:40] if isinstance(method, str) else "unknown"
+
+
+def _mapped(info: TensorInfo, dtype: type[Any]) -> Array:
+    raw = np.memmap(info.file, mode="r", dtype=np.uint8, offset=info.start, shape=(info.nbytes,))
+    return np.frombuffer(raw, dtype).reshape(info.shape)

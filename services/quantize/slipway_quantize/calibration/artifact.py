@@ -1,0 +1,75 @@
+"""Write the calibrated codes, and the description of how they were found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors.torch import save_file
+
+from slipway.stage import installed_version
+from slipway_quantize.calibration.model import StreamedModel
+from slipway_quantize.calibration.params import CalibrateParams
+from slipway_quantize.calibration.roundings import Fixed
+
+WEIGHTS = "weights.safetensors"
+DESCRIPTION = "calibration.json"
+SCHEMA = 1
+_LIBRARIES = ("numpy", "safetensors", "torch", "transformers")
+
+
+class Found(Protocol):
+    """What a calibration found; :class:`slipway_quantize.calibration.calibrate.Result`."""
+
+    weights: dict[str, Fixed]
+    methods: dict[str, str]
+    errors: dict[str, dict[str, float]]
+
+
+def write_calibration(
+    target: Path, model: StreamedModel, found: Found, *, params: CalibrateParams, digest: str, facts: dict[str, Any]
+) -> None:
+    """Write ``weights.safetensors`` and ``calibration.json`` into ``target``.
+
+    Seconds and peak memory differ from run to run; the weights do not.
+    """
+    tensors = {}
+    for name, weight in found.weights.items():
+        tensors[f"{name}.codes"] = weight.codes.contiguous()
+        tensors[f"{name}.scales"] = weight.fitted.scales.float().contiguous()
+        if weight.fitted.zeros is not None:
+            tensors[f"{name}.zero_points"] = weight.fitted.zeros.to(torch.int8).contiguous()
+    save_file(tensors, target / WEIGHTS)
+    description = {
+        "schema_version": SCHEMA,
+        "bits": params.bits,
+        "group_size": params.group_size,
+        "symmetric": params.symmetric,
+        "seed": params.seed,
+        "data_sha256": digest,
+        "scale_dtype": str(model.dtype).removeprefix("torch."),
+        "tied_embedding": model.tied,
+        **facts,
+        "weights": {
+            name: {
+                "method": method,
+                "held_out_error_before": found.errors[name]["rtn"],
+                "held_out_error": found.errors[name].get(method),
+            }
+            for name, method in found.methods.items()
+        },
+        "libraries": {name: installed_version(name) for name in _LIBRARIES},
+    }
+    text = json.dumps(description, indent=2, ensure_ascii=False) + "\n"
+    (target / DESCRIPTION).write_text(text, encoding="utf-8")
+
+
+def anonymous_bytes() -> int:
+    """Return this process's anonymous memory now; 0 where the system does not say."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon")), 0)

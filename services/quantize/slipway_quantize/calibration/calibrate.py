@@ -1,0 +1,227 @@
+"""Calibrate a model from start to end: read text, round block by block, tune, choose by held-out text, write."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slipway.errors import QuantizationError
+from slipway.stage import Context
+from slipway_quantize.calibration.artifact import anonymous_bytes, write_calibration
+from slipway_quantize.calibration.divergence import compares_distributions, divergence
+from slipway_quantize.calibration.effort import STEP_WINDOWS, Effort, plan_effort
+from slipway_quantize.calibration.finished import Finished
+from slipway_quantize.calibration.grid import Grid
+from slipway_quantize.calibration.layers import Rounding
+from slipway_quantize.calibration.model import StreamedModel
+from slipway_quantize.calibration.params import CalibrateParams
+from slipway_quantize.calibration.roundings import Fixed
+from slipway_quantize.calibration.rounds import BY_INPUTS, Rounded, Rounds, read_rounded
+from slipway_quantize.calibration.tuning import Schedule, Tuning
+from slipway_quantize.calibration.walk import BlockWalk
+from slipway_quantize.calibration.windows import Batch, Windows, read_windows
+
+_RATE, _SCALE_RATE = 0.005, 3e-4
+_STATE = "tuning"
+_STATE_SECONDS = 30.0
+"""Least time between two states of the tuning that are kept."""
+
+
+@dataclass
+class Result:
+    """What came out.
+
+    Attributes:
+        weights: The rounded weights, by layer.
+        methods: The method of each layer.
+        errors: Relative error of each layer's results on held-out inputs, by method.
+        divergences: Divergence of the whole model on held-out text, by method.
+    """
+
+    weights: dict[str, Fixed] = field(default_factory=dict)
+    methods: dict[str, str] = field(default_factory=dict)
+    errors: dict[str, dict[str, float]] = field(default_factory=dict)
+    divergences: dict[str, float] = field(default_factory=dict)
+
+
+class Calibration:
+    """One calibration.
+
+    Args:
+        source: The model's folder.
+        data: The text's folder.
+        params: Parameters.
+        ctx: Progress, cancellation, memory, and the kept folder of an interrupted attempt.
+    """
+
+    def __init__(self, source: Path, data: Path, *, params: CalibrateParams, ctx: Context) -> None:
+        self._params = params
+        self._ctx = ctx
+        self.model = StreamedModel(source, group_size=params.group_size, head=params.head)
+        if not self.model.layers:
+            raise QuantizationError(
+                f"no linear layer has an input width that is a multiple of the group size {params.group_size}",
+                reason="QUANTIZATION_UNSUPPORTED",
+                remedy="choose a smaller group size, or level bf16",
+                about={"group_size": params.group_size},
+            )
+        self.grid = Grid(params.bits, params.group_size, params.symmetric, self.model.dtype)
+        self.effort: Effort = plan_effort(self.model, params)
+        self.windows: Windows = read_windows(
+            data,
+            source,
+            self.model.family,
+            count=params.windows,
+            length=params.window_tokens,
+            vocabulary=self.model.vocabulary,
+            seed=params.seed,
+        )
+        self.distributions = compares_distributions(self.model.family, self.model.model.config)
+        self.peak_bytes = 0
+        folder = ctx.kept if ctx.kept is not None else ctx.workdir / "pieces"
+        folder.mkdir(parents=True, exist_ok=True)
+        self._finished = Finished(folder, self._identity())
+
+    def _identity(self) -> str:
+        """Return a digest of what pieces depend on; the kept folder is of this model, these parameters and versions anyway."""
+        known = [self.windows.digest, self._params.model_dump(mode="json"), list(self.model.layers), torch.__version__]
+        return hashlib.sha256(json.dumps(known).encode()).hexdigest()
+
+    def _batches(self, windows: tuple[Tensor, ...]) -> list[Batch]:
+        size = self.effort.at_once
+        return [self.windows.batch(list(windows[start : start + size])) for start in range(0, len(windows), size)]
+
+    def _progress(self, phase: str, done: int, total: int, unit: str) -> None:
+        self.peak_bytes = max(self.peak_bytes, anonymous_bytes())
+        self._ctx.progress(phase, done=done, total=total, unit=unit)
+
+    def run(self) -> Result:
+        """Round, tune and choose."""
+        method = self._params.method
+        tried = BY_INPUTS if method in ("auto", "autoround") else tuple(dict.fromkeys(("rtn", method)))
+        choices = tried if method in ("auto", "autoround") else (method,)
+        judging = self._batches(self.windows.held_out)
+        fit = self.windows.fit[: max(1, self.effort.windows - len(self.windows.held_out))]
+        walk = BlockWalk(self.model, [*judging, *self._batches(fit)], self._finished.folder)
+        count = len(walk.names)
+        rounds = Rounds(
+            walk,
+            judging=len(judging),
+            methods=tried,
+            choices=choices,
+            grid=self.grid,
+            finished=self._finished,
+            on_block=lambda done: self._progress("blocks", done, count, "blocks"),
+        )
+        rounds.run()
+        if rounds.resumed:
+            self._ctx.log.info(f"blocks of an interrupted attempt are used: {rounds.resumed} of {count}")
+        self._ctx.record(blocks=count, blocks_resumed=rounds.resumed)
+        return self._choose(count, tried, choices, judging)
+
+    def _choose(self, blocks: int, tried: tuple[str, ...], choices: tuple[str, ...], judging: list[Batch]) -> Result:
+        rounded: dict[str, dict[str, Rounded]] = {}
+        result = Result()
+        for index in range(blocks):
+            tensors = self._finished.get(f"block-{index}")
+            for name, errors in self._finished.facts(f"block-{index}")["errors"].items():
+                result.errors[name] = errors
+                rounded[name] = {each: read_rounded(tensors, name, each, self.grid) for each in tried}
+        chosen = {name: min(choices, key=partial(_error, errors)) for name, errors in result.errors.items()}
+        best = {name: rounded[name][chosen[name]] for name in rounded}
+        for each in tried:
+            whole = {name: by_method[each].weight for name, by_method in rounded.items()}
+            result.divergences[each] = self._judge(judging, whole)
+        result.weights, result.methods = {name: one.weight for name, one in best.items()}, chosen
+        if len(choices) > 1:
+            result.divergences["best of each layer"] = self._judge(judging, result.weights)
+            single = min(tried, key=result.divergences.__getitem__)
+            if result.divergences[single] < result.divergences["best of each layer"]:
+                best = {name: rounded[name][single] for name in rounded}
+                result.weights = {name: one.weight for name, one in best.items()}
+                result.methods = dict.fromkeys(rounded, single)
+        if self.effort.steps:
+            self._tune(best, judging, result)
+        return result
+
+    def _judge(self, judging: list[Batch], weights: Mapping[str, Rounding]) -> float:
+        """Return the mean divergence of the rounded model on held-out text."""
+        total, positions = 0.0, 0
+        with torch.no_grad():
+            for number, batch in enumerate(judging):
+                self._progress("judge", number, len(judging), "batches")
+                exact = self.model.outputs(batch)
+                with self.model.rounded(weights):
+                    total += float(divergence(exact, self.model.outputs(batch), distributions=self.distributions))
+                positions += len(exact)
+        return total / max(1, positions)
+
+    def _tune(self, start: Mapping[str, Rounded], judging: list[Batch], result: Result) -> None:
+        """Tune all layers; take the outcome if it is better on held-out text, or was asked for."""
+        effort, params = self.effort, self._params
+        if effort.save_memory:
+            self.model.save_memory()
+        folder = self._ctx.workdir / "arrays"
+        folder.mkdir(exist_ok=True)
+        schedule = Schedule(effort.steps, STEP_WINDOWS, effort.at_once, _RATE, _SCALE_RATE, params.seed)
+        tuning = Tuning(
+            self.model,
+            start,
+            self.windows,
+            schedule=schedule,
+            folder=folder,
+            distributions=self.distributions,
+        )
+        first = 0
+        if self._finished.has(_STATE):
+            tuning.restore(self._finished.get(_STATE))
+            first = int(self._finished.facts(_STATE)["steps"])
+        self._ctx.record(steps=effort.steps, steps_resumed=first)
+        kept_at = time.monotonic()
+
+        def on_step(done: int) -> None:
+            nonlocal kept_at
+            self._progress("tune", done, effort.steps, "steps")
+            if self._ctx.kept is not None and time.monotonic() - kept_at > _STATE_SECONDS and done < effort.steps:
+                self._finished.put(_STATE, tuning.state(), steps=done)
+                kept_at = time.monotonic()
+
+        tuning.run(first=first, on_step=on_step, on_window=self._ctx.check_cancelled)
+        tuned = {name: weight.fixed() for name, weight in tuning.weights.items()}
+        result.divergences["autoround"] = self._judge(judging, tuned)
+        if params.method == "autoround" or result.divergences["autoround"] <= min(result.divergences.values()):
+            result.weights, result.methods = tuned, dict.fromkeys(tuned, "autoround")
+
+
+def _error(errors: Mapping[str, float], method: str) -> float:
+    return errors[method]
+
+
+def calibrate(source: Path, data: Path, target: Path, *, params: CalibrateParams, ctx: Context) -> None:
+    """Calibrate the model in ``source`` and write the result into the empty folder ``target``.
+
+    Raises:
+        QuantizationError: With the reasons listed in the package's README.
+    """
+    begin = time.monotonic()
+    torch.set_num_threads(ctx.threads)
+    calibration = Calibration(source, data, params=params, ctx=ctx)
+    result = calibration.run()
+    facts: dict[str, Any] = {
+        "divergence": {method: float(value) for method, value in result.divergences.items()},
+        "windows": {"fit": len(calibration.windows.fit), "held_out": len(calibration.windows.held_out)},
+        "steps": calibration.effort.steps,
+        "seconds": round(time.monotonic() - begin, 1),
+        "peak_anonymous_bytes": calibration.peak_bytes,
+    }
+    write_calibration(target, calibration.model, result, params=params, digest=calibration.windows.digest, facts=facts)
+    ctx.record(**facts)

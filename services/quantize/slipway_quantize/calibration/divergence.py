@@ -1,0 +1,36 @@
+"""How far a model's results are from another's, as a loss and as a measure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slipway.models.families import Comparison, Family
+
+_MULTIPLE = ("regression", "multi_label_classification")
+
+
+def compares_distributions(family: Family, config: Any) -> bool:
+    """Return whether a family's results are distributions; otherwise they are compared as numbers."""
+    if family.comparison is Comparison.EMBEDDINGS:
+        return False
+    numbers = getattr(config, "problem_type", None) in _MULTIPLE or getattr(config, "num_labels", 2) == 1
+    return not (family.comparison is Comparison.CLASSES and numbers)
+
+
+def divergence(reference: Tensor, other: Tensor, *, distributions: bool) -> Tensor:
+    """Return the sum over positions of the Kullback–Leibler divergence in nats, or of the relative squared error.
+
+    Args:
+        reference: (positions, values)
+        other: (positions, values)
+        distributions: Whether values are logits.
+    """
+    if distributions:
+        return torch.nn.functional.kl_div(
+            other.log_softmax(-1), reference.log_softmax(-1), reduction="sum", log_target=True
+        )
+    energy = reference.square().sum(-1).clamp_min(1e-12)
+    return ((other - reference).square().sum(-1) / energy).sum()

@@ -1,0 +1,60 @@
+"""Divide the time budget: how much text, how many steps, and how much at once.
+
+Work is counted in operations, not in seconds, so that the same parameters give the same result on a busy machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slipway_quantize.calibration.model import StreamedModel
+from slipway_quantize.calibration.params import CalibrateParams
+
+NOMINAL = 60e9
+"""Floating-point operations a second that are planned for: what two cores of a server do with float32."""
+_BLOCKS_SHARE = 0.35
+"""Share of the budget for the pass over the blocks, if tuning follows."""
+_LEAST_STEPS = 40
+MOST_STEPS = 300
+STEP_WINDOWS = 8
+_LARGEST_RESULTS = 1 << 25
+"""Most values of results that are computed at once, 128 MiB in float32."""
+_LARGEST_INSIDE = 1 << 27
+"""Most values inside all blocks that are kept for gradients; beyond that, they are computed again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """Sizes of a calibration.
+
+    Attributes:
+        windows: Most windows that the blocks see, held-out ones included.
+        at_once: Windows that are computed at once.
+        steps: Steps of the tuning; 0 leaves it out.
+        save_memory: Whether blocks are computed again for their gradients.
+    """
+
+    windows: int
+    at_once: int
+    steps: int
+    save_memory: bool
+
+
+def plan_effort(model: StreamedModel, params: CalibrateParams) -> Effort:
+    """Divide the budget of ``params`` for a model."""
+    shapes = [layer.stored.shape for layer in model.layers.values()]
+    weights = sum(shape.numel() for shape in shapes)
+    budget = params.time_budget_seconds * NOMINAL
+    tuned = params.method in ("auto", "autoround")
+    per_window = params.window_tokens * 6 * weights  # two passes, and the products of inputs
+    windows = int(budget * (_BLOCKS_SHARE if tuned else 1.0) / per_window)
+    windows = max(16, min(params.windows, windows))
+    widest = max(model.vocabulary, *(shape[0] for shape in shapes))
+    at_once = max(1, min(STEP_WINDOWS, _LARGEST_RESULTS // (params.window_tokens * widest)))
+    inside = at_once * params.window_tokens * sum(2 * shape[0] + shape[1] for shape in shapes)
+    save_memory = inside > _LARGEST_INSIDE
+    per_step = STEP_WINDOWS * params.window_tokens * (10 if save_memory else 8) * weights
+    steps = int((budget - windows * per_window) / per_step)
+    if not tuned or (steps < _LEAST_STEPS and params.method == "auto"):
+        steps = 0
+    return Effort(windows, at_once, max(_LEAST_STEPS, min(MOST_STEPS, steps)) if steps else 0, save_memory)

@@ -1,0 +1,121 @@
+"""Layers whose weights stay in the model's files, and compute with them or with rounded ones, some rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+PIECE_WEIGHTS = 1 << 24
+"""Weights of a layer that are in memory at once, 64 MiB in float32."""
+
+
+class Rounding(Protocol):
+    """A weight on a grid."""
+
+    def rows(self, rows: slice) -> Tensor:
+        """Return rows of the rounded weight, float32; gradients flow to what it is made of."""
+        ...
+
+
+class Layer:
+    """A linear layer that computes with its stored weight, or with a rounded one.
+
+    Args:
+        name: Name of its weight.
+        module: The layer; its ``forward`` is replaced.
+        stored: The weight, mapped from its file. (N, K)
+
+    Attributes:
+        rounding: The rounded weight; None computes with the stored one.
+        observe: Called with the inputs (…, K) before each computation, if it is not None.
+    """
+
+    def __init__(self, name: str, module: torch.nn.Module, stored: Tensor) -> None:
+        self.name = name
+        self.stored = stored
+        self.rounding: Rounding | None = None
+        self.observe: Callable[[Layer, Tensor], None] | None = None
+        self.module = module
+        self.forward = module.forward = self._forward
+
+    @property
+    def pieces(self) -> tuple[slice, ...]:
+        """The rows that are worked on at once."""
+        count, columns = self.stored.shape
+        step = max(1, PIECE_WEIGHTS // columns)
+        return tuple(slice(start, min(start + step, count)) for start in range(0, count, step))
+
+    def exact(self, rows: slice) -> Tensor:
+        """Return rows of the stored weight in float32."""
+        return self.stored[rows].float()
+
+    def weight(self, rows: slice) -> Tensor:
+        """Return the rows that the layer computes with."""
+        return self.exact(rows) if self.rounding is None else self.rounding.rows(rows)
+
+    def _forward(self, inputs: Tensor) -> Tensor:
+        if self.observe is not None:
+            self.observe(self, inputs)
+        pieces = self.pieces
+        if len(pieces) == 1:
+            return torch.nn.functional.linear(inputs, self.weight(pieces[0]), self._bias())
+        kept = torch.is_grad_enabled()
+        outputs = [
+            checkpoint(self._piece, inputs, rows, use_reentrant=False) if kept else self._piece(inputs, rows)
+            for rows in pieces
+        ]
+        joined = torch.cat(outputs, dim=-1)
+        bias = self._bias()
+        return joined if bias is None else joined + bias
+
+    def _piece(self, inputs: Tensor, rows: slice) -> Tensor:
+        return torch.nn.functional.linear(inputs, self.weight(rows))
+
+    def _bias(self) -> Tensor | None:
+        return self.module.bias  # type: ignore[return-value]
+
+
+class Table:
+    """An embedding that looks up rows of its stored weight, or of a rounded one.
+
+    Args:
+        module: The embedding; its ``forward`` is replaced.
+        stored: The weight, mapped from its file. (N, K)
+        layer: The linear layer that shares the weight, whose rounding is then used too; or None.
+    """
+
+    def __init__(self, module: Any, stored: Tensor, layer: Layer | None) -> None:
+        self._module = module
+        self._stored = stored
+        self._layer = layer
+        self._original = module.forward
+        self.rounded = False
+        module.forward = self._forward
+
+    def _forward(self, tokens: Tensor, *more: Any, **named: Any) -> Tensor:
+        """Run the module's own code on a table of the rows that are needed, because it may scale them."""
+        if not self.rounded or self._layer is None or self._layer.rounding is None:
+            found, places = torch.unique(tokens, return_inverse=True)
+            table = self._stored[found].float()
+        else:
+            found, places = torch.unique(tokens, return_inverse=True)
+            table = self._layer.rounding.rows(found)
+        module, padding = self._module, self._module.padding_idx
+        stored = module._parameters.pop("weight")
+        module.__dict__["weight"], module.padding_idx = table, None
+        try:
+            return self._original(places, *more, **named)
+        finally:
+            del module.__dict__["weight"]
+            module._parameters["weight"], module.padding_idx = stored, padding
+
+
+def walk(model: torch.nn.Module, kind: type) -> Iterator[tuple[str, Any]]:
+    """Yield modules of a class with their names, in the model's order."""
+    for name, module in model.named_modules():
+        if isinstance(module, kind):
+            yield name, module

@@ -1,0 +1,195 @@
+"""A transformers model whose large weights stay in their files: its memory does not grow with its depth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.initialization import no_init_weights
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.pytorch_utils import Conv1D
+
+from slipway.errors import QuantizationError
+from slipway.models.families import SEQUENCE_CLASSIFIER, Comparison, Family, auto_model
+from slipway.models.safetensors_file import TensorInfo
+from slipway_quantize.calibration.layers import Layer, Rounding, Table, walk
+from slipway_quantize.calibration.windows import Batch
+from slipway_quantize.checkpoints.checkpoint import mapped, read_tensors
+from slipway_quantize.checkpoints.structure import find_linear_layers, model_config, require_family
+
+
+class StreamedModel:
+    """A model that computes in float32 with weights that are mapped from their files.
+
+    Args:
+        folder: A transformers folder.
+        group_size: Weights per scale; layers whose input width is not a multiple of it are not rounded.
+        head: Whether a decoder's lm_head is rounded too.
+
+    Attributes:
+        family: Its family.
+        layers: Layers to round, by the name of their weight, in the model's order.
+        dtype: Type of its weights.
+        vocabulary: Number of tokens that it knows.
+        tied: Name of the embedding's weight, if the head shares it and is rounded; otherwise empty.
+
+    Raises:
+        QuantizationError: ``CALIBRATION_UNSUPPORTED`` and the reasons of reading a model.
+    """
+
+    def __init__(self, folder: Path, *, group_size: int, head: bool) -> None:
+        self.family = require_family(folder)
+        config = model_config(folder)
+        _require_supported(self.family, config)
+        tensors = read_tensors(folder)
+        structure = find_linear_layers(config, self.family, tensors)
+        self.model = _build(config, self.family)
+        self._ties: dict[str, str] = getattr(self.model, "all_tied_weights_keys", None) or {}
+        self.layers: dict[str, Layer] = {}
+        self._others: list[Layer] = []
+        rounded = {
+            f"{weight.module}.weight": weight.source
+            for weight in structure.linear
+            if tensors[weight.source].shape[1] % group_size == 0 and (head or not self._is_head(weight.module))
+        }
+        self._put_layers(tensors, rounded)
+        self.tied = ""
+        self._tables = self._put_tables(tensors, rounded)
+        self._put_others(tensors)
+        self.dtype = mapped(tensors[next(iter(rounded.values()))]).dtype if rounded else torch.float32
+        self.vocabulary = int(self.model.get_input_embeddings().num_embeddings)
+
+    def _is_head(self, module: str) -> bool:
+        return self.model.get_output_embeddings() is self.model.get_submodule(module)
+
+    def _put_layers(self, tensors: Mapping[str, TensorInfo], rounded: Mapping[str, str]) -> None:
+        for module_name, module in walk(self.model, torch.nn.Linear):
+            name = f"{module_name}.weight"
+            info = tensors.get(name) or tensors.get(self._ties.get(name, ""))
+            if info is None:
+                continue
+            layer = Layer(name, module, mapped(info))
+            self._replace(module, layer.stored)
+            if name in rounded:
+                self.layers[name] = layer
+            else:
+                self._others.append(layer)
+
+    def _put_tables(self, tensors: Mapping[str, TensorInfo], rounded: Mapping[str, str]) -> list[Table]:
+        tables = []
+        shared = {source: name for name, source in rounded.items() if source != name}
+        for module_name, module in walk(self.model, torch.nn.Embedding):
+            name = f"{module_name}.weight"
+            info = tensors.get(name) or tensors.get(self._ties.get(name, ""))
+            if info is None:
+                continue
+            stored = mapped(info)
+            layer = self.layers.get(shared.get(info.name, ""))
+            if layer is not None:
+                self.tied = name
+            tables.append(Table(module, stored, layer))
+            self._replace(module, stored)
+        return tables
+
+    def _replace(self, module: Any, stored: Tensor) -> None:
+        module._parameters["weight"] = torch.nn.Parameter(stored, requires_grad=False)
+
+    def _put_others(self, tensors: Mapping[str, TensorInfo]) -> None:
+        """Load what is small (norms, biases, tables of positions) in float32."""
+        for path, module in self.model.named_modules():
+            done = isinstance(module, torch.nn.Linear | torch.nn.Embedding)
+            for kind in (module._parameters, module._buffers):
+                for attribute, value in list(kind.items()):
+                    name = f"{path}.{attribute}".lstrip(".")
+                    if value is None or (done and attribute == "weight" and self._has(name, tensors)):
+                        continue
+                    if self._has(name, tensors):
+                        loaded = mapped(tensors.get(name) or tensors[self._ties[name]])
+                        loaded = loaded.float() if loaded.is_floating_point() else loaded.clone()
+                        kind[attribute] = (
+                            torch.nn.Parameter(loaded, requires_grad=False) if kind is module._parameters else loaded
+                        )
+                    elif kind is module._parameters:
+                        self._require_unused(name)
+                        value.data.zero_()
+
+    def _has(self, name: str, tensors: Mapping[str, TensorInfo]) -> bool:
+        return name in tensors or self._ties.get(name) in tensors
+
+    def _require_unused(self, name: str) -> None:
+        if not name.startswith(self.family.unused or ("\0",)):
+            raise unsupported(
+                f"no file has the weight {name!r}, which transformers computes or makes at random",
+                self.model.config.model_type,
+            )
+
+    def save_memory(self) -> None:
+        """Keep only the inputs of each block for the gradients, and compute its inside again."""
+        self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        for _, block in walk(self.model, GradientCheckpointingLayer):
+            block.training = True  # of itself alone: what it holds must not drop anything
+
+    @contextmanager
+    def rounded(self, weights: Mapping[str, Rounding]) -> Iterator[None]:
+        """Compute with rounded weights within the block."""
+        for name, layer in self.layers.items():
+            layer.rounding = weights.get(name)
+        for table in self._tables:
+            table.rounded = True
+        try:
+            yield
+        finally:
+            for layer in self.layers.values():
+                layer.rounding = None
+            for table in self._tables:
+                table.rounded = False
+
+    def outputs(self, batch: Batch) -> Tensor:
+        """Return what is compared of a batch, for each position: logits or hidden states. (positions, values)."""
+        inputs = {"input_ids": batch.tokens}
+        if self.family is SEQUENCE_CLASSIFIER or not bool(batch.mask.all()):
+            inputs["attention_mask"] = batch.mask
+        given = self.model(**inputs)
+        parts = [given[name] for name in self.family.outputs]
+        match self.family.comparison:
+            case Comparison.SPANS:
+                hidden = batch.mask == 0
+                return torch.cat([part.masked_fill(hidden, -1e4) for part in parts])
+            case Comparison.CLASSES if parts[0].dim() == 2:
+                return parts[0]
+        return parts[0][batch.mask == 1]
+
+
+def _require_supported(family: Family, config: Any) -> None:
+    if family.comparison is Comparison.TEACHER_FORCED:
+        raise unsupported(f"a model of family {family.name} is not calibrated", config.model_type)
+
+
+def _build(config: Any, family: Family) -> Any:
+    """Build the model; memory is reserved for its weights, and never touched."""
+    config.use_cache = False
+    try:
+        with no_init_weights():
+            model = auto_model(family).from_config(config, dtype=torch.float32, trust_remote_code=False)
+    except Exception as error:  # the model's own code may raise anything
+        raise unsupported(
+            f"transformers cannot build it ({(str(error).strip() or type(error).__name__).splitlines()[0][:300]})",
+            config.model_type,
+        ) from error
+    if any(True for _ in walk(model, Conv1D)):
+        raise unsupported("its weights are stored as (in, out), with groups along the outputs", config.model_type)
+    return model.eval().requires_grad_(False)
+
+
+def unsupported(why: str, model_type: str) -> QuantizationError:
+    """Return the error for a model that only methods without text take."""
+    return QuantizationError(
+        f"this {model_type} model is not calibrated: {why}",
+        reason="CALIBRATION_UNSUPPORTED",
+        remedy="use method rtn, which needs no calibration",
+        about={"model_type": model_type},
+    )

@@ -1,0 +1,174 @@
+"""Cut the calibration text into windows of tokens: some to fit to, others to judge by."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slipway.counts import counted
+from slipway.errors import QuantizationError
+from slipway.files.json_documents import parse_json
+from slipway.files.regular_file import read_regular
+from slipway.models.families import DECODER, Family
+
+TEXTS = "calibration.jsonl"
+LARGEST_TEXTS = 256 << 20
+"""Most bytes of text: some hundred times of what a calibration uses."""
+LEAST_WINDOWS = 4
+SHORTEST = 8
+_HELD_OUT = 8
+"""One window in so many judges; at most ``_MOST_HELD_OUT``."""
+_MOST_HELD_OUT = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Windows that the model takes at once, padded on the right.
+
+    Attributes:
+        tokens: (windows, tokens)
+        mask: 1 for text, 0 for padding. (windows, tokens)
+    """
+
+    tokens: Tensor
+    mask: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Windows of the calibration text.
+
+    Attributes:
+        fit: Windows to fit to.
+        held_out: Windows to judge by, which nothing is fitted to.
+        digest: SHA-256 of the text.
+        padding: Token that fills shorter windows.
+    """
+
+    fit: tuple[Tensor, ...]
+    held_out: tuple[Tensor, ...]
+    digest: str
+    padding: int
+
+    def batch(self, windows: list[Tensor]) -> Batch:
+        """Join windows of any lengths."""
+        longest = max(len(window) for window in windows)
+        tokens = torch.full((len(windows), longest), self.padding, dtype=torch.int64)
+        mask = torch.zeros_like(tokens)
+        for row, window in enumerate(windows):
+            tokens[row, : len(window)] = window
+            mask[row, : len(window)] = 1
+        return Batch(tokens, mask)
+
+
+def read_windows(
+    data: Path, model: Path, family: Family, *, count: int, length: int, vocabulary: int, seed: int
+) -> Windows:
+    """Cut the text in ``data`` with the tokenizer in ``model``.
+
+    A decoder's texts follow each other, so that all windows are full. Other families see each text alone, between the tokens that the
+    tokenizer puts around it.
+
+    Args:
+        data: Folder with ``calibration.jsonl``.
+        model: Folder with the tokenizer.
+        family: Family of the model.
+        count: Most windows.
+        length: Most tokens of a window.
+        vocabulary: Number of tokens that the model knows.
+        seed: Seed of the choice.
+
+    Raises:
+        QuantizationError: ``CALIBRATION_DATA_INVALID``: no text, too little text, or tokens that the model does not know.
+    """
+    raw, texts = _read_texts(data)
+    tokenizer = _load_tokenizer(model)
+    cut = _cut_stream if family is DECODER else _cut_texts
+    windows = cut(tokenizer, texts, length)
+    if len(windows) < LEAST_WINDOWS:
+        raise _invalid(
+            f"the calibration text gives {counted(len(windows), 'window')} of {length} tokens, and at least {LEAST_WINDOWS} are needed",
+            remedy="give more text, or shorter windows",
+        )
+    largest = max(int(window.max()) for window in windows)
+    if largest >= vocabulary:
+        raise _invalid(
+            f"the tokenizer gives token {largest}, and the model knows {vocabulary} tokens",
+            remedy="give the tokenizer that the model was trained with",
+        )
+    order = np.random.default_rng(seed).permutation(len(windows))[:count]
+    chosen = [torch.from_numpy(windows[index]) for index in order]
+    judging = max(1, min(_MOST_HELD_OUT, len(chosen) // _HELD_OUT))
+    padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+    digest = hashlib.sha256(raw).hexdigest()
+    return Windows(tuple(chosen[judging:]), tuple(chosen[:judging]), digest, int(padding))
+
+
+def _read_texts(data: Path) -> tuple[bytes, list[str]]:
+    path = data / TEXTS
+    try:
+        raw = read_regular(path, largest=LARGEST_TEXTS)
+    except OSError as error:
+        raise _invalid(f"{TEXTS} cannot be read ({error})", remedy="give a folder with this file") from error
+    texts = []
+    for number, line in enumerate(raw.splitlines(), start=1):
+        try:
+            document = parse_json(line)
+        except ValueError as error:
+            raise _invalid(
+                f"line {number} of {TEXTS} is not JSON ({error})", remedy="write one JSON object a line"
+            ) from error
+        text = document.get("text") if isinstance(document, dict) else None
+        if not isinstance(text, str):
+            raise _invalid(
+                f"line {number} of {TEXTS} has no text: {json.dumps(document)[:80]}",
+                remedy='write {"text": "…"} on each line',
+            )
+        texts.append(text)
+    return raw, texts
+
+
+def _load_tokenizer(model: Path) -> Any:
+    import transformers
+
+    try:
+        return transformers.AutoTokenizer.from_pretrained(str(model), local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # a tokenizer's own code may raise anything
+        raise _invalid(
+            f"transformers cannot load the model's tokenizer ({(str(error).strip() or type(error).__name__).splitlines()[0][:300]})",
+            remedy="merge with the tokenizer (save_tokenizer), or use method rtn",
+        ) from error
+
+
+def _cut_stream(tokenizer: Any, texts: list[str], length: int) -> list[Any]:
+    """Cut the texts as one stream, each followed by the end-of-text token; a begin-of-text token starts every window."""
+    end = tokenizer.eos_token_id
+    stream: list[int] = []
+    for text in texts:
+        ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        stream += ids
+        if end is not None and ids and ids[-1] != end:
+            stream.append(end)
+    begin = tokenizer.bos_token_id
+    starts = tokenizer("a")["input_ids"]
+    before = [begin] if begin is not None and starts and starts[0] == begin else []
+    body = length - len(before)
+    cuts = range(0, len(stream) - body + 1, body)
+    return [np.array(before + stream[start : start + body], np.int64) for start in cuts]
+
+
+def _cut_texts(tokenizer: Any, texts: list[str], length: int) -> list[Any]:
+    """Cut each text to its first tokens."""
+    made = (tokenizer(text, truncation=True, max_length=length, verbose=False)["input_ids"] for text in texts if text)
+    return [np.array(ids, np.int64) for ids in made if ids]
+
+
+def _invalid(problem: str, *, remedy: str) -> QuantizationError:
+    return QuantizationError(problem, reason="CALIBRATION_DATA_INVALID", remedy=remedy, about={"file": TEXTS})

@@ -1,0 +1,21 @@
+"""Parameters of the stage that chooses the text for calibration."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from slipway.settings.sections import LARGEST_SEED
+from slipway.stage import StageParams
+
+
+class CalibrationDataParams(StageParams):
+    """Parameters of the stage that chooses the text for calibration."""
+
+    tokens: int = Field(default=1 << 18, ge=1024, le=1 << 24, description="tokens to choose, at most")
+    seed: int = Field(default=0, ge=0, le=LARGEST_SEED, description="seed of the choice")
+    overlap: Literal["refuse", "leave_out", "ignore"] = Field(
+        default="refuse",
+        description="what to do with text that is also in the held-out text: refuse it all, or leave those passages out",
+    )

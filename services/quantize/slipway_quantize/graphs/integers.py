@@ -1,0 +1,118 @@
+"""Find the integers of a graph's weights in a calibration, or round them.
+
+Axes: N output features (or tokens), K input features, G groups of one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from slipway.counts import counted
+from slipway.stage import Context
+from slipway_quantize.calibrated import WITHOUT_DATA, CalibratedWeight, Calibration
+from slipway_quantize.graphs.weights import Weight
+from slipway_quantize.grid.rounding import Rounded, round_weight
+from slipway_quantize.levels import IntLevel
+
+_TRANSPOSED, _WEIGHT = ".T", ".weight"
+"""Ends of an initializer's name (README of onnx_export, "Form of the weights")."""
+_JOINED = "+"
+
+Found = Mapping[tuple[str, str], CalibratedWeight]
+"""Integers of weights by graph and initializer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Integers:
+    """The integers of one weight.
+
+    Attributes:
+        weight: The weight.
+        level: Its level.
+        given: The integers that a calibration has chosen; None rounds.
+    """
+
+    weight: Weight
+    level: IntLevel
+    given: CalibratedWeight | None = None
+
+    @property
+    def method(self) -> str:
+        """Return how they are chosen."""
+        return self.given.method if self.given else WITHOUT_DATA
+
+    @property
+    def form(self) -> str:
+        """Return what tells these integers from others of the same tensor."""
+        return f"transposed: {self.weight.transposed}, {self.weight.name if self.given else 'rounded'}"
+
+    def round(self, piece: NDArray[Any], *, row: int = 0, column: int = 0) -> Rounded:
+        """Return the integers of a piece of the weight, (rows, columns), that begins at a row and a column."""
+        if self.given is not None:
+            scales = np.dtype(np.float32)
+            return self.given.round(piece, row, column=column, scale_dtype=scales, name=self.weight.name)
+        return round_weight(
+            piece,
+            bits=self.level.bits,
+            group_size=self.level.group_size,
+            scale_dtype=np.dtype(np.float32),
+            name=self.weight.name,
+        )
+
+    def zero_points(self) -> NDArray[Any] | None:
+        """Return the unsigned zero points, (N, G); None where all are half of the range, which operators assume."""
+        found = self.given.zero_points() if self.given is not None else None
+        return None if found is None else (found.astype(np.int16) + (1 << (self.level.bits - 1))).astype(np.uint8)
+
+
+def find_integers(
+    weights: Mapping[str, Sequence[Weight]],
+    graphs: Sequence[tuple[str, ir.Model]],
+    calibration: Calibration,
+    ctx: Context,
+) -> Found:
+    """Return the integers that a calibration has for the weights of graphs.
+
+    A tied table has the embedding's name in a graph; a calibration knows it as the head's.
+
+    Raises:
+        QuantizationError: ``CALIBRATION_MISMATCH``: it has none of them, or in another shape.
+    """
+    initializers = frozenset(
+        part for _, model in graphs for name in model.graph.initializers for part in _names(str(name))
+    )
+    found: dict[tuple[str, str], CalibratedWeight] = {}
+    used: set[str] = set()
+    for graph, some in weights.items():
+        for weight in some:
+            names = _names(weight.name)
+            given = calibration.weight(names, weight.features)
+            if given is None and weight.products and weight.lookups:
+                names = calibration.shaped(weight.features, but=initializers)
+                given = calibration.weight(names, weight.features) if len(names) == 1 else None
+            if given is not None:
+                found[graph, weight.name] = given
+                used.update(names)
+    calibration.require_used(len(used))
+    unused = sorted(calibration.names - used)
+    if unused:
+        ctx.warn(
+            f"{counted(len(unused), 'weight')} of the calibration, first {unused[0]!r}, cannot be told apart in the graph: "
+            "they are rounded without data"
+        )
+    return found
+
+
+def _names(initializer: str) -> tuple[str, ...]:
+    """Return the names in transformers of the weights that an initializer holds: ``q_proj+k_proj.weight.T`` holds two."""
+    plain = initializer.removesuffix(_TRANSPOSED)
+    path, dot, last = plain.removesuffix(_WEIGHT).rpartition(".")
+    if _JOINED not in last or not plain.endswith(_WEIGHT):
+        return (plain,)
+    return tuple(f"{path}{dot}{part}{_WEIGHT}" for part in last.split(_JOINED))

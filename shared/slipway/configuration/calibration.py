@@ -1,0 +1,21 @@
+"""Decide which levels the settings of an export let calibrate."""
+
+from __future__ import annotations
+
+from slipway.configuration.sections import Sections
+
+LEVEL_BITS = {"int4": 4, "int8": 8}
+"""Bits of the levels that can be calibrated."""
+AUTO, WITHOUT_DATA = "auto", "rtn"
+_MOST_BITS_OF_AUTO = 4
+"""At 8 bits, rounding to the nearest is as good as everything else, and takes seconds."""
+
+
+def calibrated_levels(configuration: Sections) -> dict[str, int]:
+    """Return the bits of each level of an enabled format that is calibrated, by level; none for a method without data."""
+    method = configuration.optimization.method
+    if method == WITHOUT_DATA:
+        return {}
+    most = _MOST_BITS_OF_AUTO if method == AUTO else max(LEVEL_BITS.values())
+    asked = {level for each, _ in configuration.formats.enabled() for level in configuration.levels(each.name)}
+    return {level: bits for level, bits in LEVEL_BITS.items() if level in asked and bits <= most}

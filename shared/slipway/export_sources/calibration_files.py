@@ -1,0 +1,57 @@
+"""Find the files of a calibration's text: those that the user names, or the sample of its training data that a run brings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slipway.errors import ConfigurationError
+from slipway.sizes import format_size
+
+KEY = "optimization.calibration"
+SUFFIXES = (".txt", ".jsonl", ".json", ".parquet")
+SAMPLE = "calibration.jsonl"
+"""Sample of the training data in the folder of a run or checkpoint."""
+MOST_BYTES = 4 << 30
+"""Largest size of all files: far more than a calibration reads, and little enough to be stored and sent."""
+_MOST_FILES = 10_000
+
+
+def check_calibration(path: Path) -> Path:
+    """Return the file or folder that a setting names.
+
+    Raises:
+        ConfigurationError: It is neither, holds no text, or is too large.
+    """
+    files = calibration_files(path)
+    size = sum(file.stat().st_size for file in files)
+    if not files:
+        fault = "is not there" if not path.exists() else f"has no file that ends in {', '.join(SUFFIXES)}"
+    elif len(files) > _MOST_FILES:
+        fault = f"has more than {_MOST_FILES:,} files"
+    elif size > MOST_BYTES:
+        fault = f"has {format_size(size)}, and {format_size(MOST_BYTES)} are allowed"
+    else:
+        return path
+    raise ConfigurationError(
+        f"{KEY}: {path} {fault}",
+        remedy="name a file or folder with a sample of the training data, or leave the setting out",
+        about={"key": KEY},
+    )
+
+
+def calibration_files(path: Path) -> list[Path]:
+    """Return the files of text in a folder, sorted, or the file itself; none if there are none."""
+    if path.is_dir():
+        return [each for each in sorted(path.rglob("*")) if each.suffix.lower() in SUFFIXES and each.is_file()]
+    return [path] if path.suffix.lower() in SUFFIXES and path.is_file() else []
+
+
+def folder_of(path: Path) -> Path:
+    """Return the folder that the names of the files are relative to."""
+    return path if path.is_dir() else path.parent
+
+
+def sample_of_run(checkpoint: Path) -> Path | None:
+    """Return the sample of its training data that a checkpoint or its run brings."""
+    folders = [checkpoint, *([checkpoint.parent] if checkpoint.name.startswith("checkpoint-") else [])]
+    return next((folder / SAMPLE for folder in folders if (folder / SAMPLE).is_file()), None)

@@ -1,0 +1,84 @@
+"""Plan the calibration of integer levels: one task that chooses the text, and one for each level that its formats share. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from slipway.configuration import ExportConfiguration
+from slipway.configuration.calibration import calibrated_levels
+from slipway.formats.tasks import PlannedTask
+from slipway.registry import stage_of
+from slipway.stage import Role
+
+SOURCE = "calibration"
+"""Name of the source with the user's text."""
+_FALLBACK = "integer weights are rounded to the nearest, without data"
+
+
+def names_calibration(configuration: ExportConfiguration) -> bool:
+    """Return whether the settings name text that the export uses."""
+    return bool(configuration.optimization.calibration and calibrated_levels(configuration))
+
+
+def calibrations(
+    configuration: ExportConfiguration, source_names: Collection[str], *, model: str
+) -> dict[str, PlannedTask]:
+    """Return the task that calibrates each level that needs it, by level.
+
+    Args:
+        configuration: The configuration.
+        source_names: Names of the sources.
+        model: Reference to the merged model.
+    """
+    levels = calibrated_levels(configuration)
+    if not levels:
+        return {}
+    stage, optimization = stage_of(Role.CALIBRATION), configuration.optimization
+    data = _data(configuration, source_names, model=model).reference
+    return {
+        level: PlannedTask(
+            id=f"{stage.name}-{level}",
+            stage=stage.name,
+            params={
+                "bits": bits,
+                "group_size": optimization.group_size,
+                "method": optimization.method,
+                "symmetric": optimization.symmetric,
+                "time_budget_seconds": optimization.time_budget,
+            },
+            inputs={"model": model, "data": data},
+            output=stage.main_output,
+            fallback=_FALLBACK,
+        )
+        for level, bits in levels.items()
+    }
+
+
+def used_calibrations(
+    planned: Collection[PlannedTask],
+    tasks: Iterable[PlannedTask],
+    configuration: ExportConfiguration,
+    source_names: Collection[str],
+) -> list[PlannedTask]:
+    """Return the planned calibrations that any of the tasks uses, behind the task that chooses their text.
+
+    A format of another distribution may make its levels in its own way.
+    """
+    references = {reference for task in tasks for reference in task.inputs.values()}
+    used = [task for task in planned if task.reference in references]
+    data = [_data(configuration, source_names, model=task.inputs["model"]) for task in used[:1]]
+    return [*data, *used]
+
+
+def _data(configuration: ExportConfiguration, source_names: Collection[str], *, model: str) -> PlannedTask:
+    stage, validation = stage_of(Role.CALIBRATION_DATA), configuration.validation
+    named = bool(configuration.optimization.calibration)
+    sources = (SOURCE, *(["heldout"] if validation.enabled else []))
+    return PlannedTask(
+        id=stage.name,
+        stage=stage.name,
+        params={"overlap": ("refuse" if named else "leave_out") if validation.enabled else "ignore"},
+        inputs={"model": model} | {name: f"source:{name}" for name in sources if name in source_names},
+        output=stage.main_output,
+        fallback="" if named else _FALLBACK,
+    )

@@ -1,0 +1,102 @@
+"""The text for calibration as a source: a file or folder that the user names, or the sample that a run brings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipway.configuration import parse
+from slipway.errors import ConfigurationError
+from slipway.export_sources import calibration_files
+from slipway.export_sources.brought import find_brought
+from slipway.export_sources.found import find_sources
+from slipway.settings import Settings
+from slipway.sources import SourceFolders
+from support.models import tiny_models
+
+INT4 = {"quantization": "int4", "method": "auto"}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a base and a run."""
+    root = tmp_path_factory.mktemp("run")
+    tiny_models.make_base(root / "base")
+    tiny_models.make_checkpoint(root / "base", root / "run")
+    return root
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Iterator[SourceFolders]:
+    with SourceFolders(Settings.from_environment({"SLIPWAY_HOME": str(tmp_path / "home")})) as opened:
+        yield opened
+
+
+def configuration(run: Path, **optimization: Any) -> Any:
+    paths = {"checkpoint": {"path": str(run / "run")}, "base_model": {"name": str(run / "base")}}
+    return parse({**paths, "optimization": optimization})
+
+
+def write(path: Path, text: str = "text") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_a_file_or_a_folder_is_taken_without_what_is_no_text(run: Path, folders: SourceFolders, tmp_path: Path) -> None:
+    for name in ("a.txt", "more/b.jsonl", "c.md", "d.safetensors", "e.parquet", "f.JSON"):
+        write(tmp_path / "texts" / name)
+    for path, expected in (
+        (tmp_path / "texts", {"a.txt", "more/b.jsonl", "e.parquet", "f.JSON"}),
+        (tmp_path / "texts" / "a.txt", {"a.txt"}),
+    ):
+        asked = configuration(run, **INT4, calibration=str(path))
+        assert set(find_sources(asked, folders).files()["calibration"]) == expected
+        assert set(find_brought(asked, folders, {}).files["calibration"]) == expected
+
+
+def test_what_nobody_calibrates_is_neither_looked_for_nor_stored(run: Path, folders: SourceFolders) -> None:
+    found = find_sources(configuration(run, quantization="int4", calibration="/nowhere"), folders)
+    assert (found.calibration, set(found.files())) == (None, {"base", "adapter"})
+
+
+@pytest.mark.parametrize("where", ["run", "checkpoint"])
+def test_the_sample_of_its_training_data_that_a_run_brings_is_used(
+    folders: SourceFolders, tmp_path: Path, where: str
+) -> None:
+    tiny_models.make_base(tmp_path / "base")
+    checkpoint = tiny_models.make_checkpoint(tmp_path / "base", tmp_path / "run")
+    assert find_sources(configuration(tmp_path, **INT4), folders).calibration is None
+    sample = write((checkpoint if where == "checkpoint" else tmp_path / "run") / "calibration.jsonl")
+    found = find_sources(configuration(tmp_path, **INT4), folders)
+    assert found.calibration == sample
+    assert set(found.files()["calibration"]) == {"calibration.jsonl"}
+    assert "calibration.jsonl" not in found.files()["adapter"]
+    assert find_sources(configuration(tmp_path, quantization="int4"), folders).calibration is None
+
+
+@pytest.mark.parametrize(
+    ("make", "fault"),
+    [
+        (lambda path: None, "is not there"),
+        (lambda path: path.mkdir(), "has no file that ends in .txt"),
+        (lambda path: write(path / "a.bin"), "has no file that ends in .txt"),
+        (lambda path: [write(path / f"{number}.txt") for number in range(3)], "has more than 2 files"),
+        (lambda path: write(path / "a.txt", "x" * 100), "and 99 B are allowed"),
+    ],
+    ids=["missing", "empty", "no text", "many", "large"],
+)
+def test_what_is_no_text_is_refused_by_name(
+    run: Path, folders: SourceFolders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any, fault: str
+) -> None:
+    monkeypatch.setattr(calibration_files, "MOST_BYTES", 99)
+    monkeypatch.setattr(calibration_files, "_MOST_FILES", 2)
+    make(tmp_path / "texts")
+    asked = configuration(run, **INT4, calibration=str(tmp_path / "texts"))
+    for find in (find_sources, lambda *some: find_brought(*some, {})):
+        with pytest.raises(ConfigurationError, match=fault) as caught:
+            find(asked, folders)
+        assert caught.value.about["key"] == "optimization.calibration"
