@@ -145,8 +145,10 @@ class Role(Enum):
     """Make the merged model, from which every format starts; inputs: ``base`` and ``adapter``."""
     QUANTIZATION = auto()
     """Make a format's output at a level; input: ``model``, the unquantized output."""
+    REFERENCE = auto()
+    """Run base + adapter, with which outputs are compared; inputs: ``base``, ``adapter``, optionally ``heldout``."""
     VALIDATION = auto()
-    """Judge every output; inputs: ``base``, ``adapter``, optionally ``heldout``, and the outputs by name."""
+    """Judge every output; inputs: as of the reference, ``reference``, and the outputs by name."""
 
 
 @dataclass(frozen=True, slots=True)
