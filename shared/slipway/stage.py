@@ -149,8 +149,10 @@ class Role(Enum):
     """Choose the integers of weights by their effect on text; inputs: ``model`` and ``data``."""
     QUANTIZATION = auto()
     """Make a format's output at a level; inputs: ``model``, the unquantized output, and optionally ``calibration``."""
+    REFERENCE = auto()
+    """Run base + adapter, with which outputs are compared; inputs: ``base``, ``adapter``, optionally ``heldout``."""
     VALIDATION = auto()
-    """Judge every output; inputs: ``base``, ``adapter``, optionally ``heldout``, and the outputs by name."""
+    """Judge every output; inputs: as of the reference, ``reference``, and the outputs by name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,11 +25,22 @@ def family_named(name: str) -> Family:
     return next(family for family in FAMILIES if family.name == name)
 
 
-def shape_cases(family: Family, windows: int, length: int, *, embedding: bool = False) -> tuple[Case, ...]:
+def shape_cases(
+    family: Family, windows: int, length: int, *, embedding: bool = False, every: bool = True
+) -> tuple[Case, ...]:
     """Return the cases for ``windows`` windows of ``length`` tokens (at least MIN_LENGTH).
 
-    With ``embedding``, the vectors that a sentence encoder makes of the padded rows are compared too.
+    With ``embedding``, the vectors that a sentence encoder makes of the padded rows are compared too. Without ``every``, only the cases
+    that find most are returned: a padded batch, through the cache if there is one.
     """
+    cases = _every_case(family, windows, length, embedding=embedding)
+    if every:
+        return cases
+    hardest = [case for case in cases if len(case.rows) > 1 and len(case.segments) > 1]
+    return tuple(hardest) or tuple(case for case in cases if case.name != "left_padded")
+
+
+def _every_case(family: Family, windows: int, length: int, *, embedding: bool) -> tuple[Case, ...]:
     full = min(LENGTH, length)
     steps = min(DECODE_STEPS, full // 4)
     padded = tuple(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -76,6 +78,15 @@ def _without_runtime(name: str) -> RunResult:
         return RunResult(status="not_run", message=f"the format {named.name} has no runtime for its outputs yet")
     message = f"its folder has no {' or '.join(named.runtime.files)} file"
     return RunResult(status="failed", reason="VALIDATION_IMPOSSIBLE", message=message)
+
+
+def float32_bytes(folder: Path) -> int:
+    """Return the size that a folder's weights would have in float32; 0 if its files do not tell."""
+    total = 0
+    for path in sorted(folder.glob("*.safetensors")):
+        with contextlib.suppress(CheckpointValidationError):  # loading the model will report the error
+            total += sum(4 * math.prod(tensor.shape) for tensor in read_safetensors(path).tensors.values())
+    return total
 
 
 def stored_dtype(folder: Path) -> str:

@@ -1,36 +1,64 @@
-"""Parameters of the validate stage."""
+"""Parameters of the stages reference and validate."""
 
 from __future__ import annotations
 
 from pydantic import Field
 
 from slipway.stage import StageParams
+from slipway.validation.effort import Effort
 from slipway.validation.limit_overrides import LimitOverrides
+from slipway_validate.effort import EVIDENCE, Evidence
 
 
-class ValidateParams(StageParams):
-    """Parameters of the validate stage."""
+class SampleParams(StageParams):
+    """Parameters that decide what every model computes; those of the reference."""
 
+    effort: Effort = Field(default="standard", description="quick leaves evidence out, thorough adds to it")
     test_samples: int = Field(default=10, ge=1, le=10_000, description="windows of held-out text")
     sequence_length: int = Field(default=128, ge=8, le=32_768, description="tokens per window")
-    compare_outputs: bool = Field(default=True, description="false only loads and runs the outputs")
-    benchmark_performance: bool = Field(
-        default=True, description="measure prefill and decode speed, alternating with the reference"
-    )
     greedy_prompts: int = Field(default=4, ge=0, le=100, description="prompts continued greedily")
     max_new_tokens: int = Field(default=16, ge=1, le=1024, description="tokens generated for each prompt")
-    benchmark_repeats: int = Field(
-        default=7, ge=1, le=1000, description="rounds of timing, each for an output and then for the reference"
-    )
-    benchmark_decode_steps: int = Field(default=16, ge=1, le=4096, description="timed decode steps per round")
-    benchmark_seconds: float = Field(
-        default=12.0, gt=0, le=3600, description="no round of an output starts later; one round is always run"
-    )
     seed: int = Field(default=0, ge=0, description="chooses the places of the windows in the text")
     max_logit_bytes: int = Field(
         default=2 << 30, ge=1 << 20, description="disk space for logits; fewer samples are used if it does not suffice"
     )
     output_timeout_seconds: float = Field(default=3600.0, gt=0, description="longest time one output may take")
+
+    @property
+    def evidence(self) -> Evidence:
+        """Return the evidence of the effort."""
+        return EVIDENCE[self.effort]
+
+    @property
+    def windows(self) -> int:
+        """Return the number of windows that the effort asks for."""
+        return min(self.test_samples * self.evidence.windows_factor, self.evidence.most_windows)
+
+    @property
+    def logit_bytes(self) -> int:
+        """Return the disk space for logits that the effort may take."""
+        return self.max_logit_bytes * self.evidence.windows_factor
+
+    @property
+    def prompts(self) -> int:
+        """Return the number of prompts that are continued."""
+        return self.greedy_prompts if self.evidence.continues else 0
+
+
+class ValidateParams(SampleParams):
+    """Parameters of the validate stage; those of the samples are the reference's if it is an input."""
+
+    compare_outputs: bool = Field(default=True, description="false only loads and runs the outputs")
+    benchmark_performance: bool = Field(
+        default=True, description="measure prefill and decode speed, alternating with the reference"
+    )
+    benchmark_repeats: int = Field(
+        default=7, ge=1, le=1000, description="most rounds of timing, each for an output and then for the reference"
+    )
+    benchmark_decode_steps: int = Field(default=16, ge=1, le=4096, description="timed decode steps per round")
+    benchmark_seconds: float = Field(
+        default=12.0, gt=0, le=3600, description="no round of an output starts later; one round is always run"
+    )
     limits: dict[str, LimitOverrides] = Field(
         default_factory=dict, description="limits to replace, by level: float32, float16, bfloat16, int8, int4"
     )

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipway.errors import StageError, ValidationError
+from slipway.errors import ModelExportError, StageError, ValidationError
+from slipway.models.base_format import read_config
 from slipway.models.families import FEATURE_EXTRACTION, Comparison, Family
-from slipway.models.model_files import CONFIG
+from slipway.models.model_files import CONFIG, copy_companions
 from slipway.models.sentences.files import UnknownPoolingError, read_pooling
+from slipway.models.trained.trained_model import trained_model
 from slipway.stage import Context
 from slipway.validation import heldout as texts
 from slipway.validation.findings import ValidationInputs
 from slipway_validate.cases import MIN_LENGTH, shape_cases
 from slipway_validate.folders import read_json
-from slipway_validate.params import ValidateParams
+from slipway_validate.params import SampleParams, ValidateParams
 from slipway_validate.protocol import process
 from slipway_validate.protocol.messages import Benchmark, RunResult, RunSpec, Spec, TokenizeSpec
 from slipway_validate.samples import Samples
@@ -63,14 +66,18 @@ class Prepared:
         length = min(PROMPT_TOKENS, tokens.shape[1]) if self.samples.source is None else 1
         return tuple(tuple(int(token) for token in row[:length]) for row in tokens[:count])
 
-    def spec(self, runtime: str, model: Path, *, params: ValidateParams, threads: int) -> RunSpec:
+    def spec(
+        self,
+        runtime: str,
+        model: Path,
+        *,
+        params: SampleParams,
+        threads: int,
+        compare: bool = True,
+        benchmark: Benchmark | None = None,
+    ) -> RunSpec:
         """Return the spec of a model's run."""
-        compare = params.compare_outputs
-        benchmark = Benchmark(
-            prefill_tokens=params.sequence_length,
-            decode_steps=params.benchmark_decode_steps,
-            round_seconds=params.benchmark_seconds / (2 * params.benchmark_repeats),
-        )
+        every, count = params.evidence.every_case, self.samples.tokens.shape
         return RunSpec(
             runtime=runtime,
             model=model.absolute(),
@@ -79,10 +86,10 @@ class Prepared:
             padding_token=self.padding_token,
             threads=threads,
             write_logits=compare,
-            cases=shape_cases(self.family, *self.samples.tokens.shape, embedding=self.embeds) if compare else (),
-            prompts=self.prompts(params.greedy_prompts) if compare else (),
+            cases=shape_cases(self.family, *count, embedding=self.embeds, every=every) if compare else (),
+            prompts=self.prompts(params.prompts) if compare else (),
             new_tokens=params.max_new_tokens,
-            benchmark=benchmark if params.benchmark_performance else None,
+            benchmark=benchmark,
         )
 
     def described(self, params: ValidateParams, *, vocabulary: int) -> ValidationInputs:
@@ -92,12 +99,12 @@ class Prepared:
             samples=samples,
             sequence_length=length,
             tokens=samples * length,
-            requested_samples=params.test_samples,
+            requested_samples=params.windows,
             vocabulary=vocabulary,
             family=self.family.name,
             comparison=self.family.comparison.value,
             seed=params.seed,
-            prompts=len(self.prompts(params.greedy_prompts)) if params.compare_outputs else 0,
+            prompts=len(self.prompts(params.prompts)) if params.compare_outputs else 0,
             new_tokens=params.max_new_tokens,
             text_source="; ".join(filter(None, (self.text.source, self.source))),
             held_out=self.text.held_out,
@@ -106,9 +113,41 @@ class Prepared:
         )
 
 
-def prepare(
-    inputs: Mapping[str, Path], family: Family, params: ValidateParams, ctx: Context, *, work: Path
-) -> Prepared:
+def benchmark_of(params: ValidateParams) -> Benchmark | None:
+    """Return the parameters of a round of timing; None if speed is not measured."""
+    if not params.benchmark_performance:
+        return None
+    return Benchmark(
+        prefill_tokens=params.sequence_length,
+        decode_steps=params.benchmark_decode_steps,
+        round_seconds=params.benchmark_seconds / (2 * params.benchmark_repeats),
+    )
+
+
+def settings_of(inputs: Mapping[str, Path], work: Path) -> tuple[Path, dict[str, Any]]:
+    """Return the folder with configuration and tokenizer of what the adapter was trained on, and that configuration.
+
+    It is the base's folder unless the adapter brings a head that makes it a model of another class.
+    """
+    base = inputs["base"]
+    try:
+        trained = trained_model(base, inputs["adapter"]) if "adapter" in inputs else None
+        config = dict(trained.config) if trained else read_config(base)
+    except ModelExportError as error:
+        remedy = error.remedy or "give the folder of a whole model"
+        raise ValidationError(
+            f"the base model cannot be used: {error.message}", reason="VALIDATION_IMPOSSIBLE", remedy=remedy
+        ) from error
+    if trained is None:
+        return base, config
+    folder = work / "trained"
+    folder.mkdir()
+    copy_companions(base, folder)
+    (folder / CONFIG).write_text(json.dumps(config), encoding="utf-8")
+    return folder, config
+
+
+def prepare(inputs: Mapping[str, Path], family: Family, params: SampleParams, ctx: Context, *, work: Path) -> Prepared:
     """Choose the text and make samples from it.
 
     Raises:
@@ -118,7 +157,7 @@ def prepare(
     text = texts.held_out(inputs["heldout"]) if "heldout" in inputs else texts.built_in()
     text_file, folder = work / "text.txt", work / "samples"
     text_file.write_text(text.text, encoding="utf-8")
-    tokenizer = _tokenizer_folder(inputs)
+    tokenizer = tokenizer_folder(inputs)
     windows, length = _affordable(inputs["base"], family, params)
     spec = TokenizeSpec(
         tokenizer=tokenizer.absolute(),
@@ -139,8 +178,8 @@ def prepare(
     )
     samples = Samples.read(folder)
     count = len(samples.tokens)
-    if count < params.test_samples:
-        ctx.warn(f"only {count} of {params.test_samples} test samples: more do not fit the text or max_logit_bytes")
+    if count < params.windows:
+        ctx.warn(f"only {count} of {params.windows} test samples: more do not fit the text or max_logit_bytes")
     padding = padding_token(inputs["base"], family)
     return Prepared(
         family, text, result.source, folder, samples, padding, tokenizer, embeds=_embeds(inputs, family, ctx)
@@ -192,7 +231,7 @@ def decoder(tokenizer_folder: Path) -> Callable[[Sequence[int]], str]:
     return decode
 
 
-def _tokenizer_folder(inputs: Mapping[str, Path]) -> Path:
+def tokenizer_folder(inputs: Mapping[str, Path]) -> Path:
     """Return the adapter's folder if it has a tokenizer, which may have added tokens; otherwise the base's."""
     adapter = inputs.get("adapter")
     whole = adapter is not None and all((adapter / name).is_file() for name in TOKENIZER_FILES)
@@ -206,7 +245,7 @@ def padding_token(base: Path, family: Family) -> int:
     return token if token < (_size(config, "vocab_size") or DEFAULT_VOCABULARY) else 0
 
 
-def _affordable(base: Path, family: Family, params: ValidateParams) -> tuple[int, int]:
+def _affordable(base: Path, family: Family, params: SampleParams) -> tuple[int, int]:
     """Return the number of windows and of tokens per window whose results stay within ``max_logit_bytes``."""
     config = read_json(base / CONFIG)
     text = config.get("text_config")
@@ -216,9 +255,9 @@ def _affordable(base: Path, family: Family, params: ValidateParams) -> tuple[int
     if family.comparison is not Comparison.NEXT_TOKEN and longest - counted_from >= MIN_LENGTH:
         longest -= counted_from
     values = _values_per_token(config, family)
-    tokens = max(MIN_LENGTH, params.max_logit_bytes // (LOGIT_FILES * values * 4))
+    tokens = max(MIN_LENGTH, params.logit_bytes // (LOGIT_FILES * values * 4))
     length = max(MIN_LENGTH, min(params.sequence_length, longest, tokens))
-    return max(1, min(params.test_samples, tokens // length)), length
+    return max(1, min(params.windows, tokens // length)), length
 
 
 def _values_per_token(config: Mapping[str, Any], family: Family) -> int:

@@ -12,6 +12,7 @@ from slipway_validate.timing import Rounds, speed_of, take_rounds
 
 NO_REFERENCE = "timed alone: compare_outputs is off, so no reference was run"
 NO_ROOM = "timed alone: this output and the reference do not fit into memory together"
+QUICK = "timed alone: effort quick starts no reference for it"
 REFERENCE_GONE = "timed alone: the reference's process has ended"
 
 
@@ -22,14 +23,25 @@ class Stopwatch:
         reference: The reference's process; None if outputs are not compared.
         params: The stage's parameters.
         ctx: The stage's context.
+        model_bytes: Size of the model in float32, the largest that an output computes in.
+        why: Why there is no reference to time beside.
     """
 
-    def __init__(self, reference: Runner | None, params: ValidateParams, ctx: Context) -> None:
+    def __init__(
+        self,
+        reference: Runner | None,
+        params: ValidateParams,
+        ctx: Context,
+        *,
+        model_bytes: int = 0,
+        why: str = NO_REFERENCE,
+    ) -> None:
         self._reference = reference
         self._result = reference.result if reference else RunResult()
         self._params = params
         self._ctx = ctx
-        self._alone = "" if reference else NO_REFERENCE
+        self._model_bytes = model_bytes
+        self._alone = "" if reference else why
         self._of_reference: list[Rounds] = []
 
     @property
@@ -42,8 +54,8 @@ class Stopwatch:
         memory = self._result.memory
         if self._reference is None or memory is None or not self.waits:
             return
-        # No output needs more memory: it is the same model, and float32 is the widest type in which it is compared.
-        needed = memory.peak_rss_bytes
+        # No output needs more: it is the same model, and float32 is the widest type. The reference's own weights may be mapped.
+        needed = max(memory.peak_rss_bytes, memory.baseline_rss_bytes + self._model_bytes)
         together = self._reference.anonymous_bytes() + needed
         if needed > available_memory(ControlGroup().memory()) or together > self._ctx.max_memory_bytes:
             self.release(NO_ROOM)
@@ -98,5 +110,6 @@ class Stopwatch:
             reference,
             rounds=params.benchmark_repeats,
             max_seconds=params.benchmark_seconds,
+            enough=params.evidence.rounds,
             on_round=report,
         )

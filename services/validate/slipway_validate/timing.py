@@ -58,6 +58,7 @@ def take_rounds(
     *,
     rounds: int,
     max_seconds: float,
+    enough: int = 0,
     on_round: Callable[[int], None] = lambda taken: None,  # noqa: ARG005 - does nothing by default
     clock: Callable[[], float] = time.monotonic,
 ) -> Rounds:
@@ -68,6 +69,7 @@ def take_rounds(
         reference: The model that is timed second; None times the output alone.
         rounds: Rounds of each.
         max_seconds: No round starts after so many seconds; one of each is always run.
+        enough: Rounds that suffice if their figures are stable; 0 takes all.
         on_round: Called with the number of rounds so far.
         clock: Returns the time in seconds.
 
@@ -81,13 +83,22 @@ def take_rounds(
             taken.own.append(output.time_round())
             reference = _time_reference_round(reference, taken)
             on_round(len(taken.own))
+            if enough and len(taken.own) >= enough and _settled(taken):
+                break
     except RunnerEnded as ended:
         taken.note = f"timing ended after {len(taken.own)} of {rounds} rounds: {ended}"
     else:
-        if len(taken.own) < rounds and not taken.note:
+        if len(taken.own) < rounds and not taken.note and not (enough and _settled(taken)):
             taken.note = f"{len(taken.own)} of {rounds} rounds fitted into {max_seconds:g} s"
     taken.other_cores = others.cores()
     return taken
+
+
+def _settled(taken: Rounds) -> bool:
+    """Return whether more rounds would hardly change the figures: they are stable, and so are their ratios to the reference's."""
+    speed = speed_of(taken, RunResult(), threads=1)
+    ratios = () if speed is None else (speed.prefill_speedup, speed.decode_speedup)
+    return speed is not None and speed.stable and all(ratio is None or ratio.stable for ratio in ratios)
 
 
 def _time_reference_round(reference: Timed | None, taken: Rounds) -> Timed | None:

@@ -2,35 +2,41 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from slipway.errors import ModelExportError, ValidationError
-from slipway.models.base_format import read_config
-from slipway.models.families import described, family_of
-from slipway.models.model_files import CONFIG, copy_companions
-from slipway.models.trained.trained_model import trained_model
+from slipway.errors import ValidationError
+from slipway.models.families import Family, described, family_of
 from slipway.stage import Context
 from slipway.validation.findings import OutputStatus, OutputValidation, Reference, ValidationInputs, ValidationReport
 from slipway.validation.speed import Engine, Speed
-from slipway_validate.folders import runtime_for, why_not_run
+from slipway_validate.folders import float32_bytes, runtime_for, why_not_run
 from slipway_validate.judging.evaluate import MERGED, Evaluator, begin_result, result_not_run
 from slipway_validate.judging.limits import LIMITS, limits_by_level
-from slipway_validate.judging.measures import distance_of
 from slipway_validate.judging.reference_run import ReferenceRun
 from slipway_validate.params import ValidateParams
-from slipway_validate.preparation import Prepared, decoder, prepare, require_success
+from slipway_validate.preparation import (
+    Prepared,
+    benchmark_of,
+    decoder,
+    prepare,
+    require_success,
+    settings_of,
+    tokenizer_folder,
+)
 from slipway_validate.protocol import process
 from slipway_validate.protocol.messages import RunResult, RunSpec, Spec
-from slipway_validate.reference import describe, run_reference
-from slipway_validate.stopwatch import NO_ROOM, Stopwatch
+from slipway_validate.reference.describing import describe, warn_of_weak_effect
+from slipway_validate.reference.files import read_reference
+from slipway_validate.reference.running import merged_level, run_reference, start_timing
+from slipway_validate.stopwatch import NO_REFERENCE, NO_ROOM, QUICK, Stopwatch
 
-NOT_OUTPUTS = ("adapter", "base", "heldout")
+REFERENCE = "reference"
+NOT_OUTPUTS = ("adapter", "base", "heldout", REFERENCE)
 OUT_OF_MEMORY = ("STAGE_KILLED", "OUT_OF_MEMORY")
 """Failures of an output that the waiting reference may have caused: the output is run again without it."""
 
@@ -73,18 +79,15 @@ def _validated(
     inputs: Mapping[str, Path], outputs: list[str], params: ValidateParams, ctx: Context, *, work: Path
 ) -> ValidationReport:
     begin = time.monotonic()
-    settings, config = _settings(inputs, work)
+    settings, config = settings_of(inputs, work)
     family = family_of(config)
     if family is None:
         return _not_run(inputs, outputs, params, what=described(config))
-    prepared = prepare({**inputs, "base": settings}, family, params, ctx, work=work)
-    reference = waiting = None
     with ExitStack() as running:
-        if params.compare_outputs:
-            found = run_reference(inputs, prepared, params, ctx, folder=work / "reference")
-            reference, waiting = running.enter_context(found)
+        begun = _begin({**inputs, "base": settings}, inputs, family, params, ctx, work=work, running=running)
+        prepared, reference, params = begun.prepared, begun.reference, begun.params
         evaluator = Evaluator(reference, family, limits_by_level(params.limits), decode=decoder(prepared.tokenizer))
-        stopwatch = Stopwatch(waiting, params, ctx)
+        stopwatch = Stopwatch(begun.waiting, params, ctx, model_bytes=float32_bytes(inputs["base"]), why=begun.alone)
         one = _OneOutput(prepared, params, ctx, evaluator=evaluator, stopwatch=stopwatch)
         results = [
             one.validate(
@@ -93,38 +96,71 @@ def _validated(
             for number, name in enumerate(outputs, 1)
         ]
         of_reference = describe(reference, stopwatch.reference_speed())
-    if reference is not None:
-        _warn_of_weak_effect(reference, ctx)
     return ValidationReport(
         reference=of_reference,
         inputs=prepared.described(params, vocabulary=reference.result.vocabulary if reference else 0),
         outputs=tuple(sorted(results, key=lambda result: result.name)),
-        warnings=tuple(ctx.facts.get("warnings", ())),
+        warnings=(*begun.warnings, *ctx.facts.get("warnings", ())),
         seconds=time.monotonic() - begin,
     )
 
 
-def _settings(inputs: Mapping[str, Path], work: Path) -> tuple[Path, dict[str, Any]]:
-    """Return the folder with configuration and tokenizer of what the adapter was trained on, and that configuration.
+@dataclass(frozen=True)
+class _Begun:
+    """What all outputs are compared with and timed beside.
 
-    It is the base's folder unless the adapter brings a head that makes it a model of another class.
+    Attributes:
+        prepared: The samples.
+        params: The parameters, those of the samples as the reference has them.
+        reference: The run of the reference; None if outputs are not compared.
+        waiting: The process of the reference that is timed; None if outputs are timed alone.
+        alone: Why they are.
+        warnings: Warnings of the stage that ran the reference.
     """
-    base = inputs["base"]
-    try:
-        trained = trained_model(base, inputs["adapter"]) if "adapter" in inputs else None
-        config = dict(trained.config) if trained else read_config(base)
-    except ModelExportError as error:
-        remedy = error.remedy or "give the folder of a whole model"
-        raise ValidationError(
-            f"the base model cannot be used: {error.message}", reason="VALIDATION_IMPOSSIBLE", remedy=remedy
-        ) from error
-    if trained is None:
-        return base, config
-    folder = work / "trained"
-    folder.mkdir()
-    copy_companions(base, folder)
-    (folder / CONFIG).write_text(json.dumps(config), encoding="utf-8")
-    return folder, config
+
+    prepared: Prepared
+    params: ValidateParams
+    reference: ReferenceRun | None = None
+    waiting: process.Runner | None = None
+    alone: str = NO_REFERENCE
+    warnings: tuple[str, ...] = ()
+
+
+def _begin(
+    trained: Mapping[str, Path],
+    inputs: Mapping[str, Path],
+    family: Family,
+    params: ValidateParams,
+    ctx: Context,
+    *,
+    work: Path,
+    running: ExitStack,
+) -> _Begun:
+    """Take the reference that is an input, or run it here; ``trained`` are the inputs with the settings of the trained model."""
+    if not params.compare_outputs:
+        return _Begun(prepare(trained, family, params, ctx, work=work), params)
+    timed = benchmark_of(params) if params.evidence.beside_reference else None
+    if REFERENCE not in inputs:
+        prepared = prepare(trained, family, params, ctx, work=work)
+        found = run_reference(inputs, prepared, params, ctx, folder=work / "reference", benchmark=timed)
+        reference, waiting = running.enter_context(found)
+        warn_of_weak_effect(reference, ctx)
+        return _Begun(prepared, params, reference, waiting if timed else None, alone=QUICK)
+    reference, prepared, file = read_reference(
+        inputs[REFERENCE],
+        inputs=inputs,
+        merged_level=merged_level(inputs),
+        tokenizer=tokenizer_folder(trained),
+        ctx=ctx,
+    )
+    if prepared.family is not family:
+        message = f"the reference is a {prepared.family.name}, and the base model a {family.name}"
+        raise ValidationError(message, reason="VALIDATION_IMPOSSIBLE", remedy="give the reference of this base model")
+    params = params.model_copy(update=dict(file.params))
+    if timed is None:
+        return _Begun(prepared, params, reference, alone=QUICK, warnings=file.warnings)
+    started = start_timing(inputs, prepared, params, ctx, folder=work / "timing", benchmark=timed)
+    return _Begun(prepared, params, reference, running.enter_context(started), alone=QUICK, warnings=file.warnings)
 
 
 def _not_run(inputs: Mapping[str, Path], outputs: list[str], params: ValidateParams, *, what: str) -> ValidationReport:
@@ -151,15 +187,6 @@ def _not_run(inputs: Mapping[str, Path], outputs: list[str], params: ValidatePar
     )
 
 
-def _warn_of_weak_effect(reference: ReferenceRun, ctx: Context) -> None:
-    effect = distance_of(reference.adapter_effect)
-    if effect is None or effect >= reference.measure.weak_effect:
-        return
-    kl = reference.adapter_effect.mean_kl if reference.adapter_effect else None
-    shown = f"mean KL to the base {effect:.2g} nats/token" if kl is not None else f"relative change {effect**0.5:.2g}"
-    ctx.warn(f"the adapter has almost no effect on this text ({shown}): give held-out text like its training data")
-
-
 class _OneOutput:
     """Runs, times and judges one output after the other."""
 
@@ -176,7 +203,12 @@ class _OneOutput:
         """Validate one output in a new folder; its progress is reported as ``label``."""
         runtime = runtime_for(name, model)
         spec = self._prepared.spec(
-            runtime.load if runtime else "", model, params=self._params, threads=self._ctx.threads
+            runtime.load if runtime else "",
+            model,
+            params=self._params,
+            threads=self._ctx.threads,
+            compare=self._params.compare_outputs,
+            benchmark=benchmark_of(self._params),
         )
         speed, note = None, ""
         result = why_not_run(name, model, runtime, self._prepared.family)

@@ -30,6 +30,7 @@ from slipway.settings.sections import (
     lower_case,
     wrong_value,
 )
+from slipway.validation.effort import Effort
 from slipway.validation.limit_overrides import LimitOverrides
 
 
@@ -145,6 +146,9 @@ class ValidationConfiguration(Section):
         test_samples: Number of samples of held-out text, 1 to 10000.
         compare_outputs: Compare logits, continuations and perplexity.
         benchmark_performance: Measure speed and memory.
+        effort: How much evidence is gathered: ``standard``; ``quick`` compares at most four samples and leaves out most shapes of the same
+            inputs, continuations and timing beside the reference; ``thorough`` compares four times the samples and takes every
+            round of timing.
         heldout: Folder of .txt files with text that the model was not trained on; empty uses the built-in text.
         limits: Limits of the comparison that replace those of the table (``services/validate/slipway_validate/judging/limits.py``), by the
             stored type of the weights (float32, float16, bfloat16, int8, int4): ``{int4: {mean_kl: 0.03}}``, or as text
@@ -156,6 +160,7 @@ class ValidationConfiguration(Section):
     test_samples: int = Field(default=10, ge=1, le=10_000)
     compare_outputs: bool = True
     benchmark_performance: bool = True
+    effort: Effort = "standard"
     heldout: Text = ""
     limits: Annotated[Mapping[str, LimitOverrides], BeforeValidator(check_limit_names)] = Field(default_factory=dict)
 

@@ -81,7 +81,7 @@ def plan(
         # Otherwise the comparison within the export to ONNX, which needs the weights, is the only proof of a graph.
         tasks = defer_weights(tasks)
     if configuration.validation.enabled:
-        tasks.append(_validate(configuration, source_names, base=base, adapter=adapter, tasks=tasks))
+        tasks += _validation(configuration, source_names, base=base, adapter=adapter, tasks=tasks)
     return tuple(tasks)
 
 
@@ -263,32 +263,36 @@ def _unquantized(section: FormatSettings) -> bool:
     return not isinstance(section, LevelSettings) or section.unquantized
 
 
-def _validate(
+def _validation(
     configuration: ExportConfiguration,
     source_names: Collection[str],
     *,
     base: str,
     adapter: str,
     tasks: Sequence[PlannedTask],
-) -> PlannedTask:
+) -> list[PlannedTask]:
+    """Plan the reference, which exports of the same adapter share, and the comparison of all outputs with it."""
     validation = configuration.validation
-    inputs = {"base": base} | ({"adapter": adapter} if adapter else {})
-    inputs |= {HELDOUT: f"source:{HELDOUT}"} if HELDOUT in source_names else {}
+    sources = {"base": base} | ({"adapter": adapter} if adapter else {})
+    sources |= {HELDOUT: f"source:{HELDOUT}"} if HELDOUT in source_names else {}
+    samples = {"effort": validation.effort, "test_samples": validation.test_samples}
+    reference = [_task(Role.REFERENCE, params=samples, inputs=sources)] if validation.compare_outputs else []
     outputs = {task.format: task.reference for task in tasks if task.format}
     runtimes = [formats()[split_output(name)[0]].runtime for name in outputs]
     prefers = dict.fromkeys(
         runtime.prefers for runtime in runtimes if runtime is not None and runtime.prefers is not None
     )
-    return _task(
+    judged = _task(
         Role.VALIDATION,
         params={
-            "test_samples": validation.test_samples,
+            **samples,
             "compare_outputs": validation.compare_outputs,
             "benchmark_performance": validation.benchmark_performance,
             "limits": {level: row.model_dump(exclude_none=True) for level, row in sorted(validation.limits.items())},
         },
-        inputs=inputs | outputs,
+        inputs=sources | {task.output: task.reference for task in reference} | outputs,
         format=VALIDATION,
         partial=True,
         requirements=Requirements(prefers=tuple(prefers)),
     )
+    return [*reference, judged]

@@ -30,6 +30,7 @@ EXPORT_VARIABLES: Mapping[str, str] = {
     "EXPORT_TEST_SAMPLES": "validation.test_samples",
     "EXPORT_COMPARE_OUTPUTS": "validation.compare_outputs",
     "EXPORT_BENCHMARK_PERFORMANCE": "validation.benchmark_performance",
+    "EXPORT_VALIDATION_EFFORT": "validation.effort",
     "EXPORT_HELDOUT": "validation.heldout",
     "EXPORT_VALIDATION_LIMITS": "validation.limits",
     "EXPORT_OUTPUT_DIR": "output.directory",

@@ -119,9 +119,9 @@ def test_a_question_that_a_format_fails_to_answer_is_an_error_with_its_name(monk
 def test_a_format_without_its_unquantized_output_keeps_the_task_that_its_levels_need() -> None:
     data = {"formats": {name: {"unquantized": False, "quantization": "int8"} for name in ("pytorch", "onnx")}}
     tasks = {task.id: task for task in plan(parse(data), ["base", "adapter"])}
-    assert [task.format for task in tasks.values()] == ["", "pytorch-int8", "", "onnx-int8", "validation"]
+    assert [task.format for task in tasks.values()] == ["", "pytorch-int8", "", "onnx-int8", "", "validation"]
     assert tasks["quantize-onnx-int8"].inputs == {"model": "task:onnx_export/onnx"}
-    assert set(tasks["validate"].inputs) == {"base", "adapter", "pytorch-int8", "onnx-int8"}
+    assert set(tasks["validate"].inputs) == {"base", "adapter", "reference", "pytorch-int8", "onnx-int8"}
 
 
 def test_nothing_but_an_unquantized_output_that_is_not_wanted_is_a_conflict() -> None:

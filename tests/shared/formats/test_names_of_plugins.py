@@ -14,7 +14,9 @@ from slipway.registry import stage_names
 
 ROOT = Path(__file__).parents[3]
 ROOMS = (ROOT / "shared" / "slipway", ROOT / "services" / "coordinator" / "slipway_coordinator")
-FORMATS, STAGES = tuple(formats()), stage_names()
+FORMATS = tuple(formats())
+STAGES = tuple(name for name in stage_names() if name != "reference")
+"""The stage reference has the name of what it makes, which reports speak of."""
 _FORMAT = re.compile(rf"(?<!\w)({'|'.join(FORMATS)})(?!\w)")
 _OTHER_TEXTS = (".j2", ".yaml")
 

@@ -76,9 +76,27 @@ def test_what_is_delivered_is_what_was_asked_for(data: dict[str, Any]) -> None:
 def test_validation_takes_the_reference_and_every_output() -> None:
     tasks = planned({"optimization": {"quantization": "int8"}, "formats": {"tensorrt": {"enabled": True}}})
     inputs = tasks["validate"].inputs
-    assert set(inputs) == {"base", "adapter", "pytorch", "pytorch-int8", "onnx", "onnx-int8", "tensorrt"}
+    assert set(inputs) == {"base", "adapter", "reference", "pytorch", "pytorch-int8", "onnx", "onnx-int8", "tensorrt"}
     assert inputs["onnx-int8"] == "task:quantize-onnx-int8/model"
     assert tasks["validate"].partial
+    assert inputs["reference"] == "task:reference/reference"
+    assert set(tasks["reference"].inputs) == {"base", "adapter"}
+    assert not tasks["reference"].format, "it is an intermediate result: validation cannot do without it"
+
+
+def test_exports_of_one_adapter_share_the_reference() -> None:
+    one = actions({"formats": {"onnx": {"enabled": False}}, "validation": {"benchmark_performance": False}})
+    other = actions({"optimization": {"quantization": "int8"}, "validation": {"limits": {"int8": {"mean_kl": 0.1}}}})
+    assert one["reference"] == other["reference"]
+    assert one["validate"] != other["validate"]
+    for changed in ({"effort": "quick"}, {"test_samples": 3}):
+        assert actions({"validation": changed})["reference"] != one["reference"]
+
+
+def test_nothing_is_referred_to_without_a_comparison() -> None:
+    tasks = planned({"validation": {"compare_outputs": False}})
+    assert "reference" not in tasks
+    assert "reference" not in tasks["validate"].inputs
 
 
 def actions(data: dict[str, Any]) -> dict[str, str]:
@@ -94,13 +112,14 @@ def actions(data: dict[str, Any]) -> dict[str, str]:
 def test_exports_with_and_without_validation_share_their_results() -> None:
     data = {"optimization": {"quantization": ["int8", "int4"]}, "formats": {"tensorrt": {"enabled": True}}}
     with_validation = actions({**data, "validation": {"enabled": True}})
-    del with_validation["validate"]
+    del with_validation["validate"], with_validation["reference"]
     assert "merge" in with_validation
     assert actions({**data, "validation": {"enabled": False}}) == with_validation
 
 
 def test_held_out_text_reaches_validation() -> None:
-    assert planned({}, ("adapter", "base", "heldout"))["validate"].inputs["heldout"] == "source:heldout"
+    tasks = planned({}, ("adapter", "base", "heldout"))
+    assert tasks["validate"].inputs["heldout"] == tasks["reference"].inputs["heldout"] == "source:heldout"
 
 
 def test_tensorrt_gets_a_graph_of_its_own_that_is_not_delivered() -> None:

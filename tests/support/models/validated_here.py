@@ -16,12 +16,12 @@ from slipway_validate.judging.evaluate import Evaluator
 from slipway_validate.judging.limits import LIMITS, level_of
 from slipway_validate.judging.reference_run import ReferenceRun
 from slipway_validate.params import ValidateParams
-from slipway_validate.preparation import Prepared, _affordable, _embeds, padding_token
+from slipway_validate.preparation import Prepared, _affordable, _embeds, padding_token, settings_of
 from slipway_validate.protocol.messages import RunResult, RunSpec, Spec, TokenizeSpec
-from slipway_validate.reference import RUNTIME
+from slipway_validate.reference.running import RUNTIME
 from slipway_validate.runner.main import execute
 from slipway_validate.samples import Samples
-from slipway_validate.validation import _settings
+from slipway_validate.texts import HeldOutText
 from support.models.validation_models import TEXT
 
 PARAMS: dict[str, Any] = {"sequence_length": 48, "test_samples": 6, "max_new_tokens": 4, "benchmark_performance": False}
@@ -40,7 +40,7 @@ class Validated:
     ) -> None:
         self.work = work
         self.params = ValidateParams(**{**PARAMS, **params})
-        settings, _ = _settings({"base": base} | ({"adapter": adapter} if adapter else {}), work)
+        settings, _ = settings_of({"base": base} | ({"adapter": adapter} if adapter else {}), work)
         family = model_family(settings)
         assert family is not None
         text = work / "text.txt"

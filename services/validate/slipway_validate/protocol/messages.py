@@ -115,6 +115,7 @@ class RunSpec(_Message):
         new_tokens: Tokens to continue each with.
         benchmark: Parameters of a round of timing; the process then waits, and times a round at each request. None if speed is
             not measured.
+        only_timed: Whether the model is loaded only to be timed.
     """
 
     runtime: str
@@ -129,6 +130,7 @@ class RunSpec(_Message):
     prompts: tuple[tuple[int, ...], ...] = ()
     new_tokens: int = 0
     benchmark: Benchmark | None = None
+    only_timed: bool = False
 
 
 class TokenizeSpec(_Message):

@@ -80,14 +80,7 @@ def run_model(spec: RunSpec, folder: Path) -> tuple[RunResult, LanguageModel]:
         peak_device_bytes=model.peak_device_bytes(),
     )
 
-    model.prepare_comparison()
-    collector.windows(LOGITS_FILE)
-    for case in spec.cases:
-        collector.case(case)
-        collector.plain_rows(case)
-    prompts = enumerate(spec.prompts)
-    continuations = tuple(collector.continuation(index, prompt, spec.new_tokens) for index, prompt in prompts)
-    adapter = _base_logits(model, collector) if spec.adapter else ""
+    continuations, adapter = ((), "") if spec.only_timed else _compute(model, spec, collector)
     result = RunResult(
         engine=model.engine,
         vocabulary=collector.vocabulary,
@@ -104,11 +97,25 @@ def run_model(spec: RunSpec, folder: Path) -> tuple[RunResult, LanguageModel]:
     return result, model
 
 
+def _compute(model: LanguageModel, spec: RunSpec, collector: Collector) -> tuple[tuple[tuple[int, ...], ...], str]:
+    """Compute the results to compare; return the continuations, and the description of the adapter."""
+    model.prepare_comparison()
+    collector.windows(LOGITS_FILE)
+    for case in spec.cases:
+        collector.case(case)
+        collector.plain_rows(case)
+    prompts = enumerate(spec.prompts)
+    continuations = tuple(collector.continuation(index, prompt, spec.new_tokens) for index, prompt in prompts)
+    adapter = _base_logits(model, collector) if spec.adapter else ""
+    if spec.benchmark:
+        model.leave_comparison()
+    return continuations, adapter
+
+
 def take_rounds(spec: RunSpec, model: LanguageModel, commands: SimpleQueue[str]) -> NoReturn:
     """Execute commands for as long as the stage runs; the thread that reads them then ends the process."""
     assert spec.benchmark is not None
     samples = Samples.read(spec.samples)
-    model.leave_comparison()
     _write({WAITING: True})
     while True:
         if commands.get() == TIME:

@@ -58,7 +58,7 @@ def test_another_request_of_the_same_id_is_refused(client: Client) -> None:
 
 def test_a_plan_can_be_had_without_an_export(client: Client) -> None:
     export = client.create_export(DEFAULTS, sources=SOURCES, export_id="planned", validate_only=True)
-    assert [task.id for task in export.tasks] == ["merge", "onnx_export", "validate"]
+    assert [task.id for task in export.tasks] == ["merge", "onnx_export", "reference", "validate"]
     assert reason(client, client.get_export, "planned") == "EXPORT_NOT_FOUND"
 
 
@@ -80,8 +80,8 @@ def test_malformed_requests_are_refused(client: Client, wrong: dict[str, Any]) -
 
 def test_a_base_alone_is_exported_as_it_is(client: Client) -> None:
     export = client.create_export(DEFAULTS, sources={"base": DIGEST}, export_id="plain", validate_only=True)
-    assert [task.id for task in export.tasks] == ["prepare", "onnx_export", "validate"]
-    assert sorted(export.tasks[-1].inputs) == ["base", "onnx", "pytorch"]
+    assert [task.id for task in export.tasks] == ["prepare", "onnx_export", "reference", "validate"]
+    assert sorted(export.tasks[-1].inputs) == ["base", "onnx", "pytorch", "reference"]
 
 
 @pytest.mark.parametrize("part", ["", "configuration", "configuration.optimization", "configuration.formats"])

@@ -21,7 +21,7 @@ from slipway_coordinator.model.rules import Profile, Rule, default_rules, load_r
 from slipway_coordinator.model.states import TaskState
 from support.coordinators.attempts import START, chain, failure, names
 
-STAGES = ("merge", "quantize", "onnx_export", "tensorrt_build", "validate")
+STAGES = ("merge", "quantize", "onnx_export", "tensorrt_build", "reference", "validate")
 
 ABOUT: tuple[dict[str, str], ...] = (
     {},
@@ -212,7 +212,7 @@ def test_a_table_says_where_the_rules_of_stages_stand(tmp_path: Path) -> None:
     assert [rule.name for rule in found[without].rules] == ["first", "last"]
     assert set(found[without].guidance) == {("", "default")}
     inner = found[between].rules[1:-1]
-    assert {rule.stages for rule in inner} == {("onnx_export",), ("quantize",), ("validate",)}
+    assert {rule.stages for rule in inner} == {("onnx_export",), ("quantize",), ("reference",), ("validate",)}
     assert [found[between].rules[0].name, found[between].rules[-1].name] == ["first", "last"]
     assert ("tensorrt_build", "TENSORRT_PARSE_FAILED") in found[between].guidance
 

@@ -7,40 +7,73 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from slipway.stage import Context
-from slipway.validation.findings import Reference
-from slipway.validation.speed import Engine, Speed
 from slipway_validate.folders import stored_dtype
 from slipway_validate.judging.compare import CaseResults, compare_case
 from slipway_validate.judging.evaluate import MERGED
 from slipway_validate.judging.limits import level_of
 from slipway_validate.judging.reference_run import ReferenceRun
-from slipway_validate.params import ValidateParams
+from slipway_validate.params import SampleParams
 from slipway_validate.preparation import Prepared, require_success
 from slipway_validate.protocol import process
-from slipway_validate.protocol.messages import RunResult, RunSpec, Spec
+from slipway_validate.protocol.messages import Benchmark, RunResult, RunSpec, Spec
 
-DESCRIPTION = "base + adapter, unmerged (peft), computed in float32 by transformers on the CPU"
-PLAIN = "the base model itself, without an adapter, computed in float32 by transformers on the CPU"
 RUNTIME = "slipway_validate.runner.runtime_reference:load"
-NOT_COMPARED = "not run: compare_outputs is off, so outputs were only loaded and run"
 
 
 @contextmanager
 def run_reference(
-    inputs: Mapping[str, Path], prepared: Prepared, params: ValidateParams, ctx: Context, *, folder: Path
+    inputs: Mapping[str, Path],
+    prepared: Prepared,
+    params: SampleParams,
+    ctx: Context,
+    *,
+    folder: Path,
+    benchmark: Benchmark | None = None,
 ) -> Iterator[tuple[ReferenceRun, process.Runner]]:
-    """Run the reference; within the context its process waits to be timed beside the outputs.
+    """Run the reference; within the context, with a benchmark, its process waits to be timed beside the outputs.
 
     Raises:
         ValidationError: ``VALIDATION_IMPOSSIBLE``: the reference cannot be loaded, or its logits are not finite.
         StageError: ``CANCELLED``, ``DISK_FULL``.
     """
-    spec = prepared.spec(RUNTIME, inputs["base"], params=params, threads=ctx.threads)
-    if "adapter" in inputs:
-        spec = spec.model_copy(update={"adapter": inputs["adapter"].absolute()})
+    spec = _spec(inputs, prepared, params, ctx).model_copy(update={"benchmark": benchmark})
     timeout = params.output_timeout_seconds
     with process.start_runner(Spec(run=spec), folder, ctx, label="reference", timeout_seconds=timeout) as runner:
         yield _checked_run(runner.result, spec, inputs, prepared=prepared, folder=folder), runner
+
+
+@contextmanager
+def start_timing(
+    inputs: Mapping[str, Path],
+    prepared: Prepared,
+    params: SampleParams,
+    ctx: Context,
+    *,
+    folder: Path,
+    benchmark: Benchmark,
+) -> Iterator[process.Runner]:
+    """Load the reference only to be timed beside the outputs: what it computes is known.
+
+    Raises:
+        StageError: ``CANCELLED``, ``DISK_FULL``.
+    """
+    spec = _spec(inputs, prepared, params, ctx)
+    spec = spec.model_copy(update={"benchmark": benchmark, "only_timed": True, "cases": (), "prompts": ()})
+    timeout = params.output_timeout_seconds
+    with process.start_runner(Spec(run=spec), folder, ctx, label="timing", timeout_seconds=timeout) as runner:
+        if runner.result.status != "done":
+            ctx.warn(f"outputs are timed without the reference, which could not be started: {runner.result.message}")
+        yield runner
+
+
+def merged_level(inputs: Mapping[str, Path]) -> str:
+    """Return the row of the limits for the merge's data type; before the merge, that of the base."""
+    return level_of(stored_dtype(inputs[MERGED] if MERGED in inputs else inputs["base"]))
+
+
+def _spec(inputs: Mapping[str, Path], prepared: Prepared, params: SampleParams, ctx: Context) -> RunSpec:
+    spec = prepared.spec(RUNTIME, inputs["base"], params=params, threads=ctx.threads)
+    return spec.model_copy(update={"adapter": inputs["adapter"].absolute()}) if "adapter" in inputs else spec
 
 
 def _checked_run(
@@ -60,30 +93,7 @@ def _checked_run(
         family=prepared.family,
         samples=prepared.samples,
         with_adapter=spec.adapter is not None,
-        merged_level=level_of(stored_dtype(inputs[MERGED] if MERGED in inputs else inputs["base"])),
+        merged_level=merged_level(inputs),
     )
     where = CaseResults(folder, folder, run.measure)
     return run.with_figures([compare_case(case, where) for case in spec.cases if case.name not in result.skipped_cases])
-
-
-def describe(run: ReferenceRun | None, speed: Speed | None) -> Reference:
-    """Describe the reference for the report; without a run, say that outputs were not compared."""
-    if run is None:
-        return Reference(description=NOT_COMPARED, engine=Engine(runtime=""))
-    effect = run.adapter_effect
-    return Reference(
-        description=DESCRIPTION if run.with_adapter else PLAIN,
-        architecture=run.result.architecture,
-        adapter=run.result.adapter,
-        engine=run.result.engine or Engine(runtime="transformers"),
-        perplexity=run.perplexity,
-        base_perplexity=run.base_perplexity,
-        gain_per_window=run.gain_per_window,
-        adapter_effect_kl=effect.mean_kl if effect else None,
-        adapter_effect_error=effect.relative_error if effect else None,
-        logit_scale=run.logit_scale,
-        arithmetic_noise=run.noise,
-        memory=run.result.memory,
-        load_seconds=run.result.load_seconds,
-        speed=speed,
-    )

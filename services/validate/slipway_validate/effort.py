@@ -1,0 +1,36 @@
+"""What each effort of a validation computes: ``standard`` is the full evidence, ``quick`` leaves some out, ``thorough`` adds to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from slipway.validation.effort import Effort
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The evidence of one effort.
+
+    Attributes:
+        most_windows: Largest number of windows, whatever is requested.
+        windows_factor: Windows, and disk for their logits, as a multiple of those requested.
+        every_case: Whether all shape cases are computed; otherwise only those with padding and, where there is one, a cache.
+        continues: Whether prompts are continued greedily.
+        beside_reference: Whether outputs are timed in turn with the reference; otherwise alone.
+        rounds: Rounds of timing after which stable figures suffice; 0 always takes all.
+    """
+
+    most_windows: int = 1 << 30
+    windows_factor: int = 1
+    every_case: bool = True
+    continues: bool = True
+    beside_reference: bool = True
+    rounds: int = 0
+
+
+EVIDENCE: Mapping[Effort, Evidence] = {
+    "quick": Evidence(most_windows=4, every_case=False, continues=False, beside_reference=False, rounds=3),
+    "standard": Evidence(rounds=4),
+    "thorough": Evidence(windows_factor=4),
+}

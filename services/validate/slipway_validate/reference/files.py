@@ -1,0 +1,231 @@
+"""Write and read the folder of a reference: samples, results and figures, which every validation of the adapter uses.
+
+``reference.json`` holds a :class:`ReferenceFile`, ``samples/`` the inputs of all models, and ``.npy`` files the reference's results. Reading
+checks everything, because a folder may come from anywhere; results are mapped into memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+from pydantic import ValidationError as SchemaError
+
+from slipway.errors import ValidationError
+from slipway.files.json_documents import LARGEST_LIST
+from slipway.files.regular_file import check_regular, read_regular
+from slipway.models.families import FAMILIES, Family
+from slipway.stage import Context
+from slipway.validation.comparisons import LogitComparison
+from slipway_validate.cases import shape_cases
+from slipway_validate.judging.reference_run import ReferenceRun
+from slipway_validate.params import SampleParams
+from slipway_validate.preparation import Prepared
+from slipway_validate.protocol.messages import BASE_LOGITS_FILE, LOGITS_FILE, RunResult, plain_file
+from slipway_validate.samples import Samples
+from slipway_validate.texts import HeldOutText
+
+FILE = "reference.json"
+SAMPLES = "samples"
+_LARGEST_BATCH = 1 << 24
+_REMEDY = "make it again with the stage reference from the same base, adapter and held-out text"
+
+
+class Figures(BaseModel):
+    """The figures of a :class:`ReferenceRun`, by its names."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    perplexity: float | None = None
+    base_perplexity: float | None = None
+    gain_per_window: tuple[float | None, ...] = ()
+    adapter_effect: LogitComparison | None = None
+    logit_scale: float = 1.0
+    noise: float | None = None
+    unsteady_cases: dict[str, str] = {}
+
+
+class ReferenceFile(BaseModel):
+    """Contents of ``reference.json``.
+
+    Attributes:
+        schema_version: Raised when a field changes its meaning.
+        inputs: Digests of the inputs by name; empty if the stage ran on plain folders.
+        params: Parameters of the stage.
+        family: Name of the model's family; empty if it is unknown, and there are no results.
+        with_adapter: Whether it is base + adapter, not a plain model.
+        text_source: Origin of the text, in words.
+        text_files: Used files, in order.
+        held_out: Whether the user gave the text.
+        source: Description of inputs that replace text.
+        padding_token: Token that pads a batch.
+        embeds: Whether the model is a sentence encoder of a known pooling.
+        result: Result of the reference's runner.
+        figures: Figures of its results.
+        warnings: Warnings of the stage.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    schema_version: Literal[1] = 1
+    inputs: dict[str, str]
+    params: SampleParams
+    family: str = ""
+    with_adapter: bool = False
+    text_source: str = ""
+    text_files: tuple[str, ...] = ()
+    held_out: bool = False
+    source: str = ""
+    padding_token: int = 0
+    embeds: bool = False
+    result: RunResult = RunResult()
+    figures: Figures = Figures()
+    warnings: tuple[str, ...] = ()
+
+
+def write_nothing(folder: Path, params: SampleParams, ctx: Context) -> None:
+    """Write the reference of a model whose family is unknown: there are no results."""
+    _write(folder, ReferenceFile(inputs=dict(ctx.input_digests), params=_own(params)))
+
+
+def write_reference(folder: Path, run: ReferenceRun, prepared: Prepared, params: SampleParams, ctx: Context) -> None:
+    """Move samples and results into a new folder, and write what is known about them."""
+    prepared.folder.rename(folder / SAMPLES)
+    names = {LOGITS_FILE, BASE_LOGITS_FILE, *(path.name for path in run.folder.glob(plain_file("*")))}
+    for name in sorted(names):
+        if (run.folder / name).is_file():
+            (run.folder / name).rename(folder / name)
+    figures = Figures.model_validate({name: getattr(run, name) for name in Figures.model_fields})
+    file = ReferenceFile(
+        inputs=dict(ctx.input_digests),
+        params=_own(params),
+        family=prepared.family.name,
+        with_adapter=run.with_adapter,
+        text_source=prepared.text.source,
+        text_files=prepared.text.files,
+        held_out=prepared.text.held_out,
+        source=prepared.source,
+        padding_token=prepared.padding_token,
+        embeds=prepared.embeds,
+        result=run.result,
+        figures=figures,
+        warnings=tuple(ctx.facts.get("warnings", ())),
+    )
+    _write(folder, file)
+
+
+def read_reference(
+    folder: Path, *, inputs: Mapping[str, Path], merged_level: str, tokenizer: Path, ctx: Context
+) -> tuple[ReferenceRun, Prepared, ReferenceFile]:
+    """Read and check the folder of a reference.
+
+    Args:
+        folder: The folder.
+        inputs: The validation's inputs, to which it must belong.
+        merged_level: Row of the limits for the merge's data type.
+        tokenizer: Folder of the tokenizer.
+        ctx: The validation's context, with the digests of its inputs.
+
+    Raises:
+        ValidationError: ``VALIDATION_IMPOSSIBLE``: it is damaged, or it belongs to other inputs.
+    """
+    try:
+        file = ReferenceFile.model_validate_json(read_regular(folder / FILE, largest=LARGEST_LIST))
+        samples = _read_samples(folder / SAMPLES)
+        _check_results(folder, file, samples)
+    except (OSError, ValueError, EOFError, SchemaError) as error:
+        raise _unusable(f"its files are damaged: {error}") from error
+    if file.with_adapter != ("adapter" in inputs):
+        raise _unusable("it was made with an adapter" if file.with_adapter else "it was made without an adapter")
+    for name in ("base", "adapter", "heldout"):
+        ours, theirs = ctx.input_digests.get(name, ""), file.inputs.get(name, "")
+        if ctx.input_digests and file.inputs and ours != theirs:
+            raise _unusable(
+                f"it was made from the {name} {theirs or 'nothing'}, and this validation has {ours or 'none'}"
+            )
+    run = ReferenceRun(
+        folder=folder,
+        result=file.result,
+        family=_family(file),
+        samples=samples,
+        with_adapter=file.with_adapter,
+        merged_level=merged_level,
+        **{name: getattr(file.figures, name) for name in Figures.model_fields},
+    )
+    text = HeldOutText("", file.text_source, file.text_files, held_out=file.held_out)
+    prepared = Prepared(
+        run.family, text, file.source, folder / SAMPLES, samples, file.padding_token, tokenizer, embeds=file.embeds
+    )
+    return run, prepared, file
+
+
+def _own(params: SampleParams) -> SampleParams:
+    return SampleParams.model_validate({name: getattr(params, name) for name in SampleParams.model_fields})
+
+
+def _write(folder: Path, file: ReferenceFile) -> None:
+    (folder / FILE).write_text(file.model_dump_json(indent=2) + "\n", encoding="utf-8")
+
+
+def _unusable(why: str) -> ValidationError:
+    return ValidationError(f"the reference cannot be used: {why}", reason="VALIDATION_IMPOSSIBLE", remedy=_REMEDY)
+
+
+def _family(file: ReferenceFile) -> Family:
+    found = next((each for each in FAMILIES if each.name == file.family), None)
+    if found is None:
+        raise ValueError(f"the family {file.family!r} is unknown")
+    return found
+
+
+def _read_samples(folder: Path) -> Samples:
+    for path in sorted(folder.iterdir()):
+        check_regular(path)
+    samples = Samples.read(folder)
+    count, length = _shape(samples.tokens, "tokens", kinds="iu")
+    for name, limit in (("positions", length), ("labels", 0)):
+        values = getattr(samples, name)
+        if values is not None and (_shape(values, name, kinds="iu")[0] != count or values.min() < 0):
+            raise ValueError(f"{name} have the shape {values.shape} for {count} samples")
+        if values is not None and limit and values.max() >= limit:
+            raise ValueError(f"{name} are beyond the {limit} tokens of a sample")
+    if samples.source is not None and (samples.source.ndim not in (2, 3) or len(samples.source) != count):
+        raise ValueError(f"source has the shape {samples.source.shape} for {count} samples")
+    if samples.tokens.min() < 0 or samples.tokens.size > _LARGEST_BATCH:
+        raise ValueError("tokens are negative, or too many")
+    return samples
+
+
+def _shape(values: Any, name: str, *, kinds: str) -> tuple[int, int]:
+    if values.ndim != 2 or not values.size or values.dtype.kind not in kinds:
+        raise ValueError(f"{name} have the shape {values.shape} and the type {values.dtype}")
+    return int(values.shape[0]), int(values.shape[1])
+
+
+def _check_results(folder: Path, file: ReferenceFile, samples: Samples) -> None:
+    names = [LOGITS_FILE, *([BASE_LOGITS_FILE] if file.with_adapter else [])]
+    shapes = set()
+    for name in names:
+        check_regular(folder / name)
+        values = np.load(folder / name, mmap_mode="r")
+        shapes.add(values.shape)
+        if (
+            values.ndim != 3
+            or values.dtype != np.float32
+            or values.shape[::2] != (len(samples.tokens), file.result.vocabulary)
+        ):
+            raise ValueError(f"{name} has the shape {values.shape} and the type {values.dtype}")
+    cases = shape_cases(
+        _family(file), *samples.tokens.shape, embedding=file.embeds, every=file.params.evidence.every_case
+    )
+    for plain in sorted({case.plain for case in cases if case.plain and case.name not in file.result.skipped_cases}):
+        check_regular(folder / plain_file(plain))
+        values = np.load(folder / plain_file(plain), mmap_mode="r")
+        if values.ndim != 2 or values.dtype != np.float32:
+            raise ValueError(f"{plain_file(plain)} has the shape {values.shape} and the type {values.dtype}")
+    labels = samples.labels
+    if len(shapes) > 1 or (labels is not None and labels.shape[1] > next(iter(shapes))[1]):
+        raise ValueError(f"results have the shapes {sorted(shapes)}")

@@ -1,0 +1,43 @@
+"""Make the reference's artifact."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from slipway.models.families import described, family_of
+from slipway.stage import Context
+from slipway_validate.params import SampleParams
+from slipway_validate.preparation import prepare, settings_of
+from slipway_validate.reference.describing import warn_of_weak_effect
+from slipway_validate.reference.files import write_nothing, write_reference
+from slipway_validate.reference.running import run_reference
+
+
+def make_reference(inputs: Mapping[str, Path], params: SampleParams, ctx: Context) -> Path:
+    """Run the reference and return the folder of its results.
+
+    Raises:
+        ValidationError: ``VALIDATION_IMPOSSIBLE``: see :func:`slipway_validate.reference.stage.run`.
+        StageError: ``CANCELLED``, ``DISK_FULL``.
+    """
+    work, folder = ctx.workdir / "runs", ctx.workdir / "reference"
+    work.mkdir()
+    folder.mkdir()
+    try:
+        settings, config = settings_of(inputs, work)
+        family = family_of(config)
+        if family is None:  # the validation says so of every output
+            write_nothing(folder, params, ctx)
+            ctx.record(reference=f"none: the family of {described(config)} is unknown")
+            return folder
+        prepared = prepare({**inputs, "base": settings}, family, params, ctx, work=work)
+        with run_reference(inputs, prepared, params, ctx, folder=work / "reference") as (run, _):
+            pass
+        warn_of_weak_effect(run, ctx)
+        write_reference(folder, run, prepared, params, ctx)
+        ctx.record(samples=len(prepared.samples.tokens), perplexity=run.perplexity, adapter=run.result.adapter)
+        return folder
+    finally:
+        shutil.rmtree(work, ignore_errors=True)

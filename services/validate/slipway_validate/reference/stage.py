@@ -1,0 +1,50 @@
+"""The reference stage: run base + adapter over the samples, once for all exports of an adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from slipway.estimates import ModelSize
+from slipway.stage import Context, Effort, Role, Stage
+from slipway_validate.params import SampleParams
+
+_SMALLEST_WIDTH = 64
+"""Hidden size that small models exceed, by which the largest tensor gives a bound of the vocabulary."""
+
+
+def run(inputs: Mapping[str, Path], params: SampleParams, ctx: Context) -> dict[str, Path]:
+    """Run base + adapter, or the base itself without an adapter, and write its results.
+
+    Raises:
+        ValidationError: ``VALIDATION_IMPOSSIBLE``: the model, the tokenizer or the held-out text cannot be used.
+        StageError: ``CANCELLED``; ``DISK_FULL``.
+    """
+    from slipway_validate.reference.making import make_reference
+
+    return {"reference": make_reference(inputs, params, ctx)}
+
+
+def output_bytes(params: Mapping[str, Any], size: ModelSize) -> int:
+    """Estimate the size of the logits with and without the adapter."""
+    used = SampleParams.model_validate(dict(params))
+    values = used.windows * used.sequence_length * (size.largest // _SMALLEST_WIDTH)
+    return min(2 * 4 * values, used.logit_bytes // 2)
+
+
+STAGE = Stage(
+    name="reference",
+    version=1,
+    inputs=("base",),
+    outputs=("reference",),
+    params=SampleParams,
+    run=run,
+    libraries=("torch", "transformers", "peft"),
+    more_inputs=True,
+    role=Role.REFERENCE,
+    effort=Effort(seconds=15.0, seconds_per_gb=20.0, phases={"tokenize": (0.0, 0.1), "reference": (0.1, 0.9)}),
+    output_bytes=output_bytes,
+    model_memory=1.0,
+    recovery=Path(__file__).with_name("recovery.yaml"),
+)

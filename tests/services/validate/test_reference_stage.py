@@ -1,0 +1,153 @@
+"""The reference as an artifact: a validation with it gives the figures of one without, and refuses what does not belong to it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slipway.errors import ModelExportError
+from slipway.stage import Context
+from slipway.validation.findings import ValidationReport
+from slipway_validate.params import SampleParams, ValidateParams
+from slipway_validate.reference.files import FILE, read_reference
+from slipway_validate.reference.stage import STAGE as REFERENCE
+from slipway_validate.stage import STAGE as VALIDATE
+from support.models.validation_models import Models
+
+SAMPLES: dict[str, Any] = {"sequence_length": 48, "test_samples": 3, "max_new_tokens": 4}
+DIGESTS = {"base": "sha256:" + "1" * 64, "adapter": "sha256:" + "2" * 64, "heldout": "sha256:" + "3" * 64}
+
+
+def context(folder: Path, **digests: str) -> Context:
+    folder.mkdir(parents=True)
+    return Context(workdir=folder, input_digests=digests)
+
+
+@pytest.fixture(scope="module")
+def sources(tiny: Models, held_out: Path) -> dict[str, Path]:
+    return {"base": tiny.base, "adapter": tiny.adapter, "heldout": held_out}
+
+
+@pytest.fixture(scope="module")
+def reference(sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    ctx = context(tmp_path_factory.mktemp("reference") / "work", **DIGESTS)
+    made = REFERENCE.run(sources, SampleParams(**SAMPLES), ctx)["reference"]
+    assert [path.name for path in ctx.workdir.iterdir()] == ["reference"]
+    return made
+
+
+def read(folder: Path, sources: dict[str, Path], work: Path, **digests: str) -> Any:
+    ctx = context(work, **{**DIGESTS, **digests})
+    return read_reference(folder, inputs=sources, merged_level="float32", tokenizer=sources["base"], ctx=ctx)
+
+
+def test_it_holds_what_outputs_are_compared_with(reference: Path, sources: dict[str, Path], tmp_path: Path) -> None:
+    run, prepared, file = read(reference, sources, tmp_path / "work")
+    assert run.logits.shape == run.base_logits.shape == (3, 48, run.result.vocabulary)
+    assert not np.array_equal(run.logits, run.base_logits)
+    assert run.adapter_effect.mean_kl > 0.05
+    assert len(run.result.continuations[0]) == 4
+    assert (prepared.text.held_out, prepared.samples.tokens.shape) == (True, (3, 48))
+    assert file.params.test_samples == 3
+
+
+def damaged_json(folder: Path) -> None:
+    (folder / FILE).write_text("{")
+
+
+def another_schema(folder: Path) -> None:
+    document = json.loads((folder / FILE).read_text())
+    (folder / FILE).write_text(json.dumps({**document, "schema_version": 2}))
+
+
+def an_unknown_family(folder: Path) -> None:
+    document = json.loads((folder / FILE).read_text())
+    (folder / FILE).write_text(json.dumps({**document, "family": "oracle"}))
+
+
+def fewer_results(folder: Path) -> None:
+    np.save(folder / "logits.npy", np.load(folder / "logits.npy")[:, :-1])
+
+
+def wider_results(folder: Path) -> None:
+    np.save(folder / "base_logits.npy", np.load(folder / "base_logits.npy").astype(np.float64))
+
+
+def no_results(folder: Path) -> None:
+    (folder / "base_logits.npy").unlink()
+
+
+def a_pickle(folder: Path) -> None:
+    np.save(folder / "logits.npy", np.array([object()]), allow_pickle=True)
+
+
+def negative_tokens(folder: Path) -> None:
+    np.save(folder / "samples" / "tokens.npy", -np.load(folder / "samples" / "tokens.npy") - 1)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        damaged_json,
+        another_schema,
+        an_unknown_family,
+        fewer_results,
+        wider_results,
+        no_results,
+        a_pickle,
+        negative_tokens,
+    ],
+)
+def test_a_damaged_reference_is_refused(
+    reference: Path, sources: dict[str, Path], tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    folder = Path(shutil.copytree(reference, tmp_path / "damaged"))
+    damage(folder)
+    with pytest.raises(ModelExportError, match="the reference cannot be used: its files are damaged") as caught:
+        read(folder, sources, tmp_path / "work")
+    assert caught.value.reason == "VALIDATION_IMPOSSIBLE"
+    assert caught.value.remedy
+
+
+def test_the_reference_of_another_adapter_is_refused(reference: Path, sources: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(ModelExportError, match="made from the adapter sha256:2"):
+        read(reference, sources, tmp_path / "other", adapter="sha256:" + "9" * 64)
+    with pytest.raises(ModelExportError, match="made with an adapter"):
+        read(reference, {"base": sources["base"]}, tmp_path / "none")
+
+
+@pytest.mark.slow
+def test_a_validation_with_it_gives_the_figures_of_one_without(
+    reference: Path, sources: dict[str, Path], tiny: Models, tiny_onnx: Path, tmp_path: Path
+) -> None:
+    outputs = {"pytorch": tiny.merged, "onnx": tiny_onnx, "pytorch-base": tiny.without_adapter("lost-too")}
+    params = ValidateParams(**SAMPLES, benchmark_performance=False)
+    found = []
+    for name, more in (("with", {"reference": reference}), ("without", {})):
+        ctx = context(tmp_path / name)
+        report = ValidationReport.read(VALIDATE.run({**sources, **outputs, **more}, params, ctx)["validation"])
+        drop = {"memory": True, "load_seconds": True}
+        shown = report.model_dump(exclude={"seconds": True, "reference": drop, "outputs": {"__all__": drop}})
+        found.append(shown)
+    assert found[0] == found[1]
+    assert report.failed_outputs == ("pytorch-base",)
+
+
+@pytest.mark.slow
+def test_outputs_are_timed_beside_a_reference_that_was_run_elsewhere(
+    reference: Path, sources: dict[str, Path], tiny_onnx: Path, tmp_path: Path
+) -> None:
+    params = ValidateParams(**SAMPLES, benchmark_repeats=2, benchmark_decode_steps=4)
+    inputs = {**sources, "onnx": tiny_onnx, "reference": reference}
+    report = ValidationReport.read(VALIDATE.run(inputs, params, context(tmp_path / "work"))["validation"])
+    speed = report.output("onnx").speed
+    assert speed is not None
+    assert speed.interleaved
+    assert report.reference.speed is not None
+    assert report.reference.speed.rounds == 2
