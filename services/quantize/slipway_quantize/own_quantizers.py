@@ -71,7 +71,7 @@ class _Graphs:
         """As :meth:`slipway_quantize.quantizer.Quantizer.write`."""
         from slipway_quantize.graphs.contract import restate_contract
 
-        outcome = self._write(source, target, params, ctx, inputs, calibration)
+        outcome = self._write(source, target, params, ctx, inputs=inputs, calibration=calibration)
         restate_contract(target)
         return outcome
 
@@ -81,6 +81,7 @@ class _Graphs:
         target: Path,
         params: QuantizeParams,
         ctx: Context,
+        *,
         inputs: Mapping[str, Path],
         calibration: Calibration | None,
     ) -> Outcome:

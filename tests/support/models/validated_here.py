@@ -21,7 +21,6 @@ from slipway_validate.protocol.messages import RunResult, RunSpec, Spec, Tokeniz
 from slipway_validate.reference.running import RUNTIME
 from slipway_validate.runner.main import execute
 from slipway_validate.samples import Samples
-from slipway_validate.texts import HeldOutText
 from support.models.validation_models import TEXT
 
 PARAMS: dict[str, Any] = {"sequence_length": 48, "test_samples": 6, "max_new_tokens": 4, "benchmark_performance": False}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from transformers.pytorch_utils import Conv1D
 from slipway.errors import QuantizationError
 from slipway.models.families import SEQUENCE_CLASSIFIER, Comparison, Family, auto_model
 from slipway.models.safetensors_file import TensorInfo
+from slipway.models.weights import open_weights
 from slipway_quantize.calibration.layers import Layer, Rounding, Table, walk
 from slipway_quantize.calibration.windows import Batch
 from slipway_quantize.checkpoints.checkpoint import mapped, read_tensors
@@ -45,7 +46,8 @@ class StreamedModel:
         self.family = require_family(folder)
         config = model_config(folder)
         _require_supported(self.family, config)
-        tensors = read_tensors(folder)
+        with closing(open_weights(folder, {})) as weights:
+            tensors = read_tensors(weights)
         structure = find_linear_layers(config, self.family, tensors)
         self.model = _build(config, self.family)
         self._ties: dict[str, str] = getattr(self.model, "all_tied_weights_keys", None) or {}

@@ -30,8 +30,8 @@ from slipway_quantize.graphs.folder import (
     row_chunks,
     save_graph,
 )
-from slipway_quantize.graphs.left_out import LazyMatrix, LeftOutSource
 from slipway_quantize.graphs.integers import Integers, find_integers
+from slipway_quantize.graphs.left_out import LazyMatrix, LeftOutSource
 from slipway_quantize.graphs.weights import Weight, find_weights
 from slipway_quantize.levels import IntLevel
 from slipway_quantize.pieces import Pieces, Squares

@@ -20,13 +20,13 @@ from slipway.files.regular_file import check_regular, read_regular
 from slipway.models.families import FAMILIES, Family
 from slipway.stage import Context
 from slipway.validation.comparisons import LogitComparison
+from slipway.validation.heldout import HeldOutText
 from slipway_validate.cases import shape_cases
 from slipway_validate.judging.reference_run import ReferenceRun
 from slipway_validate.params import SampleParams
 from slipway_validate.preparation import Prepared
 from slipway_validate.protocol.messages import BASE_LOGITS_FILE, LOGITS_FILE, RunResult, plain_file
 from slipway_validate.samples import Samples
-from slipway_validate.texts import HeldOutText
 
 FILE = "reference.json"
 SAMPLES = "samples"
