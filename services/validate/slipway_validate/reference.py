@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+from slipway.files.json_documents import LARGEST_LIST, read_json_object
 from slipway.stage import Context
 from slipway.validation.findings import Reference
 from slipway.validation.speed import Engine, Speed
+from slipway.validation.survival import AdapterSurvival
 from slipway_validate.folders import stored_dtype
 from slipway_validate.judging.compare import CaseResults, compare_case
 from slipway_validate.judging.evaluate import MERGED
@@ -17,7 +20,7 @@ from slipway_validate.judging.reference_run import ReferenceRun
 from slipway_validate.params import ValidateParams
 from slipway_validate.preparation import Prepared, require_success
 from slipway_validate.protocol import process
-from slipway_validate.protocol.messages import RunResult, RunSpec, Spec
+from slipway_validate.protocol.messages import NOT_OUTPUTS, SURVIVAL_FILE, RunResult, RunSpec, Spec, SurvivalSpec
 
 DESCRIPTION = "base + adapter, unmerged (peft), computed in float32 by transformers on the CPU"
 PLAIN = "the base model itself, without an adapter, computed in float32 by transformers on the CPU"
@@ -36,11 +39,31 @@ def run_reference(
         StageError: ``CANCELLED``, ``DISK_FULL``.
     """
     spec = prepared.spec(RUNTIME, inputs["base"], params=params, threads=ctx.threads)
+    survival = None
     if "adapter" in inputs:
         spec = spec.model_copy(update={"adapter": inputs["adapter"].absolute()})
+        survival = SurvivalSpec(
+            base=inputs["base"].absolute(),
+            adapter=inputs["adapter"].absolute(),
+            outputs={name: inputs[name].absolute() for name in inputs if name not in NOT_OUTPUTS},
+        )
     timeout = params.output_timeout_seconds
-    with process.start_runner(Spec(run=spec), folder, ctx, label="reference", timeout_seconds=timeout) as runner:
-        yield _checked_run(runner.result, spec, inputs, prepared=prepared, folder=folder), runner
+    with process.start_runner(
+        Spec(run=spec, survival=survival), folder, ctx, label="reference", timeout_seconds=timeout
+    ) as runner:
+        run = _checked_run(runner.result, spec, inputs, prepared=prepared, folder=folder)
+        yield replace(run, survival=_survival(survival, folder)), runner
+
+
+def _survival(spec: SurvivalSpec | None, folder: Path) -> dict[str, AdapterSurvival]:
+    """Read what the reference's process found in the outputs' stored weights."""
+    if spec is None:
+        return {}
+    try:
+        found = read_json_object(folder / SURVIVAL_FILE, largest=LARGEST_LIST)
+    except (OSError, ValueError):
+        return dict.fromkeys(spec.outputs, AdapterSurvival(not_run="the process that compared them ended early"))
+    return {name: AdapterSurvival.model_validate(each) for name, each in found.items()}
 
 
 def _checked_run(

@@ -29,12 +29,21 @@ def probe() -> tuple[Provider, ...]:
 
 STAGE = Stage(
     name="validate",
-    version=7,
+    version=8,
     inputs=("base",),
     outputs=("validation",),
     params=ValidateParams,
     run=run,
-    libraries=("torch", "transformers", "peft", "onnxruntime", "compressed-tensors", "tensorrt", "tensorrt-rtx"),
+    libraries=(
+        "torch",
+        "transformers",
+        "peft",
+        "onnxruntime",
+        "compressed-tensors",
+        "onnx-ir",
+        "tensorrt",
+        "tensorrt-rtx",
+    ),
     more_inputs=True,
     device_bound=True,  # an engine runs only on the GPU it was built for, and speed is measured
     probe=probe,

@@ -26,11 +26,10 @@ from slipway_validate.judging.reference_run import ReferenceRun
 from slipway_validate.params import ValidateParams
 from slipway_validate.preparation import Prepared, decoder, prepare, require_success
 from slipway_validate.protocol import process
-from slipway_validate.protocol.messages import RunResult, RunSpec, Spec
+from slipway_validate.protocol.messages import NOT_OUTPUTS, RunResult, RunSpec, Spec
 from slipway_validate.reference import describe, run_reference
 from slipway_validate.stopwatch import NO_ROOM, Stopwatch
 
-NOT_OUTPUTS = ("adapter", "base", "heldout")
 OUT_OF_MEMORY = ("STAGE_KILLED", "OUT_OF_MEMORY")
 """Failures of an output that the waiting reference may have caused: the output is run again without it."""
 

@@ -136,7 +136,8 @@ class ValidationConfiguration(Section):
         limits: Limits of the comparison that replace those of the table (``services/validate/slipway_validate/judging/limits.py``), by the
             stored type of the weights (float32, float16, bfloat16, int8, int4): ``{int4: {mean_kl: 0.03}}``, or as text
             ``int4.mean_kl=0.03,int8.top1_agreement=0.97``. The limits are ``max_abs_diff``, ``mean_kl``, ``top1_agreement``,
-            ``perplexity_ratio``, ``case_mean_kl``, ``adapter_strength_error``, ``cosine_distance`` and ``relative_error``.
+            ``perplexity_ratio``, ``case_mean_kl``, ``adapter_strength_error``, ``cosine_distance``, ``relative_error``, ``module_strength_error``
+            and ``module_weight_error``.
     """
 
     enabled: bool = True

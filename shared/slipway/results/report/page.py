@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
@@ -14,7 +13,8 @@ from slipway.results.report.compared import compared
 from slipway.results.report.document import Report
 from slipway.results.report.environment import html_environment
 from slipway.results.report.graphs import optimizations
-from slipway.results.report.plots import Bar, bar_chart
+from slipway.results.report.plots import Bar, Chart, bar_chart
+from slipway.results.report.survival import survival_charts, worst_modules
 from slipway.results.result import AttemptResult
 from slipway.validation.comparisons import Check
 from slipway.validation.findings import OutputStatus, OutputValidation
@@ -30,15 +30,6 @@ NOT_MADE = {"failed": "not made", "skipped": "not made", "cancelled": "cancelled
 """Text in place of a verdict for an output that was not made, by the state of its task."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """A chart with its heading and a sentence that explains it."""
-
-    heading: str
-    caption: str
-    bars: Markup
-
-
 def page(report: Report) -> str:
     """Render the whole page."""
     template = html_environment().get_template("report.html.j2")
@@ -51,6 +42,7 @@ def page(report: Report) -> str:
         tools=sorted(report.lineage.get("tools", {}).items()),
         sources=sorted(report.lineage.get("sources", {}).items()),
         graphs=list(optimizations(report.lineage)),
+        worst_modules=worst_modules,
     )
 
 
@@ -117,7 +109,7 @@ def _charts(report: Report) -> list[Chart]:
         ),
     ]
     compared_any = any(output.to_reference is not None for output in outputs)
-    return [*(behaviour if compared_any else ()), *charts, *_speed_charts(outputs)]
+    return [*(behaviour if compared_any else ()), *survival_charts(outputs), *charts, *_speed_charts(outputs)]
 
 
 def _logits_chart(title: str, outputs: Iterable[OutputValidation], measure: str) -> Markup:
