@@ -29,6 +29,7 @@ def quantize(source: Path, target: Path, params: QuantizeParams, ctx: Context) -
     settings: dict[str, Any] = {"format": params.format, "level": params.level}
     if params.integers is not None:
         settings |= {"group_size": params.group_size, "packed": params.packed}
+        settings |= {"mixed": True} if params.keep else {}
     if runtime is not None and runtime.precision_file:
         _note_precision(target / runtime.precision_file, params.level)
     write_report(source, target, outcome, settings=settings, ctx=ctx)

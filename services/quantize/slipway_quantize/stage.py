@@ -26,7 +26,7 @@ def run(inputs: Mapping[str, Path], params: QuantizeParams, ctx: Context) -> dic
 
 STAGE = Stage(
     name="quantize",
-    version=5,
+    version=6,
     inputs=("model",),
     outputs=("model",),
     params=QuantizeParams,

@@ -31,6 +31,10 @@ class ValidateParams(StageParams):
         default=2 << 30, ge=1 << 20, description="disk space for logits; fewer samples are used if it does not suffice"
     )
     output_timeout_seconds: float = Field(default=3600.0, gt=0, description="longest time one output may take")
+    again: tuple[str, ...] | None = Field(
+        default=None,
+        description="outputs to judge; the verdicts on the others are those of the report in the input before",
+    )
     limits: dict[str, LimitOverrides] = Field(
         default_factory=dict, description="limits to replace, by level: float32, float16, bfloat16, int8, int4"
     )

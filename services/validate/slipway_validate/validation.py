@@ -42,10 +42,17 @@ def validate(inputs: Mapping[str, Path], params: ValidateParams, ctx: Context) -
         StageError: ``CANCELLED``, ``DISK_FULL``.
     """
     outputs = _outputs(inputs, params)
+    before = _verdicts_before(inputs, params, outputs)
+    if before:
+        outputs = [name for name in outputs if name not in before or name == MERGED]
+        inputs = {name: folder for name, folder in inputs.items() if name in NOT_OUTPUTS or name in outputs}
     work = ctx.workdir / "runs"
     work.mkdir()
     try:
         report = _validated(inputs, outputs, params, ctx, work=work)
+        if before:
+            kept = {**{output.name: output for output in report.outputs}, **before}
+            report = report.model_copy(update={"outputs": tuple(kept[name] for name in sorted(kept))})
     finally:
         shutil.rmtree(work, ignore_errors=True)
     folder = ctx.workdir / "validation"
@@ -53,6 +60,19 @@ def validate(inputs: Mapping[str, Path], params: ValidateParams, ctx: Context) -
     report.write(folder)
     _record(report, ctx)
     return folder
+
+
+def _verdicts_before(
+    inputs: Mapping[str, Path], params: ValidateParams, outputs: list[str]
+) -> dict[str, OutputValidation]:
+    """Return the earlier verdicts on the outputs that are not judged again; none if there is no earlier report of use."""
+    if params.again is None or "before" not in inputs:
+        return {}
+    try:
+        report = ValidationReport.read(inputs["before"])
+    except (OSError, ValueError):
+        return {}
+    return {each.name: each for each in report.outputs if each.name in outputs and each.name not in params.again}
 
 
 def _outputs(inputs: Mapping[str, Path], params: ValidateParams) -> list[str]:
@@ -231,4 +251,5 @@ def _summary(output: OutputValidation) -> dict[str, object]:
         "perplexity": output.perplexity,
         "explanation": output.explanation,
         "remedy": output.remedy,
+        "worst_modules": [each.module for each in output.survival.drowned] if output.survival else [],
     }

@@ -138,6 +138,9 @@ class ValidationConfiguration(Section):
             ``int4.mean_kl=0.03,int8.top1_agreement=0.97``. The limits are ``max_abs_diff``, ``mean_kl``, ``top1_agreement``,
             ``perplexity_ratio``, ``case_mean_kl``, ``adapter_strength_error``, ``cosine_distance``, ``relative_error``, ``module_strength_error``
             and ``module_weight_error``.
+        on_failure: What follows if a quantized output exceeds its limits. ``fail`` fails the export, and still delivers the output for
+            examination. ``fallback`` makes it again by rule (smaller groups, the worst layers kept wider, the next wider level), validates
+            it again, and fails if no rule is left. ``keep`` delivers it with a warning, and the export succeeds.
     """
 
     enabled: bool = True
@@ -146,6 +149,7 @@ class ValidationConfiguration(Section):
     benchmark_performance: bool = True
     heldout: Text = ""
     limits: Annotated[Mapping[str, LimitOverrides], BeforeValidator(check_limit_names)] = Field(default_factory=dict)
+    on_failure: Literal["fail", "fallback", "keep"] = "fail"
 
 
 class OutputConfiguration(Section):

@@ -14,6 +14,8 @@ from pydantic import Field
 
 from slipway.validation.values import Value
 
+_MOST_DROWNED = 256
+
 
 class ModuleSurvival(Value):
     """What an output holds of the adapter in one module.
@@ -66,6 +68,13 @@ class AdapterSurvival(Value):
     def faulty(self) -> tuple[ModuleSurvival, ...]:
         """Return the modules that fail."""
         return tuple(each for each in self.modules if each.fault)
+
+    @property
+    def drowned(self) -> tuple[ModuleSurvival, ...]:
+        """Return the quarter of the modules, at least one, whose update is most hidden by rounding: those with the smallest cosine."""
+        known = [each for each in self.modules if each.cosine is not None]
+        ordered = sorted(known, key=lambda each: (each.cosine or 0.0, each.module))
+        return tuple(ordered[: min(_MOST_DROWNED, -(-len(ordered) // 4))])
 
     def by_layer(self) -> dict[int, tuple[ModuleSurvival, ...]]:
         """Return the modules of each layer, by number."""

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from slipway.validation.speed import Engine, Memory
 
-NOT_OUTPUTS = ("adapter", "base", "heldout")
+NOT_OUTPUTS = ("adapter", "base", "before", "heldout")
 """Inputs of the stage that are no outputs of the export."""
 SPEC_FILE = "spec.json"
 RESULT_FILE = "result.json"

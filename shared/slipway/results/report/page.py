@@ -72,7 +72,12 @@ def _verdict(report: Report) -> tuple[str, str]:
 def _outputs_verdict(report: Report) -> tuple[str, str]:
     if report.validation is None:
         return "muted", "The export succeeded. Nothing was validated."
-    not_run = report.validation.not_run_outputs
+    not_run, failed = report.validation.not_run_outputs, report.validation.failed_outputs
+    if failed:
+        return (
+            "amber",
+            f"The export succeeded. {', '.join(failed)} failed validation and was kept, as validation.on_failure asks.",
+        )
     if not report.validation.passed:
         return "muted", "The export succeeded. None of the outputs can be run on this machine, so none was validated."
     if not_run:
