@@ -28,6 +28,7 @@ from slipway_validate.preparation import Prepared, decoder, prepare, require_suc
 from slipway_validate.protocol import process
 from slipway_validate.protocol.messages import NOT_OUTPUTS, RunResult, RunSpec, Spec
 from slipway_validate.reference import describe, run_reference
+from slipway_validate.slower import note_slower
 from slipway_validate.stopwatch import NO_ROOM, Stopwatch
 
 OUT_OF_MEMORY = ("STAGE_KILLED", "OUT_OF_MEMORY")
@@ -53,6 +54,7 @@ def validate(inputs: Mapping[str, Path], params: ValidateParams, ctx: Context) -
         if before:
             kept = {**{output.name: output for output in report.outputs}, **before}
             report = report.model_copy(update={"outputs": tuple(kept[name] for name in sorted(kept))})
+        report = note_slower(report, ctx)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     folder = ctx.workdir / "validation"

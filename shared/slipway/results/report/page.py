@@ -63,6 +63,10 @@ def _verdict(report: Report) -> tuple[str, str]:
     if not report.result.success:
         return "bad", "The export failed."
     tone, sentence = _outputs_verdict(report)
+    instead = {value.requested: name for name, value in report.result.formats.items() if value.requested}
+    if instead:
+        swapped = ", ".join(f"{name} instead of {asked}" for asked, name in instead.items())
+        tone, sentence = "amber", f"{sentence} Delivered: {swapped}, which failed."
     base = report.result.base_match
     if base is None or base.verdict == "green":
         return tone, sentence
