@@ -116,7 +116,7 @@ class Export(_message.Message):
     def __init__(self, name: _Optional[str] = ..., configuration: _Optional[_Union[_configuration_pb2.ExportConfiguration, _Mapping]] = ..., sources: _Optional[_Mapping[str, str]] = ..., state: _Optional[_Union[ExportState, str]] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ..., tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., outputs: _Optional[_Mapping[str, str]] = ..., warnings: _Optional[_Iterable[str]] = ..., recovery_profile: _Optional[str] = ..., trace_id: _Optional[str] = ..., etag: _Optional[str] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., priority: _Optional[int] = ..., creator: _Optional[str] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("id", "stage", "params", "inputs", "format", "state", "attempts", "outputs", "facts")
+    __slots__ = ("id", "stage", "params", "inputs", "format", "state", "attempts", "outputs", "facts", "requested_format")
     class InputsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +140,7 @@ class Task(_message.Message):
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     FACTS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTED_FORMAT_FIELD_NUMBER: _ClassVar[int]
     id: str
     stage: str
     params: _struct_pb2.Struct
@@ -149,7 +150,8 @@ class Task(_message.Message):
     attempts: _containers.RepeatedCompositeFieldContainer[Attempt]
     outputs: _containers.ScalarMap[str, str]
     facts: _struct_pb2.Struct
-    def __init__(self, id: _Optional[str] = ..., stage: _Optional[str] = ..., params: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., inputs: _Optional[_Mapping[str, str]] = ..., format: _Optional[str] = ..., state: _Optional[_Union[TaskState, str]] = ..., attempts: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., outputs: _Optional[_Mapping[str, str]] = ..., facts: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
+    requested_format: str
+    def __init__(self, id: _Optional[str] = ..., stage: _Optional[str] = ..., params: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., inputs: _Optional[_Mapping[str, str]] = ..., format: _Optional[str] = ..., state: _Optional[_Union[TaskState, str]] = ..., attempts: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., outputs: _Optional[_Mapping[str, str]] = ..., facts: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., requested_format: _Optional[str] = ...) -> None: ...
 
 class Attempt(_message.Message):
     __slots__ = ("number", "state", "params", "worker", "error", "rule", "reused", "start_time", "end_time", "peak_memory_bytes", "note")

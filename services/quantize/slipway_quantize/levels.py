@@ -20,11 +20,17 @@ class IntLevel:
         bits: 4 or 8.
         group_size: Weights per scale.
         packed: Whether integers and scales are stored; if not, the same values as dense weights of the original type.
+        keep: Names of linear layers that keep their type.
     """
 
     bits: int
     group_size: int
     packed: bool
+    keep: frozenset[str] = frozenset()
+
+    def keeps(self, module: str) -> bool:
+        """Return whether a linear layer keeps its type. One of the two names may lack the prefix of the model's class."""
+        return any(f".{module}".endswith(f".{name}") or f".{name}".endswith(f".{module}") for name in self.keep)
 
 
 def refusal_reason(params: Mapping[str, Any], config: Mapping[str, Any]) -> str:

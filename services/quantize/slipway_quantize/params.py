@@ -22,6 +22,11 @@ class QuantizeParams(StageParams):
         default=True,
         description="store integers and scales; false stores the same values as dense weights of the original type",
     )
+    keep: tuple[str, ...] = Field(
+        default=(),
+        max_length=4096,
+        description="names of linear layers (int8, int4), such as model.layers.0.mlp.down_proj, that keep their type: mixed precision",
+    )
     accuracy_level: Literal[0, 1, 4] = Field(
         default=4,
         description="ONNX integer levels: type in which ONNX Runtime may compute products (1 float32, 4 int8, 0 its choice); "
@@ -35,7 +40,7 @@ class QuantizeParams(StageParams):
     def integers(self) -> IntLevel | None:
         """The integer level; None for fp16 and bf16."""
         bits = INTEGER_BITS.get(self.level)
-        return IntLevel(bits, self.group_size, self.packed) if bits else None
+        return IntLevel(bits, self.group_size, self.packed, frozenset(self.keep)) if bits else None
 
     @field_validator("format")
     @classmethod

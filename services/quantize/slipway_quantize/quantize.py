@@ -40,6 +40,7 @@ def quantize(inputs: Mapping[str, Path], target: Path, params: QuantizeParams, c
         settings["calibration"] = ctx.input_digests.get("calibration", "")
     if params.integers is not None:
         settings |= {"group_size": params.group_size, "packed": params.packed}
+        settings |= {"mixed": True} if params.keep else {}
     if runtime is not None and runtime.precision_file:
         _note_precision(target / runtime.precision_file, params.level)
     write_report(source, target, outcome, settings=settings, ctx=ctx)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from slipway.stage import Context
 from slipway_quantize.companions import write_json
 
 _SHOWN = 8
+KEPT = "asked for by keep"
+"""Why a weight keeps its type, in ``quantization.json``."""
 
 
 @dataclass
@@ -81,3 +84,13 @@ def warn_unaligned(names: list[str], group_size: int, ctx: Context) -> None:
             f"{counted(len(names), 'weight')} kept the original precision, because an input width is not a multiple of the "
             f"group size {group_size}: {shown}; choose a group size that divides it"
         )
+
+
+def warn_unknown(wanted: Iterable[str], found: Iterable[str], ctx: Context) -> None:
+    """Warn of names in ``keep`` that no linear layer has."""
+    known = [f".{module}" for module in found]
+    unknown = sorted(
+        name for name in wanted if not any(one.endswith(f".{name}") or f".{name}".endswith(one) for one in known)
+    )
+    if unknown:
+        ctx.warn(f"keep names {counted(len(unknown), 'linear layer')} that the model lacks, first {unknown[0]!r}")

@@ -59,6 +59,10 @@ class ValidateParams(SampleParams):
     benchmark_seconds: float = Field(
         default=12.0, gt=0, le=3600, description="no round of an output starts later; one round is always run"
     )
+    again: tuple[str, ...] | None = Field(
+        default=None,
+        description="outputs to judge; the verdicts on the others are those of the report in the input before",
+    )
     limits: dict[str, LimitOverrides] = Field(
         default_factory=dict, description="limits to replace, by level: float32, float16, bfloat16, int8, int4"
     )

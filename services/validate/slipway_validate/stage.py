@@ -34,7 +34,16 @@ STAGE = Stage(
     outputs=("validation",),
     params=ValidateParams,
     run=run,
-    libraries=("torch", "transformers", "peft", "onnxruntime", "compressed-tensors", "tensorrt", "tensorrt-rtx"),
+    libraries=(
+        "torch",
+        "transformers",
+        "peft",
+        "onnxruntime",
+        "compressed-tensors",
+        "onnx-ir",
+        "tensorrt",
+        "tensorrt-rtx",
+    ),
     more_inputs=True,
     device_bound=True,  # an engine runs only on the GPU it was built for, and speed is measured
     probe=probe,

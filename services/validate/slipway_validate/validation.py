@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slipway.errors import ValidationError
@@ -29,14 +29,15 @@ from slipway_validate.preparation import (
     tokenizer_folder,
 )
 from slipway_validate.protocol import process
-from slipway_validate.protocol.messages import RunResult, RunSpec, Spec
+from slipway_validate.protocol.messages import NOT_OUTPUTS, RunResult, RunSpec, Spec
 from slipway_validate.reference.describing import describe, warn_of_weak_effect
 from slipway_validate.reference.files import read_reference
 from slipway_validate.reference.running import merged_level, run_reference, start_timing
+from slipway_validate.slower import note_slower
 from slipway_validate.stopwatch import NO_REFERENCE, NO_ROOM, QUICK, Stopwatch
+from slipway_validate.stored_weights import compare_stored_weights
 
 REFERENCE = "reference"
-NOT_OUTPUTS = ("adapter", "base", "heldout", REFERENCE)
 OUT_OF_MEMORY = ("STAGE_KILLED", "OUT_OF_MEMORY")
 """Failures of an output that the waiting reference may have caused: the output is run again without it."""
 
@@ -49,10 +50,18 @@ def validate(inputs: Mapping[str, Path], params: ValidateParams, ctx: Context) -
         StageError: ``CANCELLED``, ``DISK_FULL``.
     """
     outputs = _outputs(inputs, params)
+    before = _verdicts_before(inputs, params, outputs)
+    if before:
+        outputs = [name for name in outputs if name not in before or name == MERGED]
+        inputs = {name: folder for name, folder in inputs.items() if name in NOT_OUTPUTS or name in outputs}
     work = ctx.workdir / "runs"
     work.mkdir()
     try:
         report = _validated(inputs, outputs, params, ctx, work=work)
+        if before:
+            kept = {**{output.name: output for output in report.outputs}, **before}
+            report = report.model_copy(update={"outputs": tuple(kept[name] for name in sorted(kept))})
+        report = note_slower(report, ctx)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     folder = ctx.workdir / "validation"
@@ -60,6 +69,19 @@ def validate(inputs: Mapping[str, Path], params: ValidateParams, ctx: Context) -
     report.write(folder)
     _record(report, ctx)
     return folder
+
+
+def _verdicts_before(
+    inputs: Mapping[str, Path], params: ValidateParams, outputs: list[str]
+) -> dict[str, OutputValidation]:
+    """Return the earlier verdicts on the outputs that are not judged again; none if there is no earlier report of use."""
+    if params.again is None or "before" not in inputs:
+        return {}
+    try:
+        report = ValidationReport.read(inputs["before"])
+    except (OSError, ValueError):
+        return {}
+    return {each.name: each for each in report.outputs if each.name in outputs and each.name not in params.again}
 
 
 def _outputs(inputs: Mapping[str, Path], params: ValidateParams) -> list[str]:
@@ -86,6 +108,10 @@ def _validated(
     with ExitStack() as running:
         begun = _begin({**inputs, "base": settings}, inputs, family, params, ctx, work=work, running=running)
         prepared, reference, params = begun.prepared, begun.reference, begun.params
+        if reference is not None:
+            timeout = params.output_timeout_seconds
+            stored = compare_stored_weights(inputs, ctx, folder=work / "stored_weights", timeout_seconds=timeout)
+            reference = replace(reference, survival=stored)
         evaluator = Evaluator(reference, family, limits_by_level(params.limits), decode=decoder(prepared.tokenizer))
         stopwatch = Stopwatch(begun.waiting, params, ctx, model_bytes=float32_bytes(inputs["base"]), why=begun.alone)
         one = _OneOutput(prepared, params, ctx, evaluator=evaluator, stopwatch=stopwatch)
@@ -264,4 +290,5 @@ def _summary(output: OutputValidation) -> dict[str, object]:
         "perplexity": output.perplexity,
         "explanation": output.explanation,
         "remedy": output.remedy,
+        "worst_modules": [each.module for each in output.survival.drowned] if output.survival else [],
     }

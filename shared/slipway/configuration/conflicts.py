@@ -55,6 +55,12 @@ def cautions(configuration: Sections) -> tuple[str, ...]:
         found.append(
             "validation.limits is not applied: outputs are compared only if validation.enabled and compare_outputs are true"
         )
+    validation = configuration.validation
+    if validation.on_failure != "fail" and not (validation.enabled and validation.compare_outputs):
+        found.append(
+            f"validation.on_failure: {validation.on_failure} does nothing: outputs are judged only if validation.enabled and "
+            "compare_outputs are true"
+        )
     if not configuration.validation.enabled:
         found.append("validation.enabled is false: nothing shows that the outputs behave like the fine-tuned model")
     for each, section in configuration.formats.enabled():

@@ -153,7 +153,11 @@ class ValidationConfiguration(Section):
         limits: Limits of the comparison that replace those of the table (``services/validate/slipway_validate/judging/limits.py``), by the
             stored type of the weights (float32, float16, bfloat16, int8, int4): ``{int4: {mean_kl: 0.03}}``, or as text
             ``int4.mean_kl=0.03,int8.top1_agreement=0.97``. The limits are ``max_abs_diff``, ``mean_kl``, ``top1_agreement``,
-            ``perplexity_ratio``, ``case_mean_kl``, ``adapter_strength_error``, ``cosine_distance`` and ``relative_error``.
+            ``perplexity_ratio``, ``case_mean_kl``, ``adapter_strength_error``, ``cosine_distance``, ``relative_error``, ``module_strength_error``
+            and ``module_weight_error``.
+        on_failure: What follows if a quantized output exceeds its limits. ``fail`` fails the export, and still delivers the output for
+            examination. ``fallback`` makes it again by rule (smaller groups, the worst layers kept wider, the next wider level), validates
+            it again, and fails if no rule is left. ``keep`` delivers it with a warning, and the export succeeds.
     """
 
     enabled: bool = True
@@ -163,6 +167,7 @@ class ValidationConfiguration(Section):
     effort: Effort = "standard"
     heldout: Text = ""
     limits: Annotated[Mapping[str, LimitOverrides], BeforeValidator(check_limit_names)] = Field(default_factory=dict)
+    on_failure: Literal["fail", "fallback", "keep"] = "fail"
 
 
 class OutputConfiguration(Section):

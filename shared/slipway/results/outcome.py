@@ -13,6 +13,7 @@ from slipway.errors import Failure, ValidationError
 from slipway.execution.surroundings import surroundings_of
 from slipway.planning.references import VALIDATION, producers
 from slipway.registry import plays
+from slipway.results.replaced import replacements, requested_format
 from slipway.results.result import AttemptResult, ExportResult, FailedFormat, FormatResult
 from slipway.rpc.statuses import failure_of_status
 from slipway.rpc.structs import dict_of
@@ -37,7 +38,7 @@ def delivered_formats(export: pb.Export) -> dict[str, str]:
 
 def requested_formats(export: pb.Export) -> dict[str, pb.Task]:
     """Return the task of each requested format, in the plan's order."""
-    return {task.format: task for task in export.tasks if task.format and task.format != VALIDATION}
+    return {requested_format(task): task for task in export.tasks if task.format and task.format != VALIDATION}
 
 
 def is_plain(export: pb.Export) -> bool:
@@ -70,12 +71,14 @@ def export_result(
         warnings: Warnings of the command itself, such as skipped checkpoints.
     """
     failure = export_failure(export, validation)
+    replaced = replacements(export)
+    asked = {task.format: name for name, task in requested_formats(export).items() if task.format != name}
     original = original_bytes(export, store)
     validated = {output.name: output for output in validation.outputs} if validation else {}
     formats = {
         name: format_result(
             digest, size_bytes=store.manifest(digest).distinct_bytes, original=original, found=validated.get(name)
-        )
+        ).model_copy(update={"requested": asked.get(name, ""), "replaced": replaced.get(name, "")})
         for name, digest in delivered_formats(export).items()
     }
     smallest = min((entry.size_bytes for entry in formats.values()), default=None)
@@ -102,19 +105,24 @@ def export_result(
         validation_report_path=str(output_directory / report) if output_directory else "",
         reason=failure.reason if failure else "",
         error_message=str(failure) if failure else "",
-        warnings=_warnings(export, warnings, validation),
+        warnings=(*replaced.values(), *_warnings(export, warnings, validation)),
         attempts=tuple(_attempt(task, attempt) for task in export.tasks for attempt in task.attempts),
     )
 
 
 def export_failure(export: pb.Export, validation: ValidationReport | None) -> Failure | None:
     """Return the failure of an ended export; None if it succeeded. A failed validation is a failure too, and takes precedence."""
-    return _deciding(export, _validation_failure(validation))
+    return _deciding(export, None if _keeps_failed(export) else _validation_failure(validation))
+
+
+def _keeps_failed(export: pb.Export) -> bool:
+    """Return whether outputs that fail validation are delivered with a warning."""
+    return bool(export.configuration.validation.on_failure == "keep")
 
 
 def recorded_failure(export: pb.Export) -> Failure | None:
     """Return the failure of an ended export from its record alone, for callers without access to artifacts."""
-    facts = [dict_of(task.facts) for task in export.tasks if task.format == VALIDATION]
+    facts = [dict_of(task.facts) for task in export.tasks if task.format == VALIDATION and not _keeps_failed(export)]
     failed: dict[str, tuple[str, str]] = {}
     for recorded in facts:
         outputs, names = recorded.get("outputs"), recorded.get("failed_outputs")
@@ -265,7 +273,8 @@ def _reduction(size: int | None, original: int | None) -> float | None:
 
 def _warnings(export: pb.Export, warnings: Sequence[str], validation: ValidationReport | None) -> tuple[str, ...]:
     """Return all warnings, each once, without those about failed outputs that are already the export's error."""
-    failed = validation.failed_outputs if validation and export.state == pb.EXPORT_STATE_SUCCEEDED else ()
+    hidden = export.state == pb.EXPORT_STATE_SUCCEEDED and not _keeps_failed(export)
+    failed = validation.failed_outputs if validation and hidden else ()
     said = tuple(f"{name} failed validation: " for name in failed)
     found = (*warnings, *export.warnings, *_stage_warnings(export))
     return _folded(

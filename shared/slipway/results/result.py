@@ -85,6 +85,8 @@ class FormatResult(_Value):
         inference_speed_stable: As ``decode_stable``.
         inference_speedup: As ``decode_speedup``.
         memory_usage_mb: Peak memory while the model was measured, 10^6 bytes.
+        requested: Format that was asked for, if this one is delivered in its place; otherwise empty.
+        replaced: If the output was made again because it failed validation: what was asked for, what was tried, and why; otherwise empty.
     """
 
     digest: str
@@ -104,6 +106,8 @@ class FormatResult(_Value):
     inference_speed_stable: bool = False
     inference_speedup: float | None = None
     memory_usage_mb: float | None = None
+    requested: str = ""
+    replaced: str = ""
 
 
 class FailedFormat(_Value):

@@ -33,6 +33,7 @@ EXPORT_VARIABLES: Mapping[str, str] = {
     "EXPORT_VALIDATION_EFFORT": "validation.effort",
     "EXPORT_HELDOUT": "validation.heldout",
     "EXPORT_VALIDATION_LIMITS": "validation.limits",
+    "EXPORT_ON_FAILURE": "validation.on_failure",
     "EXPORT_OUTPUT_DIR": "output.directory",
     "EXPORT_NAMING_PATTERN": "output.naming_pattern",
     "EXPORT_RECOVERY_PROFILE": "recovery.profile",

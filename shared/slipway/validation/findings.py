@@ -22,6 +22,7 @@ from slipway.files.regular_file import read_regular
 from slipway.validation.comparisons import Check, GreedyComparison, LogitComparison, ShapeCase
 from slipway.validation.limit_overrides import Limits
 from slipway.validation.speed import Engine, Memory, Speed
+from slipway.validation.survival import AdapterSurvival
 from slipway.validation.values import Value
 
 FILE_NAME = "validation.json"
@@ -57,6 +58,7 @@ class OutputValidation(Value):
             no tokens.
         reference_perplexity: Perplexity of the reference on the same tokens.
         cases: The same tokens in other shapes.
+        survival: What its stored weights hold of the adapter, module by module; None without an adapter, or if nothing was compared.
         speed: Measured speed; None if not benchmarked.
         memory: Memory of the output's own process.
         load_seconds: Time to load the model, seconds.
@@ -82,6 +84,7 @@ class OutputValidation(Value):
     perplexity: float | None = None
     reference_perplexity: float | None = None
     cases: tuple[ShapeCase, ...] = ()
+    survival: AdapterSurvival | None = None
     speed: Speed | None = None
     memory: Memory | None = None
     load_seconds: float | None = None

@@ -20,6 +20,9 @@ class Limits(Value):
         adapter_strength_error: Largest difference between the adapter's strength and 1.
         cosine_distance: Largest mean distance of embeddings; None in reports of versions that compared none.
         relative_error: Largest relative error of values that are not logits; None as above.
+        module_strength_error: Largest difference between the strength of an adapted module's update and 1 (``slipway.validation.survival``);
+            None as above.
+        module_weight_error: Largest distance of an adapted module's weight from base + update, relative to it; None as above.
     """
 
     level: str
@@ -31,6 +34,8 @@ class Limits(Value):
     adapter_strength_error: float
     cosine_distance: float | None = None
     relative_error: float | None = None
+    module_strength_error: float | None = None
+    module_weight_error: float | None = None
 
 
 LIMIT_LEVELS = ("float32", "float16", "bfloat16", "int8", "int4")
@@ -50,3 +55,5 @@ class LimitOverrides(BaseModel):
     adapter_strength_error: float | None = Field(default=None, gt=0, description="share of the adapter's effect")
     cosine_distance: float | None = Field(default=None, gt=0, description="1 - cos of two embeddings")
     relative_error: float | None = Field(default=None, gt=0, description="share of the reference's values")
+    module_strength_error: float | None = Field(default=None, gt=0, description="share of a module's update")
+    module_weight_error: float | None = Field(default=None, gt=0, description="share of a module's weight")

@@ -38,7 +38,8 @@ def chain(
     history = [AttemptRecord(number=1, state=TaskState.FAILED, params=params)]
     following: list[NextAttempt] = []
     for reason in itertools.chain(reasons, itertools.repeat(reasons[-1])):
-        said = {"group_size": str(history[-1].params["group_size"])} if stage == "quantize" else dict(about or {})
+        quantized = {"group_size": str(history[-1].params.get("group_size")), "modules": "layers.0.q_proj"}
+        said = quantized if stage == "quantize" else dict(about or {})
         if stage == "onnx_export" and about:
             engine = history[-1].params["engine"]
             said["engine"] = "mobius" if engine == "auto" else engine
@@ -52,6 +53,7 @@ def chain(
             facts={},
             max_attempts=limit,
             alone=alone,
+            delivers=lambda level: f"pytorch-{level}",
         )
         if found is None:
             return following

@@ -2,6 +2,7 @@
 
 The folder ``SLIPWAY_TEST_STAGES`` records and controls them: each run is one line of ``runs``, a stage waits while a file
 ``hold-{stage}`` exists, and fails if ``fail-{stage}`` exists (a quantization level in it limits this to that level). Each takes ``SLIPWAY_TEST_SECONDS``.
+The validation finds that the outputs named in a file ``reject`` fail.
 """
 
 from __future__ import annotations
@@ -34,6 +35,11 @@ def _stage(name: str, output: str, *, role: Role | None = None) -> Stage[AnyPara
         failing = folder / f"fail-{name}"
         if failing.exists() and failing.read_text() in {"", (params.model_extra or {}).get("level")}:
             raise ModelExportError(f"{name} fails because the test says so", reason="UNSUPPORTED")
+        rejected = folder / "reject"
+        if name == "validate" and rejected.exists():
+            found = [output for output in rejected.read_text().split() if output in inputs]
+            verdict = {"explanation": "the test says so", "worst_modules": ["layers.0.q_proj"]}
+            ctx.record(failed_outputs=found, outputs=dict.fromkeys(found, verdict))
         (ctx.workdir / output).mkdir()
         (ctx.workdir / output / "made").write_text(f"{name} {sorted(inputs)} {sorted(params.model_extra or {})}")
         (ctx.workdir / output / "from").write_text(_digest(inputs))

@@ -65,6 +65,7 @@ def _task_message(task: TaskRecord) -> export_pb2.Task:
         params=struct_of(task.params),
         inputs=task.inputs,
         format=task.format,
+        requested_format=task.requested,
         state=task_state(task.state),
         attempts=[_attempt_message(attempt) for attempt in task.attempts],
         outputs=task.outputs,

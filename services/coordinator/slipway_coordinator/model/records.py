@@ -75,7 +75,8 @@ class TaskRecord(_Record):
     """One planned task, its attempts and, when it succeeded, its result. ``output`` names its only output; empty allows any.
 
     ``params`` are those of the plan, ``open`` the ones that a precedent may change in the first attempt. ``precedent`` is the key under
-    which precedents are kept: None until one was looked for, empty if there is no key.
+    which precedents are kept: None until one was looked for, empty if there is no key. ``requested`` is the format of the plan, if another
+    one is delivered in its place.
     """
 
     id: str
@@ -89,6 +90,7 @@ class TaskRecord(_Record):
     open: tuple[str, ...] = ()
     fallback: str = ""
     precedent: str | None = None
+    requested: str = ""
     state: TaskState = TaskState.WAITING
     attempts: tuple[AttemptRecord, ...] = ()
     outputs: dict[str, str] = Field(default_factory=dict)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,6 +36,9 @@ class NextAttempt(BaseModel):
     elsewhere: bool = False
     remake_inputs: bool = False
     warning: str = ""
+    without: tuple[str, ...] = ()
+    format: str = ""
+    """Format under which the output is delivered from then on; empty: as before."""
     withdrawn: tuple[str, ...] = ()
     """Warnings of rules before it, whose effect it takes back."""
 
@@ -71,6 +74,7 @@ def recover(
     facts: Mapping[str, Any],
     max_attempts: int,
     alone: bool = False,
+    delivers: Callable[[str], str] = lambda _level: "",
     table: RuleTable | None = None,
 ) -> NextAttempt | None:
     """Return the next attempt of a task, or None when its failure is final.
@@ -84,6 +88,7 @@ def recover(
         facts: What is known about the model (``model_bytes``, ``architecture`` …).
         max_attempts: Attempts the task may have in all.
         alone: There will only ever be one worker.
+        delivers: Function that returns the format of the task's output at another level; empty if it may not be delivered at that level.
         table: Rules; the built-in ones when not given.
     """
     table = table or default_rules()
@@ -93,6 +98,7 @@ def recover(
     values = {
         "params": params,
         "first": first,
+        "inputs": history[-1].inputs if history else {},
         "about": failure.about,
         "facts": facts,
         "earlier": _count_failures(history[:-1]),
@@ -103,10 +109,15 @@ def recover(
         applied = sum(attempt.rule == rule.name for attempt in history)
         if applied >= rule.limit:
             continue
+        delivered = delivers(rule.deliver) if rule.deliver else ""
+        if rule.deliver and not delivered:
+            continue
         restored = {**params, **{name: first[name] for name in rule.restore if name in first}}
         for name in set(rule.restore) - set(first):
             restored.pop(name, None)
+        restored |= {name: failure.about.get(key, "").splitlines() for name, key in rule.take.items()}
         found = _attempt(rule, restored, history[-1].resources if history else Resources(), applied=applied)
+        found = found.model_copy(update={"format": delivered})
         tried = any(attempt.params == found.params and attempt.resources == found.resources for attempt in history)
         if rule.repeat or rule.elsewhere or rule.remake_inputs or not tried:
             return found.model_copy(update={"withdrawn": _withdrawn(found.params, history, table)})
@@ -161,6 +172,7 @@ def _attempt(rule: Rule, params: Mapping[str, Any], before: Resources, *, applie
         elsewhere=rule.elsewhere,
         remake_inputs=rule.remake_inputs,
         warning=rule.warn,
+        without=rule.without,
     )
 
 

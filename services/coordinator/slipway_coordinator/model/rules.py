@@ -88,10 +88,13 @@ class Rule(_Model):
         reasons: Reasons it applies to.
         profiles: Profiles it applies to.
         when: Conditions on values by path: ``params.NAME``, ``first.NAME`` (parameters of the first attempt), ``about.NAME`` (of the failure),
-            ``facts.NAME`` (of the model), and ``earlier.REASON`` or ``earlier.REASON.VALUE`` (how many attempts before failed for this reason, or with such a value in
+            ``facts.NAME`` (of the model), ``inputs.NAME`` (digest of an input of the attempt that failed), and ``earlier.REASON`` or ``earlier.REASON.VALUE`` (how many attempts before failed for this reason, or with such a value in
             ``about``).
         restore: Parameters that have the task's first value again, before ``set``: another way to what was asked for begins there.
         set: Parameters that the next attempt changes.
+        take: Parameters that the next attempt takes from the failure's ``about``, as lists: one entry a line.
+        without: Inputs that the next attempt does without; only for inputs that the stage does not need.
+        deliver: Level under whose name the output is delivered from then on. The rule does not apply if the plan delivers it already.
         resources: Resources of the next attempt.
         repeat: Allow the same attempt again, because the cause may pass by itself.
         wait_seconds: Delay of the next attempt; doubled each time the rule is applied to the same task again.
@@ -111,6 +114,9 @@ class Rule(_Model):
     when: dict[str, Condition] = Field(default_factory=dict)
     restore: tuple[str, ...] = ()
     set: dict[str, Any] = Field(default_factory=dict)
+    take: dict[str, str] = Field(default_factory=dict)
+    without: tuple[str, ...] = ()
+    deliver: str = ""
     resources: ResourceChange = ResourceChange()
     repeat: bool = False
     wait_seconds: float = Field(default=0.0, ge=0)
@@ -126,8 +132,10 @@ class Rule(_Model):
     def _paths(cls, when: dict[str, Condition]) -> dict[str, Condition]:
         for path in when:
             kind, _, name = path.partition(".")
-            if kind not in {"params", "first", "about", "facts", "earlier"} or not name:
-                raise ValueError(f"{path} is not a path: begin it with params., first., about., facts. or earlier.")
+            if kind not in {"params", "first", "inputs", "about", "facts", "earlier"} or not name:
+                raise ValueError(
+                    f"{path} is not a path: begin it with params., first., inputs., about., facts. or earlier."
+                )
             if kind == "earlier":
                 _known(name.partition(".")[0])
         return when

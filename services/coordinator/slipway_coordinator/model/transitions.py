@@ -6,6 +6,7 @@ export. Events about an attempt that is no longer the current one change nothing
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -13,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from slipway.errors import Failure, StageError
 from slipway.planning.precedents import PRECEDENT, Precedent
-from slipway.planning.references import Source, parse_reference, producers
+from slipway.planning.references import VALIDATION, Source, parse_reference, producers
 from slipway.registry import IMPORT
 from slipway_coordinator.model.importing import check_outputs, with_sources
 from slipway_coordinator.model.records import AttemptRecord, ExportRecord, Resources, TaskRecord
@@ -26,6 +27,10 @@ MOST_LOSSES = 5
 MOST_DEPARTURES = 50
 """The same for workers that had reported their shutdown, which happens on spot nodes every few hours. It is limited too, because the
 task itself may be the cause of its pod's eviction."""
+
+
+AGAIN = "outputs-made-again"
+"""Name of the rule by which a task that succeeded runs again."""
 
 
 class EventKind(StrEnum):
@@ -174,6 +179,27 @@ def begin_with(record: ExportRecord, task_id: str, key: str, precedent: Preceden
     return record.replacing(begun).with_(warnings=_merge_warnings(record.warnings, precedent.warnings))
 
 
+def make_again(record: ExportRecord, event: Event, decided: Mapping[str, tuple[Failure, NextAttempt]]) -> ExportRecord:
+    """Apply the success of a validation that some outputs failed: make these again, and then run the tasks that use them again.
+
+    Args:
+        record: The export.
+        event: The validation's success.
+        decided: The failure and the next attempt of each task whose output failed.
+    """
+    task = record.task(event.task)
+    record = _record_success(record, task, event)
+    failed = tuple(f"{record.task(task_id).format} failed validation: " for task_id in decided)
+    record = record.with_(warnings=tuple(each for each in record.warnings if not each.startswith(failed)))
+    for task_id, (failure, following) in decided.items():
+        made = record.task(task_id).with_attempt(state=TaskState.FAILED, failure=failure)
+        record = _queue_next(record.replacing(made), made, following, now=event.time)
+    for user in record.tasks:
+        if user.state is TaskState.SUCCEEDED and set(producers(user.inputs)) & set(decided):
+            record = record.replacing(user.moved(TaskState.WAITING))
+    return advance(record, now=event.time)
+
+
 def retry(record: ExportRecord, task_id: str, following: NextAttempt, *, now: float) -> ExportRecord:
     """Queue another attempt of a task that failed, or make its inputs again first."""
     task = record.task(task_id)
@@ -184,14 +210,28 @@ def retry(record: ExportRecord, task_id: str, following: NextAttempt, *, now: fl
     if following.remake_inputs:
         repeated = _producers_to_repeat(record, task)
         for producer in repeated:
-            record = record.replacing(_queue_attempt(record, producer, rule=following.rule, note=following.note))
+            last = producer.attempt
+            again = _queue_attempt(
+                record,
+                producer,
+                params=producer.params if producer.stage == IMPORT else last.params,
+                resources=last.resources,
+                rule=following.rule,
+                note=following.note,
+            )
+            record = record.replacing(again)
         if repeated:
             return record.replacing(task.moved(TaskState.WAITING))
+    return advance(_queue_next(record, task, following, now=now), now=now)
+
+
+def _queue_next(record: ExportRecord, task: TaskRecord, following: NextAttempt, *, now: float) -> ExportRecord:
+    """Queue a decided attempt; if its output is delivered as another format, tell the tasks that use it."""
     queued = _queue_attempt(
         record,
         task,
         params=following.params,
-        inputs=task.attempt.inputs,
+        inputs={name: digest for name, digest in task.attempt.inputs.items() if name not in following.without},
         resources=following.resources,
         rule=following.rule,
         note=following.note,
@@ -200,7 +240,19 @@ def retry(record: ExportRecord, task_id: str, following: NextAttempt, *, now: fl
         not_before=now + following.wait_seconds if following.wait_seconds else 0.0,
         avoid=_failed_on(record, task) if following.elsewhere else (),
     )
-    return advance(record.replacing(queued), now=now)
+    record = record.replacing(queued)
+    return _deliver_as(record, queued, following.format) if following.format else record
+
+
+def _deliver_as(record: ExportRecord, task: TaskRecord, delivered: str) -> ExportRecord:
+    """Deliver a task's output as another format, or again as the one of the plan; tasks that use it know it by that name."""
+    asked = task.requested or task.format
+    record = record.replacing(task.with_(format=delivered, requested="" if delivered == asked else asked))
+    for user in record.tasks:
+        if task.format in user.inputs and task.id in producers({"": user.inputs[task.format]}):
+            inputs = {delivered if name == task.format else name: source for name, source in user.inputs.items()}
+            record = record.replacing(user.with_(inputs=inputs))
+    return record
 
 
 def give_up(record: ExportRecord, task_id: str, failure: Failure, *, now: float) -> ExportRecord:
@@ -243,7 +295,10 @@ def restart(record: ExportRecord) -> ExportRecord:
         stale = any(producer in again for producer in producers(task.inputs))
         if task.state is not TaskState.SUCCEEDED or stale:
             again.add(task.id)
-            record = record.replacing(task.moved(TaskState.WAITING, outputs={}, facts={}))
+            current = record.task(task.id).moved(TaskState.WAITING, outputs={}, facts={})
+            record = record.replacing(current)
+            if current.requested:
+                record = _deliver_as(record, current, current.requested)
     return record.moved(ExportState.QUEUED, run=record.run + 1, events_read=0, failure=None, end_time=None)
 
 
@@ -304,6 +359,8 @@ def _queue_or_skip(record: ExportRecord, task: TaskRecord) -> TaskRecord:
             needed = False
     if not needed or (lost and not made):
         return task.moved(TaskState.SKIPPED)
+    if task.attempts and task.attempt.state is TaskState.SUCCEEDED and task.attempt.run == record.run:
+        return _queue_again(record, task, inputs)
     if task.attempts and task.attempt.state is TaskState.FAILED and task.attempt.run == record.run:
         last = task.attempt  # it waited for inputs to be made again
         return _queue_attempt(
@@ -318,6 +375,17 @@ def _is_dispensable(record: ExportRecord, task: TaskRecord) -> bool:
         return bool(task.fallback) and task.state is TaskState.FAILED
     missing = [each for each in map(record.task, producers(task.inputs)) if each.state is not TaskState.SUCCEEDED]
     return all(_is_dispensable(record, each) for each in missing)
+
+
+def _queue_again(record: ExportRecord, task: TaskRecord, inputs: dict[str, str]) -> TaskRecord:
+    """Queue a task that succeeded, because inputs were made again. A validation only judges those, and keeps its other verdicts."""
+    last = task.attempt
+    params, given = last.params, inputs
+    if task.format == VALIDATION:
+        params = {**params, "again": sorted(name for name in inputs if last.inputs.get(name) != inputs[name])}
+        given = {**inputs, "before": next(iter(task.outputs.values()))}
+    note = "again, because outputs that it uses were made again"
+    return _queue_attempt(record, task, params=params, inputs=given, resources=last.resources, rule=AGAIN, note=note)
 
 
 def _queue_attempt(

@@ -14,25 +14,30 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from dbos import DBOS
 
 from slipway.errors import Failure, ModelExportError, ServiceError
+from slipway.formats.registry import formats, split_output
 from slipway.formats.tasks import PlannedTask
 from slipway.observability.telemetry import within
 from slipway.planning.precedents import PRECEDENT, Precedent, precedent_key
 from slipway.registry import plays
 from slipway.stage import Role
-from slipway_coordinator.model import transitions
+from slipway_coordinator.model import gate, transitions
 from slipway_coordinator.model.learning import as_planned, lasting
 from slipway_coordinator.model.records import AttemptRecord, ExportRecord, TaskRecord
 from slipway_coordinator.model.recovery import NextAttempt, choose_profile, recover, with_guidance
 from slipway_coordinator.model.rules import RuleTable
-from slipway_coordinator.model.states import ExportState
+from slipway_coordinator.model.states import ExportState, TaskState
 from slipway_coordinator.storage.inbox import InboxEvent
 
 log = logging.getLogger("slipway.coordinator.workflow")
+
+REJECTED = "VALIDATION_FAILED"
+"""Reason of an attempt whose output failed validation."""
 
 
 class Transition(NamedTuple):
@@ -138,6 +143,18 @@ async def _carry_out(record: ExportRecord, now: float) -> str:
 
 
 async def _apply(record: ExportRecord, event: transitions.Event) -> ExportRecord:
+    rejected = gate.rejected(record, event)
+    if rejected:
+        failures = {task: failure.to_json() for task, failure in rejected.items()}
+        decisions = await _decide_rejected(record.to_json(), failures)
+        decided = {
+            task: (rejected[task], NextAttempt.model_validate(found["next"]))
+            for task, found in decisions.items()
+            if found["next"] is not None
+        }
+        if decided:
+            profile = next(found["profile"] for found in decisions.values())
+            return transitions.make_again(record.with_(recovery_profile=profile), event, decided)
     if not transitions.completes_plan(record, event):
         return transitions.apply(record, event)
     found = await _plan(record.to_json(), event.model_dump(mode="json"))
@@ -180,13 +197,23 @@ async def _decide(record_json: dict[str, Any], task_id: str) -> dict[str, Any]:
     return decide(record, record.task(task_id), rules=around.rules, alone=around.alone) | {"time": time.time()}
 
 
+@DBOS.step(name="slipway.rejected")
+async def _decide_rejected(record_json: dict[str, Any], failures: dict[str, Any]) -> dict[str, Any]:
+    """Decide about outputs that failed validation: return what :func:`decide` returns, by task."""
+    record, around = ExportRecord.from_json(record_json), _surroundings()
+    found = {}
+    for name in sorted(failures):
+        task = record.task(name).with_attempt(state=TaskState.FAILED, failure=Failure.from_json(failures[name]))
+        found[name] = decide(record, task, rules=around.rules, alone=around.alone)
+    return found
+
+
 def decide(record: ExportRecord, task: TaskRecord, *, rules: RuleTable, alone: bool) -> dict[str, Any]:
     """Decide about a failed attempt: return its ``next`` attempt or None, and the final ``failure`` with guidance."""
     failure = task.attempt.failure
     assert failure is not None
     settings = record.configuration.get("recovery", {})
-    # A precedent costs no attempt: after it, everything goes as without.
-    history = [attempt for attempt in task.attempts if attempt.run == record.run and attempt.rule != PRECEDENT]
+    history = _history(record, task)
     facts = model_facts(record)
     everything: list[AttemptRecord] = [attempt for other in record.tasks for attempt in other.attempts]
     profile = choose_profile(
@@ -196,23 +223,45 @@ def decide(record: ExportRecord, task: TaskRecord, *, rules: RuleTable, alone: b
     if record.state is ExportState.RUNNING and task.attempt.rule == PRECEDENT and lasting(failure):
         following = as_planned(task, rules=rules)
     elif record.state is ExportState.RUNNING:
-        following = recover(
-            failure,
-            task.stage,
-            params=task.attempt.params,
-            history=history,
-            profile=profile,
-            facts=facts,
-            max_attempts=settings.get("max_attempts", 5),
-            alone=alone,
-            table=rules,
-        )
+        # If an attempt that replaces a rejected output fails itself, the next way to replace that output is taken.
+        earlier = [attempt.failure for attempt in history if attempt.failure and attempt.failure.reason == REJECTED]
+        for cause in (failure, *earlier[-1:]):
+            following = following or recover(
+                cause,
+                task.stage,
+                params=task.attempt.params,
+                history=history,
+                profile=profile,
+                facts=facts,
+                max_attempts=settings.get("max_attempts", 5),
+                alone=alone,
+                delivers=partial(_delivered_at, record, task),
+                table=rules,
+            )
     final = with_guidance(failure, task.stage, attempts=len(history), table=rules)
     return {
         "profile": profile.value,
         "next": None if following is None else following.model_dump(mode="json"),
         "failure": final.to_json(),
     }
+
+
+def _history(record: ExportRecord, task: TaskRecord) -> list[AttemptRecord]:
+    """Return the attempts of this run that count: not that of a precedent, and none before inputs were made again after a success."""
+    found: list[AttemptRecord] = []
+    for attempt in task.attempts:
+        if attempt.run == record.run and attempt.rule != PRECEDENT:
+            found = [attempt] if attempt.rule == transitions.AGAIN else [*found, attempt]
+    return found
+
+
+def _delivered_at(record: ExportRecord, task: TaskRecord, level: str) -> str:
+    """Return the format of a task's output at another level; empty if there is none, or another task delivers it."""
+    name, _ = split_output(task.format)
+    known = formats().get(name)
+    wanted = known.output_name(level) if known is not None and task.format else ""
+    taken = {each.format for each in record.tasks if each.id != task.id}
+    return "" if wanted in taken else wanted
 
 
 def fault(error: Exception) -> Failure:

@@ -40,7 +40,7 @@ from slipway_quantize.grid.rounding import Rounded, round_weight
 from slipway_quantize.grid.search import pack_words
 from slipway_quantize.levels import IntLevel
 from slipway_quantize.pieces import Pieces, Squares
-from slipway_quantize.report import Outcome, warn_unaligned
+from slipway_quantize.report import KEPT, Outcome, warn_unaligned, warn_unknown
 from slipway_quantize.writing import PIECE_WEIGHTS
 
 _SCALE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -57,6 +57,7 @@ class _Plan:
     dense: frozenset[str]
     unaligned: tuple[LinearWeight, ...]
     kept: tuple[str, ...]
+    asked: tuple[LinearWeight, ...]
     unpacked: bool
     scale_dtype: torch.dtype
     untied: bool
@@ -110,6 +111,7 @@ def write_int(
             _record(tensor.name, plan, outcome)
     ctx.progress("quantize", done=done, total=total)
     warn_unaligned([weight.module for weight in plan.unaligned], level.group_size, ctx)
+    warn_unknown(level.keep, [weight.module for weight in plan.asked], ctx)
     _warn_kept(tensors, plan, ctx)
     _write_config(target / "config.json", plan, level)
     return outcome
@@ -120,7 +122,8 @@ def _plan(source: Path, tensors: dict[str, TensorInfo], level: IntLevel, calibra
     structure = find_linear_layers(config, require_family(source), tensors)
     fits: list[LinearWeight] = []
     unaligned: list[LinearWeight] = []
-    for weight in structure.linear:
+    asked = [weight for weight in structure.linear if level.keeps(weight.module)]
+    for weight in [weight for weight in structure.linear if weight not in asked]:
         columns = tensors[weight.source].shape[1]
         (unaligned if columns % level.group_size else fits).append(weight)
     if not fits:
@@ -142,6 +145,7 @@ def _plan(source: Path, tensors: dict[str, TensorInfo], level: IntLevel, calibra
         dense=frozenset(tensors) - replaced,
         unaligned=tuple(unaligned),
         kept=structure.kept,
+        asked=tuple(asked),
         unpacked=structure.unpacked,
         scale_dtype=dtype if dtype in _SCALE_DTYPES else torch.float32,
         untied=any(weight.source != f"{weight.module}.weight" for weight in fits),
@@ -252,6 +256,7 @@ def _record(name: str, plan: _Plan, outcome: Outcome) -> None:
         unaligned = any(weight.source == name for weight in plan.unaligned)
         head = name.removesuffix(".weight") in plan.kept
         why = "a head" if head else "not the weight of a linear layer"
+        why = KEPT if any(weight.source == name for weight in plan.asked) else why
         outcome.kept[name] = "input width is not a multiple of the group size" if unaligned else why
 
 
@@ -275,11 +280,10 @@ def _write_config(path: Path, plan: _Plan, level: IntLevel) -> None:
             if isinstance(part, dict):
                 part["tie_word_embeddings"] = False
     if level.packed:
-        ignore = sorted({*plan.kept, *(weight.module for weight in plan.unaligned)})
+        ignore = sorted({*plan.kept, *(weight.module for weight in (*plan.unaligned, *plan.asked))})
         config["quantization_config"] = _quantization_config(level, ignore=ignore, symmetric=not plan.asymmetric)
-        if (
-            plan.unpacked or plan.asymmetric
-        ):  # compressed-tensors 0.20 expects unpacked zero points in a model that it unpacks later
+        # compressed-tensors 0.20 expects unpacked zero points in a model that it unpacks later
+        if plan.unpacked or plan.asymmetric:
             config["quantization_config"]["dequantize"] = True
     write_json(path, config)
 

@@ -35,7 +35,7 @@ from slipway_quantize.graphs.left_out import LazyMatrix, LeftOutSource
 from slipway_quantize.graphs.weights import Weight, find_weights
 from slipway_quantize.levels import IntLevel
 from slipway_quantize.pieces import Pieces, Squares
-from slipway_quantize.report import Outcome, warn_unaligned
+from slipway_quantize.report import KEPT, Outcome, warn_unaligned, warn_unknown
 
 _CONTRIB = "com.microsoft"
 _LINE = 16
@@ -63,8 +63,10 @@ def write_int(
     graphs = [(name, load_graph(source, name)) for name in graph_files(source)]
     left_out_bytes = sum(left_out.put_in(model, name) for name, model in graphs)
     found = {name: find_weights(model.graph) for name, model in graphs}
+    asked = {weight.name for weights in found.values() for weight in weights if _is_kept(weight.name, level)}
     fits = {
-        name: [one for one in weights if one.features[1] % level.group_size == 0] for name, weights in found.items()
+        name: [one for one in weights if one.features[1] % level.group_size == 0 and one.name not in asked]
+        for name, weights in found.items()
     }
     if not any(fits.values()):
         raise QuantizationError(
@@ -99,12 +101,24 @@ def write_int(
                     outcome.methods[weight.name] = integers.method
                 done += math.prod(weight.features)
             copy_external(source, model, data)
-        unaligned += [weight.name for weight in found[name] if weight not in fits[name]]
+        unaligned += [weight.name for weight in found[name] if weight not in fits[name] and weight.name not in asked]
         save_graph(model, target, name)
     ctx.progress("quantize", done=done, total=total, unit="weights")
     warn_unaligned(unaligned, level.group_size, ctx)
+    warn_unknown(level.keep, [module for name in asked for module in _modules(name)], ctx)
     outcome.kept = dict.fromkeys(unaligned, "input width is not a multiple of the group size")
+    outcome.kept |= dict.fromkeys(sorted(asked), KEPT)
     return outcome
+
+
+def _is_kept(weight: str, level: IntLevel) -> bool:
+    return any(level.keeps(module) for module in _modules(weight))
+
+
+def _modules(weight: str) -> list[str]:
+    """Return the linear layers of a weight by its name: ``layers.0.q_proj+k_proj.weight.T`` is of two."""
+    path, _, last = weight.removesuffix(".T").removesuffix(".weight").rpartition(".")
+    return [f"{path}.{name}" if path else name for name in last.split("+")]
 
 
 def _replace_by_integers(

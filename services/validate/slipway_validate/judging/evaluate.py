@@ -15,7 +15,7 @@ from slipway.validation.limit_overrides import Limits
 from slipway.validation.speed import Engine
 from slipway_validate import folders
 from slipway_validate.cases import native_case
-from slipway_validate.judging import explain
+from slipway_validate.judging import explain, survival
 from slipway_validate.judging.compare import CaseResults, compare_case, compare_greedy, compare_windows, load_logits
 from slipway_validate.judging.judge import Judge, Rule
 from slipway_validate.judging.limits import coarser, own_level
@@ -78,7 +78,14 @@ class Evaluator:
         measured = self._measured(output, reference, spec=spec, result=result, run_folder=run_folder)
         rule = self._rule(measured, reference)
         judge = Judge(rule, adapter=reference.with_adapter)
-        measured = measured.model_copy(update={"limits": rule.limits, "notes": judge.notes()})
+        found = reference.survival.get(name)
+        measured = measured.model_copy(
+            update={
+                "limits": rule.limits,
+                "survival": None if found is None else survival.judged(found, rule.limits),
+                "notes": (*judge.notes(), *survival.notes(found)),
+            }
+        )
         verdict = self._verdict(measured, result, judge)
         if name == MERGED:
             self.merged = MergedRun(run_folder, verdict)

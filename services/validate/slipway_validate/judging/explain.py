@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from slipway.validation.comparisons import Check
 from slipway.validation.findings import OutputValidation
+from slipway_validate.judging import survival
 from slipway_validate.judging.measures import distance_of
 
 SHAPE_CAUSES = {
@@ -52,7 +53,12 @@ def explain_checks(output: OutputValidation, *, merged: OutputValidation | None,
     failed = output.failed_checks
     if not failed:
         return "", ""
-    cause, remedy = _cause(output, failed, merged=merged, where=where)
+    of_modules, remedy = survival.explain(output.survival) if output.survival else ("", "")
+    cause = of_modules
+    others = tuple(check for check in failed if check.name not in survival.CHECKS)
+    if others:
+        cause, remedy = _cause(output, others, merged=merged, where=where)
+        cause = "; ".join(filter(None, (cause, of_modules)))
     shown = "; ".join(str(check) for check in failed[:SHOWN_CHECKS])
     more = f"; and {len(failed) - SHOWN_CHECKS} more" if len(failed) > SHOWN_CHECKS else ""
     return f"{cause} ({shown}{more})", remedy

@@ -9,6 +9,7 @@ from typing import Literal
 from slipway.validation.comparisons import Check, LogitComparison, ShapeCase
 from slipway.validation.findings import OutputValidation
 from slipway.validation.limit_overrides import Limits
+from slipway_validate.judging import survival
 from slipway_validate.judging.limits import (
     ALONG_EFFECT,
     CASE_FACTOR,
@@ -82,6 +83,8 @@ class Judge:
             strength = output.adapter_strength
             error = None if strength is None else abs(strength - 1)
             found.append(_at_most("adapter_strength_error", error, self._strength_limit, unit="share"))
+        if output.survival is not None:
+            found += survival.checks(output.survival, self._rule.limits)
         native = output.engine.native_dtype if output.engine else ""
         for case in output.cases:
             if not case.skipped:

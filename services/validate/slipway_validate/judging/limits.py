@@ -18,6 +18,12 @@ and quantize (``tests/support/models/family_models.py``, 18 models) lies below t
 adapter has a relative error of 0.5, and one a tenth too weak 0.04. With few values noise averages out less: the strength of an
 adapter was wrong by up to 2e-3 in float16, 9e-3 in bfloat16 and 2e-2 in int8, and of two equally likely tokens or classes either
 may come first; see ``ALONG_EFFECT`` and ``slipway_validate.numerics.NEAR_TIE``.
+
+The last two columns judge each adapted module (``slipway.validation.survival``), beyond four standard errors of the rounding. Measured on
+the trained sample (float32, 28 modules), worst module: strength wrong by 1e-5 in float16, 2e-4 in int8, 8e-3 in int4 (its scales, fitted by
+least squares, are a little small); weights off by 2e-4, 5e-3 and 8e-2. A lost update has a strength of 0, another layer's weight an error
+of 1.4. 16-bit types lose updates that are smaller than their steps: of an update of 0.3 % of the weights bfloat16 holds 92 %, of 0.1 % 52 %;
+what the base's own type cannot hold is not held against an output.
 """
 
 from __future__ import annotations
@@ -28,13 +34,13 @@ from slipway.validation.limit_overrides import LimitOverrides, Limits
 from slipway.validation.speed import Engine
 
 # fmt: off
-_ROWS: tuple[tuple[str, float | None, float, float, float, float, float, float, float], ...] = (
-    # level,     max_abs_diff, mean_kl, top1, perplexity, case_mean_kl, adapter_strength_error, cosine, relative
-    ("float32",  1e-4,         1e-6,    0.998, 1.0005,    1e-6,         1e-3,                   1e-8,   1e-4),
-    ("float16",  None,         5e-5,    0.98,  1.002,     2e-4,         2e-3,                   1e-5,   5e-3),
-    ("bfloat16", None,         2e-4,    0.97,  1.005,     8e-4,         5e-3,                   2e-4,   2e-2),
-    ("int8",     None,         1e-3,    0.98,  1.01,      4e-3,         1e-2,                   1e-3,   5e-2),
-    ("int4",     None,         2e-2,    0.90,  1.05,      6e-2,         3e-2,                   2e-2,   2e-1),
+_ROWS: tuple[tuple[str, float | None, float, float, float, float, float, float, float, float, float], ...] = (
+    # level,     max_abs_diff, mean_kl, top1, perplexity, case_mean_kl, adapter_strength_error, cosine, relative, module_strength, module_weight
+    ("float32",  1e-4,         1e-6,    0.998, 1.0005,    1e-6,         1e-3,                   1e-8,   1e-4,     1e-2,            1e-5),
+    ("float16",  None,         5e-5,    0.98,  1.002,     2e-4,         2e-3,                   1e-5,   5e-3,     1e-1,            2e-3),
+    ("bfloat16", None,         2e-4,    0.97,  1.005,     8e-4,         5e-3,                   2e-4,   2e-2,     2e-1,            1e-2),
+    ("int8",     None,         1e-3,    0.98,  1.01,      4e-3,         1e-2,                   1e-3,   5e-2,     1e-1,            5e-2),
+    ("int4",     None,         2e-2,    0.90,  1.05,      6e-2,         3e-2,                   2e-2,   2e-1,     2e-1,            8e-1),
 )
 # fmt: on
 LIMITS: Mapping[str, Limits] = {
@@ -48,8 +54,10 @@ LIMITS: Mapping[str, Limits] = {
         adapter_strength_error=strength,
         cosine_distance=cosine,
         relative_error=relative,
+        module_strength_error=module_strength,
+        module_weight_error=module_weight,
     )
-    for level, max_abs_diff, mean_kl, top1, perplexity, case_kl, strength, cosine, relative in _ROWS
+    for level, max_abs_diff, mean_kl, top1, perplexity, case_kl, strength, cosine, relative, module_strength, module_weight in _ROWS
 }
 """Limits from tightest to loosest; ``max_abs_diff`` is a share of the reference's logit scale."""
 

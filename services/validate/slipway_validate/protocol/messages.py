@@ -15,6 +15,8 @@ from pydantic import BaseModel, ConfigDict
 
 from slipway.validation.speed import Engine, Memory
 
+NOT_OUTPUTS = ("adapter", "base", "before", "heldout", "reference")
+"""Inputs of the stage that are no outputs of the export."""
 SPEC_FILE = "spec.json"
 RESULT_FILE = "result.json"
 LOGITS_FILE = "logits.npy"
@@ -23,6 +25,8 @@ TIME = "time"
 """The line that requests a round of timing."""
 WAITING, ROUND = "waiting", "round"
 """Keys of a runner's lines: the result is written and the runner waits; the result of a round."""
+SURVIVAL_FILE = "survival.json"
+"""What outputs hold of the adapter: an object of :class:`slipway.validation.survival.AdapterSurvival` by name of the output."""
 BASE_LOGITS_FILE = "base_logits.npy"
 """Like LOGITS_FILE, with the adapter switched off; written by the reference only."""
 
@@ -157,11 +161,26 @@ class TokenizeSpec(_Message):
     samples: Path
 
 
+class SurvivalSpec(_Message):
+    """Outputs whose stored weights are compared with base and adapter.
+
+    Attributes:
+        base: Folder of the base.
+        adapter: Folder of the adapter.
+        outputs: Folders of the outputs by name.
+    """
+
+    base: Path
+    adapter: Path
+    outputs: dict[str, Path]
+
+
 class Spec(_Message):
-    """Contents of ``spec.json``: exactly one of the two fields."""
+    """Contents of ``spec.json``: at most one of the first two fields. ``survival`` is done last, after the result is written."""
 
     run: RunSpec | None = None
     tokenize: TokenizeSpec | None = None
+    survival: SurvivalSpec | None = None
 
 
 class RunResult(_Message):

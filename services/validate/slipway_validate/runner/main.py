@@ -20,6 +20,7 @@ from typing import NoReturn, TextIO
 
 from slipway.folders.disk_full import is_disk_full
 from slipway.validation.speed import Memory
+from slipway.validation.survival import AdapterSurvival
 from slipway_validate.cases import family_named, native_case
 from slipway_validate.protocol.messages import (
     BASE_LOGITS_FILE,
@@ -27,11 +28,13 @@ from slipway_validate.protocol.messages import (
     RESULT_FILE,
     ROUND,
     SPEC_FILE,
+    SURVIVAL_FILE,
     TIME,
     WAITING,
     RunResult,
     RunSpec,
     Spec,
+    SurvivalSpec,
     TokenizeSpec,
 )
 from slipway_validate.runner import guard
@@ -150,12 +153,25 @@ def execute(spec: Spec, folder: Path) -> tuple[RunResult, LanguageModel | None]:
     try:
         if spec.tokenize is not None:
             return tokenize(spec.tokenize), None
-        assert spec.run is not None
-        return run_model(spec.run, folder)
+        return run_model(spec.run, folder) if spec.run is not None else (RunResult(), None)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # noqa: BLE001 - a runtime's errors share no base, and a panic of tokenizers is no Exception
         return _failed(error), None
+
+
+def compare_weights(spec: SurvivalSpec, folder: Path) -> None:
+    """Write what the outputs hold of the adapter. What goes wrong is their finding, and leaves the result of the run as it is."""
+    try:
+        from slipway_validate.runner.survival.measuring import measure
+
+        found = measure(
+            spec.base, spec.adapter, spec.outputs, report=lambda done, total: _report("weights", done, total)
+        )
+    except Exception as error:  # noqa: BLE001 - as in execute()
+        found = dict.fromkeys(spec.outputs, AdapterSurvival(not_run=f"{type(error).__name__}: {error}"))
+    document = {name: each.model_dump(mode="json") for name, each in found.items()}
+    (folder / SURVIVAL_FILE).write_text(json.dumps(document), encoding="utf-8")
 
 
 def _failed(error: BaseException) -> RunResult:
@@ -195,6 +211,8 @@ def main() -> int:
         temporary = folder / f"{RESULT_FILE}.part"
         temporary.write_text(result.model_dump_json(), encoding="utf-8")
         temporary.replace(folder / RESULT_FILE)
+        if spec.survival is not None:
+            compare_weights(spec.survival, folder)
         if model is not None and spec.run is not None and spec.run.benchmark is not None:
             take_rounds(spec.run, model, commands)
     sys.stdout.flush()

@@ -58,7 +58,7 @@ def load(base: Path, adapter: Path | None = None, *, threads: int) -> Transforme
     pooling = known_pooling(adapter, base)
     if adapter is None:
         return TransformersModel(module.float(), family, stored=stored_dtype(base), pooling=pooling)
-    module = _adapted(module, adapter)
+    module = adapted(module, adapter)
     if trained:
         _use_trained_head_alone(module)
     _name_replicated_layers(module)
@@ -82,7 +82,12 @@ def _use_trained_head_alone(module: Any) -> None:
             part.original_module.load_state_dict(part.modules_to_save["default"].state_dict())
 
 
-def _adapted(module: Any, adapter: Path) -> Any:
+def adapted(module: Any, adapter: Path) -> Any:
+    """Return a model with the adapter added by peft, unmerged.
+
+    Raises:
+        Unusable: peft cannot load the adapter on this model.
+    """
     try:
         check_patterns(read_adapter_config(adapter), names_in(module))
         read_safetensors(adapter / ADAPTER_WEIGHTS)  # peft would take a pickle too

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
@@ -15,7 +14,8 @@ from slipway.results.report.compared import compared
 from slipway.results.report.document import Report
 from slipway.results.report.environment import html_environment
 from slipway.results.report.graphs import optimizations
-from slipway.results.report.plots import Bar, bar_chart
+from slipway.results.report.plots import Bar, Chart, bar_chart
+from slipway.results.report.survival import survival_charts, worst_modules
 from slipway.results.result import AttemptResult
 from slipway.validation.comparisons import Check
 from slipway.validation.findings import OutputStatus, OutputValidation
@@ -31,15 +31,6 @@ NOT_MADE = {"failed": "not made", "skipped": "not made", "cancelled": "cancelled
 """Text in place of a verdict for an output that was not made, by the state of its task."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """A chart with its heading and a sentence that explains it."""
-
-    heading: str
-    caption: str
-    bars: Markup
-
-
 def page(report: Report) -> str:
     """Render the whole page."""
     template = html_environment().get_template("report.html.j2")
@@ -53,6 +44,7 @@ def page(report: Report) -> str:
         sources=sorted(report.lineage.get("sources", {}).items()),
         graphs=list(optimizations(report.lineage)),
         calibration=calibration_profile(report.lineage),
+        worst_modules=worst_modules,
     )
 
 
@@ -73,6 +65,10 @@ def _verdict(report: Report) -> tuple[str, str]:
     if not report.result.success:
         return "bad", "The export failed."
     tone, sentence = _outputs_verdict(report)
+    instead = {value.requested: name for name, value in report.result.formats.items() if value.requested}
+    if instead:
+        swapped = ", ".join(f"{name} instead of {asked}" for asked, name in instead.items())
+        tone, sentence = "amber", f"{sentence} Delivered: {swapped}, which failed."
     base = report.result.base_match
     if base is None or base.verdict == "green":
         return tone, sentence
@@ -82,7 +78,12 @@ def _verdict(report: Report) -> tuple[str, str]:
 def _outputs_verdict(report: Report) -> tuple[str, str]:
     if report.validation is None:
         return "muted", "The export succeeded. Nothing was validated."
-    not_run = report.validation.not_run_outputs
+    not_run, failed = report.validation.not_run_outputs, report.validation.failed_outputs
+    if failed:
+        return (
+            "amber",
+            f"The export succeeded. {', '.join(failed)} failed validation and was kept, as validation.on_failure asks.",
+        )
     if not report.validation.passed:
         return "muted", "The export succeeded. None of the outputs can be run on this machine, so none was validated."
     if not_run:
@@ -119,7 +120,7 @@ def _charts(report: Report) -> list[Chart]:
         ),
     ]
     compared_any = any(output.to_reference is not None for output in outputs)
-    return [*(behaviour if compared_any else ()), *charts, *_speed_charts(outputs)]
+    return [*(behaviour if compared_any else ()), *survival_charts(outputs), *charts, *_speed_charts(outputs)]
 
 
 def _logits_chart(title: str, outputs: Iterable[OutputValidation], measure: str) -> Markup:

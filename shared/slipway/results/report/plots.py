@@ -45,6 +45,15 @@ class Bar:
     remark: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A chart with its heading and a sentence that explains it."""
+
+    heading: str
+    caption: str
+    bars: Markup
+
+
 def bar_chart(title: str, bars: Sequence[Bar], *, show: Callable[[float | None], str], log: bool = False) -> Markup:
     """Draw horizontal bars, one per row, with the figure at the right.
 

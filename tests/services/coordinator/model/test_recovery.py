@@ -41,9 +41,12 @@ def test_every_rule_is_reachable(rule: Rule) -> None:
         {"opset": None, "past_present_share_buffer": True, "logits_to_keep": 1},
     )
     for stage, profile, reason in itertools.product(stages, rule.profiles, rule.reasons):
-        starts = (
-            [{**START.get(stage, {}), **form} for form in forms] if stage == "onnx_export" else [START.get(stage, {})]
-        )
+        starts = [START.get(stage, {})]
+        if stage == "onnx_export":
+            starts = [{**starts[0], **form} for form in forms]
+        if stage == "quantize":
+            small = {"level": "int4", "group_size": 32}
+            starts += [{**starts[0], "format": each, **small} for each in ("pytorch", "onnx")]
         engines = ("auto", "mobius", "dynamo", "legacy") if stage == "onnx_export" else ("",)
         for start, engine in itertools.product(starts, engines):
             params = {**start, "engine": engine} if engine else start

@@ -1,0 +1,99 @@
+"""Turn a verdict of the validation into failures of the attempts whose outputs failed, so that recovery can make these again. Pure.
+
+What validation finds is a result and not an error. With ``validation.on_failure: fallback`` it counts as a failure of the attempt that
+made the output, with the reason ``VALIDATION_FAILED``; the rules of the stage decide about the next one as after any other failure.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pydantic
+from pydantic import BaseModel, ConfigDict
+
+from slipway.errors import Failure, ValidationError
+from slipway.planning.references import VALIDATION, producers
+from slipway.registry import plays
+from slipway.stage import Role
+from slipway.texts import one_line
+from slipway_coordinator.model.records import ExportRecord, TaskRecord
+from slipway_coordinator.model.states import ExportState, TaskState
+from slipway_coordinator.model.transitions import Event, EventKind
+
+FALLBACK = "fallback"
+MODULES = "modules"
+"""Key of ``about`` with the modules that hold least of the adapter, one a line."""
+_MEASURED = ("mean_kl", "top1_agreement", "relative_error", "perplexity")
+_LONGEST = 2000
+
+
+class _Output(BaseModel):
+    """What validation recorded about one output. A worker of another version records other things: they are left out."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    explanation: str = ""
+    remedy: str = ""
+    mean_kl: float | None = None
+    top1_agreement: float | None = None
+    relative_error: float | None = None
+    perplexity: float | None = None
+    worst_modules: list[str] = []
+
+
+class _Verdict(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    failed_outputs: list[str] = []
+    outputs: dict[str, _Output] = {}
+
+
+def rejected(record: ExportRecord, event: Event) -> dict[str, Failure]:
+    """Return the failures of the quantized outputs that an event shows to fail, by the task that made each; empty for any other event.
+
+    An output made of one that failed itself is left out: the fault is not its own.
+    """
+    wanted = record.configuration.get("validation", {}).get("on_failure") == FALLBACK
+    task = next((task for task in record.tasks if task.id == event.task), None)
+    if not wanted or event.kind is not EventKind.SUCCEEDED or record.state is not ExportState.RUNNING:
+        return {}
+    if task is None or task.format != VALIDATION or not task.attempts or task.attempt.number != event.attempt:
+        return {}
+    if task.attempt.state.ended:
+        return {}
+    try:
+        found = _Verdict.model_validate(event.facts)
+    except pydantic.ValidationError:
+        return {}
+    failed = set(found.failed_outputs)
+    return {
+        made.id: _failure(made.format, found.outputs.get(made.format, _Output()))
+        for made in record.tasks
+        if made.format in failed and _is_quantized(made) and not _formats_before(record, made) & failed
+    }
+
+
+def _is_quantized(task: TaskRecord) -> bool:
+    return task.state is TaskState.SUCCEEDED and plays(task.stage, Role.QUANTIZATION)
+
+
+def _formats_before(record: ExportRecord, task: TaskRecord) -> set[str]:
+    """Return the delivered formats from which a task's output was made."""
+    found: set[str] = set()
+    for producer in map(record.task, producers(task.inputs)):
+        found |= {producer.format, *_formats_before(record, producer)}
+    return found - {""}
+
+
+def _failure(name: str, found: _Output) -> Failure:
+    measured: dict[str, Any] = {each: getattr(found, each) for each in _MEASURED}
+    said = one_line(found.explanation)[:_LONGEST] or "it differs from the reference"
+    failure = ValidationError(
+        f"{name} failed validation: {said}",
+        remedy=one_line(found.remedy)[:_LONGEST],
+        about={"output": name, **{each: f"{value:.4g}" for each, value in measured.items() if value is not None}},
+    ).failure()
+    modules = "\n".join(one_line(each) for each in found.worst_modules)
+    return Failure.from_json(
+        {**failure.to_json(), "about": {**failure.about, **({MODULES: modules} if modules else {})}}
+    )

@@ -1,0 +1,138 @@
+"""Judge what an output holds of the adapter, module by module, and say which modules fail."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slipway.counts import counted
+from slipway.validation.comparisons import Check
+from slipway.validation.limit_overrides import Limits
+from slipway.validation.survival import AdapterSurvival, ModuleSurvival, worst
+
+SURE = 4.0
+"""Standard errors by which rounding alone may move a strength."""
+LOST = 0.5
+"""Strength below which a module has lost its update. If rounding may move it that far, the module is not judged."""
+WEAK = 0.9
+"""Share of an update below which a note says that the base's own type holds no more of it."""
+NON_FINITE, STRENGTH, WEIGHT = "non_finite_weights", "module_strength_error", "module_weight_error"
+CHECKS = frozenset({NON_FINITE, STRENGTH, WEIGHT})
+_SHOWN = 4
+
+
+def judged(survival: AdapterSurvival, limits: Limits) -> AdapterSurvival:
+    """Return the findings with the fault of each module that fails."""
+    modules = tuple(each.model_copy(update={"fault": _fault(each, limits)}) for each in survival.modules)
+    return survival.model_copy(update={"modules": modules})
+
+
+def checks(survival: AdapterSurvival, limits: Limits) -> list[Check]:
+    """Return the checks of an output's modules: the worst of them against each limit."""
+    if survival.not_run and not survival.non_finite:
+        return []
+    found = [_at_most(NON_FINITE, float(sum(survival.non_finite.values())), 0.0, "count")]
+    errors = [max(0.0, each.error - SURE * each.noise) for each in map(_Judged, survival.modules) if each]
+    if errors and limits.module_strength_error is not None:
+        found.append(_at_most(STRENGTH, max(errors), limits.module_strength_error, "share"))
+    weights = [each.weight_error for each in survival.modules if each.weight_error is not None]
+    if weights and limits.module_weight_error is not None:
+        found.append(_at_most(WEIGHT, max(weights), limits.module_weight_error, "share"))
+    return found
+
+
+def notes(survival: AdapterSurvival | None) -> tuple[str, ...]:
+    """Return what was not compared or not judged."""
+    if survival is None:
+        return ()
+    if survival.not_run:
+        return (f"the adapter in its stored weights was not compared: {survival.not_run}",)
+    found = []
+    if survival.left_out:
+        first, why = next(iter(survival.left_out.items()))
+        found.append(f"{counted(len(survival.left_out), 'adapted module')} not compared, first {first}: {why}")
+    coarse = [each for each in survival.modules if each.expected < WEAK]
+    if coarse:
+        least = min(coarse, key=lambda each: each.expected)
+        found.append(
+            f"in {counted(len(coarse), 'module')} the update is smaller than the steps of the base's 16-bit type, which holds only "
+            f"{least.expected:.2f} of it in {least.module}: a base in float32 keeps all of it"
+        )
+    small = [each for each in survival.modules if each.strength is not None and not _Judged(each)]
+    if small:
+        found.append(
+            f"in {counted(len(small), 'module')} the adapter's update is too small beside the rounding to be judged, "
+            f"first {small[0].module}"
+        )
+    return tuple(found)
+
+
+def explain(survival: AdapterSurvival) -> tuple[str, str]:
+    """Return which modules fail and what to do; both empty if none does."""
+    said, remedy = [], ""
+    if survival.non_finite:
+        first, count = next(iter(survival.non_finite.items()))
+        more = f", and so have {counted(len(survival.non_finite) - 1, 'other')}" if len(survival.non_finite) > 1 else ""
+        said.append(f"the stored weight {first} has {counted(count, 'NaN or infinite value')}{more}")
+        remedy = "check base and adapter for NaN; use an earlier checkpoint, or bf16 in place of fp16"
+    faulty = survival.faulty
+    if faulty:
+        said.append(_modules(faulty, survival.modules))
+        remedy = remedy or "merge again, and make this format from the merged model; report.html has every module"
+    return "; ".join(said), remedy
+
+
+def _modules(faulty: Sequence[ModuleSurvival], every: Sequence[ModuleSurvival]) -> str:
+    lost = [each for each in faulty if each.strength is not None and each.strength < LOST]
+    if len(lost) == len(every) and not any(each.weight_of or each.update_of for each in lost):
+        return f"none of {counted(len(every), 'adapted module')} holds the adapter"
+    whole = _whole_layers(lost, every)
+    said = [
+        f"layer {number} has lost the adapter in {counted(len(found), 'module')}" for number, found in whole.items()
+    ]
+    others = [each for each in faulty if each.layer not in whole]
+    said += [f"{each.module} {each.fault}" for each in worst(others, _SHOWN)]
+    shown = said[: 2 * _SHOWN]
+    left = len(said) - len(shown) + max(0, len(others) - _SHOWN)
+    return "; ".join([*shown, *([f"and {left} more"] if left else [])])
+
+
+def _whole_layers(
+    lost: Sequence[ModuleSurvival], every: Sequence[ModuleSurvival]
+) -> dict[int, tuple[ModuleSurvival, ...]]:
+    """Return the layers in which every module has lost its update, and nothing else lies in its place."""
+    gone = {each.module for each in lost if not (each.weight_of or each.update_of)}
+    layers = AdapterSurvival(modules=tuple(every)).by_layer()
+    return {
+        number: found
+        for number, found in layers.items()
+        if len(found) > 1 and all(each.module in gone for each in found)
+    }
+
+
+def _fault(each: ModuleSurvival, limits: Limits) -> str:
+    if each.weight_of:
+        return f"holds the weight of {each.weight_of}"
+    if each.update_of:
+        return f"holds the update of {each.update_of}"
+    known, limit = _Judged(each), limits.module_strength_error
+    if known and limit is not None and known.error > limit + SURE * known.noise:
+        lost = "has lost the adapter: it holds" if known.strength < LOST else "holds"
+        return f"{lost} {known.strength:.2f} of its update instead of {each.expected:.3g}"
+    wrong = limits.module_weight_error is not None and (each.weight_error or 0.0) > limits.module_weight_error
+    return f"holds a weight that is {each.weight_error:.2g} of its size away" if wrong else ""
+
+
+class _Judged:
+    """A module's strength; false if there is none, or if rounding hides it."""
+
+    def __init__(self, each: ModuleSurvival) -> None:
+        self._known = each.strength is not None and each.noise is not None and SURE * each.noise <= LOST
+        self.strength, self.noise = each.strength or 0.0, each.noise or 0.0
+        self.error = abs(self.strength - each.expected)
+
+    def __bool__(self) -> bool:
+        return self._known
+
+
+def _at_most(name: str, value: float, limit: float, unit: str) -> Check:
+    return Check(name=name, value=value, limit=limit, comparison="<=", passed=value <= limit, unit=unit)

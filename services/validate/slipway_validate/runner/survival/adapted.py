@@ -1,0 +1,139 @@
+"""The adapter's update of each weight, by peft's own merge of one layer at a time.
+
+The model is built without its values, and only the layer in hand gets them: memory is that of the largest adapted matrix, a few times.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor
+from transformers import AutoConfig
+from transformers.pytorch_utils import Conv1D
+
+from slipway.models.base_format import read_config
+from slipway.models.checkpoints import read_adapter_config
+from slipway.models.families import auto_model, family_of
+from slipway.models.model_facts import configuration_of
+from slipway.models.model_files import ADAPTER_WEIGHTS
+from slipway.models.safetensors_file import read_safetensors
+from slipway.models.trained.trained_model import trained_model
+from slipway_validate.runner.runtime_reference import adapted
+from slipway_validate.runner.survival.stored import NotUnderstoodError
+
+_PREFIX = re.compile(r"^base_model\.model\.")
+_CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq")
+"""Ways to begin an adapter that move a part of the base's weights into it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedModule:
+    """A module with an update.
+
+    Attributes:
+        name: Its name in the model.
+        tied: Name of the weight with which it shares its own; empty if there is none.
+        turned: Whether its weight is stored (in, out).
+    """
+
+    name: str
+    tied: str
+    turned: bool
+    layer: Any
+
+    @property
+    def weight(self) -> str:
+        """Return the name of its weight."""
+        return f"{self.name}.weight"
+
+    @torch.no_grad()
+    def merged(self, weight: Tensor) -> Tensor:
+        """Return W + Δ in float32 for a base's weight W; both as PyTorch stores them.
+
+        Raises:
+            NotUnderstoodError: peft does not merge this layer alone.
+        """
+        layer, base = self.layer, self.layer.get_base_layer()
+        kept = {name: getattr(base, name, None) for name in ("weight", "bias")}
+        base.weight = torch.nn.Parameter(weight.float().clone(), requires_grad=False)
+        if kept["bias"] is not None:
+            base.bias = torch.nn.Parameter(torch.zeros(kept["bias"].shape), requires_grad=False)
+        try:
+            layer.merge()
+            found: Tensor = base.weight.data
+        except (RuntimeError, ValueError, LookupError, AttributeError, NotImplementedError) as error:
+            raise NotUnderstoodError(f"peft does not merge it alone ({type(error).__name__}: {error})") from error
+        finally:
+            layer.merged_adapters.clear()
+            base.weight, base.bias = kept["weight"], kept["bias"]
+        if found.is_meta or found.shape != weight.shape:
+            raise NotUnderstoodError("the adapter has no values for it")
+        return found
+
+
+def adapted_modules(base: Path, adapter: Path) -> tuple[list[AdaptedModule], dict[str, str]]:
+    """Return the modules that the adapter updates, in the model's order, and those whose update is not of one weight, with the reason.
+
+    Raises:
+        Unusable: Base and adapter do not fit together.
+        NotUnderstoodError: The adapter changes the model in a way that is not compared.
+    """
+    settings = read_adapter_config(adapter)
+    if settings.get("layer_replication"):
+        raise NotUnderstoodError("the adapter repeats layers of the base (layer_replication)")
+    began = settings.get("init_lora_weights")
+    if isinstance(began, str) and began.lower().startswith(_CHANGE_THE_BASE):
+        raise NotUnderstoodError(
+            f"the training began with a change of the base's weights (init_lora_weights is {began})"
+        )
+    model = adapted(_without_values(base, adapter), adapter)
+    ties = dict(getattr(model.get_base_model(), "all_tied_weights_keys", None) or {})
+    found, left_out = [], {}
+    for path, layer in model.named_modules():
+        if not isinstance(layer, BaseTunerLayer):
+            continue
+        name = _PREFIX.sub("", path)
+        inner = layer.get_base_layer()
+        if hasattr(layer, "parameter_name") or not isinstance(getattr(inner, "weight", None), Tensor):
+            left_out[name] = "the update is not of the weight of one layer"
+        elif name.endswith(".token_adapter"):
+            left_out[name.removesuffix(".token_adapter")] = "new tokens replace rows of it"
+        elif inner.weight.dim() != 2:
+            left_out[name] = "its weight is no matrix"
+        else:
+            found.append(AdaptedModule(name, ties.get(f"{name}.weight", ""), isinstance(inner, Conv1D), layer))
+    shared = {each.tied for each in found if each.tied} & {each.weight for each in found}
+    for each in [each for each in found if each.weight in shared or each.tied in shared]:
+        left_out[each.name] = "it shares its weight with another adapted module"
+        found.remove(each)
+    return found, left_out
+
+
+def _without_values(base: Path, adapter: Path) -> Any:
+    """Build the base's model with one number as the values of each weight, apart from those that the adapter brings whole.
+
+    On ``meta`` peft would move the adapter there too, and lose it.
+    """
+    trained = trained_model(base, adapter)
+    config = trained.config if trained else read_config(base)
+    family = family_of(config)
+    if family is None:
+        raise NotUnderstoodError("the model's family is unknown")
+    known = configuration_of(config) if trained else AutoConfig.from_pretrained(base, trust_remote_code=False)
+    with torch.device("meta"):
+        model = auto_model(family).from_config(known, dtype=torch.float32, trust_remote_code=False)
+    brought = [f".{name}" for name in read_safetensors(adapter / ADAPTER_WEIGHTS).tensors if ".lora_" not in name]
+    made: dict[int, torch.nn.Parameter] = {}  # tied weights stay tied
+    for path, module in model.named_modules():
+        whole = any(f".{path}." in name for name in brought)
+        for name, parameter in module.named_parameters(recurse=False):
+            if id(parameter) not in made:
+                values = torch.zeros(parameter.shape) if whole else torch.zeros(()).expand(parameter.shape)
+                made[id(parameter)] = torch.nn.Parameter(values, requires_grad=False)
+            setattr(module, name, made[id(parameter)])
+    return model

@@ -1,0 +1,117 @@
+"""Read the weights of a transformers folder: dense, or packed by compressed-tensors."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slipway.models.dtypes import DTYPES, FLOATS, torch_dtypes
+from slipway.models.safetensors_file import TensorInfo, read_weights
+from slipway_validate.runner.survival.stored import (
+    Coded,
+    Dense,
+    NotUnderstoodError,
+    StoredWeight,
+    Turned,
+    count_non_finite,
+)
+
+_STORED = re.compile(r"(?P<weight>.+\.weight)(?P<part>_packed|)")
+_BITS = (4, 8)
+_SCALED = ("I8", "F8_E4M3", "F8_E5M2")
+"""Types of weights that are whole numbers or small floats with a scale beside them."""
+
+
+class Checkpoint:
+    """A folder of safetensors.
+
+    Raises:
+        CheckpointValidationError: As :func:`slipway.models.safetensors_file.read_weights`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._tensors = read_weights(folder)
+        self.names = frozenset(found["weight"] for name in self._tensors if (found := _STORED.fullmatch(name)))
+
+    def weight(self, name: str, *, turned: bool) -> StoredWeight:
+        """As :meth:`slipway_validate.runner.survival.stored.StoredModel.weight`."""
+        found = self._stored(name)
+        if len(found.shape) != 2:
+            raise NotUnderstoodError(f"its shape is {found.shape}")
+        return Turned(found) if turned else found
+
+    def non_finite(self) -> dict[str, int]:
+        """As :meth:`slipway_validate.runner.survival.stored.StoredModel.non_finite`."""
+        return count_non_finite({name: mapped(info) for name, info in self._tensors.items() if info.dtype in FLOATS})
+
+    def _stored(self, name: str) -> StoredWeight:
+        dense = self._tensors.get(name)
+        if dense is not None and dense.dtype in FLOATS:
+            return Dense(mapped(dense))
+        if dense is not None:
+            return self._scaled(name, dense)
+        return self._packed(name)
+
+    def _scaled(self, name: str, info: TensorInfo) -> StoredWeight:
+        scales = self._scales(name)
+        if info.dtype not in _SCALED or f"{name}_zero_point" in self._tensors or info.shape[1] % scales.shape[1]:
+            raise NotUnderstoodError(f"it is stored as {info.dtype} in a form that is not known")
+        values = mapped(info)
+        if info.dtype != "I8":
+            return Dense(values.float() * scales.repeat_interleave(info.shape[1] // scales.shape[1], dim=1))
+        return Coded(lambda rows: values[rows].int(), scales, None, (-128, 127), tuple(info.shape))
+
+    def _packed(self, name: str) -> StoredWeight:
+        packed, shape = self._tensors[f"{name}_packed"], self._tensors.get(f"{name}_shape")
+        if packed.dtype != "I32" or len(packed.shape) != 2 or shape is None or f"{name}_g_idx" in self._tensors:
+            raise NotUnderstoodError(f"it is packed as {packed.dtype} in a form that is not known")
+        rows, columns = (int(size) for size in mapped(shape))
+        bits = 32 * packed.shape[1] // max(1, columns)
+        scales = self._scales(name)
+        if bits not in _BITS or packed.shape != (rows, columns * bits // 32) or columns % scales.shape[1]:
+            raise NotUnderstoodError(f"it is packed in a form that is not known: {packed.shape} for {(rows, columns)}")
+        zeros = self._tensors.get(f"{name}_zero_point")
+        middle = 1 << (bits - 1)
+        return Coded(
+            partial(_unpacked, mapped(packed), bits=bits),
+            scales,
+            # Zero points are packed along the rows.
+            None if zeros is None else _unpacked(mapped(zeros).T.contiguous(), slice(None), bits=bits).T[:rows].float(),
+            (-middle, middle - 1),
+            (rows, columns),
+        )
+
+    def _scales(self, name: str) -> Tensor:
+        info = self._tensors.get(f"{name}_scale")
+        if info is None or info.dtype not in FLOATS:
+            raise NotUnderstoodError("it has no scales of a known type")
+        scales = mapped(info)
+        return scales.reshape(len(scales), -1) if scales.dim() else scales.reshape(1, 1)
+
+
+def _unpacked(packed: Tensor, rows: slice, *, bits: int) -> Tensor:
+    """Return codes, int32 (R, K): little-endian words, offset by half of their range."""
+    bytes_ = packed[rows].contiguous().view(torch.uint8)
+    if bits == 4:
+        bytes_ = torch.stack([bytes_ & 15, bytes_ >> 4], dim=-1).reshape(len(bytes_), -1)
+    return bytes_.int() - (1 << (bits - 1))
+
+
+def mapped(info: TensorInfo) -> Tensor:
+    """Map a stored tensor into memory.
+
+    Raises:
+        NotUnderstoodError: PyTorch has no such type.
+    """
+    if not DTYPES[info.dtype].torch:
+        raise NotUnderstoodError(f"tensor {info.name!r} has the type {info.dtype}")
+    dtype = torch_dtypes(info.dtype)[info.dtype]
+    if not info.numel:
+        return torch.empty(info.shape, dtype=dtype)
+    raw = np.memmap(info.file, mode="c", dtype=np.uint8, offset=info.start, shape=(info.nbytes,))
+    return torch.from_numpy(raw).view(dtype).reshape(info.shape)

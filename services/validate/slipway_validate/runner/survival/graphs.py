@@ -1,0 +1,180 @@
+"""Read the weights of an ONNX folder: constants of products and lookups, dense or in blocks of ``MatMulNBits``.
+
+``onnx_export`` names a constant after its PyTorch weight, with ``.T`` if it is stored (in, out), and joins layers that read the same
+values as ``layers.0.q_proj+k_proj+v_proj.weight.T``. ``quantize`` adds ``.q4`` or ``.q8``, with ``.scale`` beside it, or ``.fp16``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from google.protobuf.message import DecodeError
+from onnx_ir.serde import SerdeError
+from torch import Tensor
+
+from slipway.files.links import file_in
+from slipway_validate.runner.survival.stored import (
+    Coded,
+    Dense,
+    NotUnderstoodError,
+    Part,
+    StoredWeight,
+    count_non_finite,
+)
+
+_NAME = re.compile(r"(?P<weight>.+?)(?P<turned>\.T)?(?:\.(?:q(?P<bits>4|8)|fp16))?")
+_JOINED = re.compile(r"(?P<path>(?:.+\.)?)(?P<modules>[^.+]+(?:\+[^.+]+)+)\.weight")
+_FLOATS = {
+    ir.DataType.FLOAT: torch.float32,
+    ir.DataType.FLOAT16: torch.float16,
+    ir.DataType.BFLOAT16: torch.bfloat16,
+    ir.DataType.DOUBLE: torch.float64,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Constant:
+    """A constant of a weight's name. ``bits`` is 0 for dense values, ``turned`` says that they are stored (in, out)."""
+
+    name: str
+    turned: bool
+    bits: int
+    joined: tuple[str, ...] = ()
+
+
+class Graphs:
+    """The graphs of an ONNX folder.
+
+    Args:
+        folder: The folder.
+        rows: Function that returns the number of output features of a weight by its name; 0 if it is unknown.
+
+    Raises:
+        NotUnderstoodError: A graph cannot be read.
+    """
+
+    def __init__(self, folder: Path, rows: Callable[[str], int]) -> None:
+        self._folder = folder
+        self._rows = rows
+        self._tensors: dict[str, Any] = {}
+        self._zeros: dict[str, str] = {}
+        paths = sorted(folder.glob("*.onnx"))
+        if not paths:
+            raise NotUnderstoodError("the folder has one graph per layer, or none")
+        for path in paths:
+            self._read(path)
+        self._constants: dict[str, _Constant] = {}
+        for name in self._tensors:
+            self._note(name)
+        self.names = frozenset(self._constants)
+
+    def weight(self, name: str, *, turned: bool) -> StoredWeight:
+        """As :meth:`slipway_validate.runner.survival.stored.StoredModel.weight`."""
+        constant = self._constants[name]
+        if constant.bits:
+            whole = self._blocks(constant)  # always (N, K)
+        else:
+            values = self._values(constant.name)
+            if values.dim() != 2 or not values.is_floating_point():
+                raise NotUnderstoodError(f"the graph has it as {tuple(values.shape)} of {values.dtype}")
+            whole = Dense(values.T) if turned != constant.turned else Dense(values)
+        if not constant.joined:
+            return whole
+        sizes = [self._rows(part) for part in constant.joined]
+        if not all(sizes) or sum(sizes) != whole.shape[0]:
+            raise NotUnderstoodError("it is joined with layers of unknown sizes")
+        at = constant.joined.index(name)
+        return Part(whole, sum(sizes[:at]), sum(sizes[: at + 1]))
+
+    def non_finite(self) -> dict[str, int]:
+        """As :meth:`slipway_validate.runner.survival.stored.StoredModel.non_finite`."""
+        return count_non_finite(
+            {name: self._values(name) for name, tensor in self._tensors.items() if tensor.dtype in _FLOATS}
+        )
+
+    def _read(self, path: Path) -> None:
+        try:
+            graph = ir.load(path).graph
+        except (OSError, ValueError, DecodeError, SerdeError) as error:
+            raise NotUnderstoodError(f"{path.name} cannot be read ({error})") from error
+        for name, value in graph.initializers.items():
+            if value.const_value is not None:
+                self._tensors.setdefault(name, value.const_value)
+        for node in graph:
+            if node.op_type == "MatMulNBits" and len(node.inputs) > 3 and node.inputs[3] is not None:
+                assert node.inputs[1] is not None
+                self._zeros[str(node.inputs[1].name)] = str(node.inputs[3].name)
+
+    def _note(self, name: str) -> None:
+        found = _NAME.fullmatch(name)
+        assert found is not None
+        bits, turned, weight = int(found["bits"] or 0), bool(found["turned"]), found["weight"]
+        if not weight.endswith(".weight"):
+            return
+        joined = _JOINED.fullmatch(weight)
+        if joined is None:
+            self._constants.setdefault(weight, _Constant(name, turned, bits))
+            return
+        parts = tuple(f"{joined['path']}{module}.weight" for module in joined["modules"].split("+"))
+        for part in parts:
+            self._constants.setdefault(part, _Constant(name, turned, bits, parts))
+
+    def _blocks(self, constant: _Constant) -> StoredWeight:
+        scale = f"{constant.name.rpartition('.')[0]}.scale"
+        packed = self._values(constant.name)
+        if scale not in self._tensors or packed.dim() != 3 or packed.dtype != torch.uint8:
+            raise NotUnderstoodError("its integers are not stored as MatMulNBits takes them")
+        rows, groups, size = packed.shape
+        scales = self._values(scale).reshape(rows, -1)
+        columns = groups * size * 8 // constant.bits
+        if columns % max(1, scales.shape[1]):
+            raise NotUnderstoodError("its scales do not fit its integers")
+        middle = 1 << (constant.bits - 1)
+        zeros = None
+        if constant.name in self._zeros:
+            codes = _unpacked(
+                self._values(self._zeros[constant.name]).reshape(rows, -1), slice(None), bits=constant.bits
+            )
+            zeros = codes[:, : scales.shape[1]].float() - middle
+        return Coded(
+            lambda taken: _unpacked(packed, taken, bits=constant.bits) - middle,
+            scales,
+            zeros,
+            (-middle, middle - 1),
+            (rows, columns),
+        )
+
+    def _values(self, name: str) -> Tensor:
+        tensor = self._tensors.get(name)
+        if not isinstance(tensor, ir.ExternalTensor):
+            if tensor is None:
+                raise NotUnderstoodError(f"the graph has no constant {name!r}")
+            values = np.array(tensor.numpy())
+            return torch.from_numpy(values.astype(np.float32) if tensor.dtype == ir.DataType.BFLOAT16 else values)
+        dtype = {**_FLOATS, ir.DataType.UINT8: torch.uint8}.get(tensor.dtype)
+        if dtype is None:
+            raise NotUnderstoodError(f"constant {name!r} has the type {tensor.dtype.name}")
+        shape = tuple(int(size) for size in tensor.shape.numpy())
+        path = file_in(self._folder, str(tensor.location))
+        offset, length = tensor.offset or 0, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        if path is None or offset < 0 or offset + length > path.stat().st_size:
+            raise NotUnderstoodError(f"the data of constant {name!r} is not in the folder")
+        if not length:
+            return torch.empty(shape, dtype=dtype)
+        raw = np.memmap(path, mode="c", dtype=np.uint8, offset=offset, shape=(length,))
+        return torch.from_numpy(raw).view(dtype).reshape(shape)
+
+
+def _unpacked(packed: Tensor, rows: slice, *, bits: int) -> Tensor:
+    """Return unsigned codes, int32 (R, K), the first of two in the low half of a byte."""
+    bytes_ = packed[rows].reshape(len(packed[rows]), -1)
+    if bits == 4:
+        bytes_ = torch.stack([bytes_ & 15, bytes_ >> 4], dim=-1).reshape(len(bytes_), -1)
+    return bytes_.int()

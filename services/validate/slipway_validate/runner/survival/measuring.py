@@ -1,0 +1,286 @@
+"""Measure what outputs hold of the adapter: one pass over the adapted weights, and a second over those that hold something else."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from slipway.errors import ModelExportError
+from slipway.validation.survival import AdapterSurvival, ModuleSurvival
+from slipway_validate.runner.model import Unusable
+from slipway_validate.runner.survival.adapted import AdaptedModule, adapted_modules
+from slipway_validate.runner.survival.checkpoints import Checkpoint
+from slipway_validate.runner.survival.stored import Names, NotUnderstoodError, Rows, StoredModel
+
+MOST_VALUES = 1 << 20
+"""Values of a weight that are compared: rows at even distances, so that a joined or half lost weight shows too."""
+MOST_COMPARED = 1 << 16
+"""Values that are compared with other modules' weights, to name what lies there instead."""
+MOST_MODULES = 4096
+"""Adapted modules that are compared, at even distances: a mixture of experts has a hundred thousand."""
+MOST_PAIRS = 1 << 14
+"""Pairs of modules of one kind that are compared to name what lies where."""
+PRESENT = 0.5
+"""Strength below which a module has lost its update, and distance from 1 above which something else may lie there."""
+STRANGE_WEIGHT = 0.9
+"""Error of a weight above which it is another one: that of two independent weights is 1.4, the coarsest rounding's 0.5."""
+_LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
+
+
+@dataclass(slots=True)
+class _Output:
+    """An output whose weights are compared."""
+
+    stored: StoredModel
+    names: Names = field(init=False)
+    modules: dict[str, ModuleSurvival] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.names = Names(self.stored.names)
+
+
+class _Both(NamedTuple):
+    """Some rows of W, the same of W + Δ, and the shape (N, K) of the whole."""
+
+    before: Tensor
+    after: Tensor
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def expected(self) -> float:
+        """Return the strength that rounding W + Δ to the type of W leaves."""
+        if self.dtype in (torch.float32, torch.float64):
+            return 1.0
+        found = figures(self.before, self.after, self.after.to(self.dtype).float()).strength
+        return 1.0 if found is None else found
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Figures of a module, as in :class:`slipway.validation.survival.ModuleSurvival`."""
+
+    strength: float | None = None
+    noise: float | None = None
+    cosine: float | None = None
+    weight_error: float | None = None
+
+
+class _Base:
+    """The base's weights, by the names that the model gives them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._stored = Checkpoint(folder)
+        self._names = Names(self._stored.names)
+
+    def weight(self, module: AdaptedModule) -> Tensor:
+        """Return W as (N, K), in its stored type.
+
+        Raises:
+            NotUnderstoodError: The base stores it under another name or in another form.
+        """
+        name = self._names.find(module.weight) or (self._names.find(module.tied) if module.tied else None)
+        if name is None:
+            raise NotUnderstoodError("the base has no weight of this name")
+        return self._stored.weight(name, turned=module.turned).take(slice(None)).stored
+
+    def rows(self, weight: str) -> int:
+        """Return the number of output features of a linear layer's weight; 0 if the base has none of this name."""
+        name = self._names.find(weight)
+        return self._stored.weight(name, turned=False).shape[0] if name else 0
+
+
+def measure(
+    base: Path,
+    adapter: Path,
+    outputs: Mapping[str, Path],
+    *,
+    report: Callable[[int, int], None],
+) -> dict[str, AdapterSurvival]:
+    """Return what each output holds of the adapter.
+
+    Args:
+        base: Folder of the base.
+        adapter: Folder of the adapter.
+        outputs: Folders of the outputs by name.
+        report: Called with the modules that are done, and all.
+    """
+    try:
+        modules, left_out = adapted_modules(base, adapter)
+        weights = _Base(base)
+    except (NotUnderstoodError, Unusable, ModelExportError, OSError, ValueError, RuntimeError) as error:
+        return {name: AdapterSurvival(not_run=f"{error}") for name in outputs}
+    found: dict[str, AdapterSurvival] = {}
+    opened: dict[str, _Output] = {}
+    for name, folder in outputs.items():
+        try:
+            opened[name] = _Output(_open(folder, weights.rows))
+        except (NotUnderstoodError, ModelExportError, OSError, ValueError) as error:
+            found[name] = AdapterSurvival(not_run=f"{error}")
+    chosen = modules[:: max(1, math.ceil(len(modules) / MOST_MODULES))]
+    for number, module in enumerate(chosen):
+        report(number, len(chosen))
+        _compare(module, weights, opened, left_out)
+    for name, output in opened.items():
+        _name_strangers(output, chosen, weights)
+        kept = tuple(output.modules.values())
+        found[name] = AdapterSurvival(
+            modules=kept,
+            left_out={**left_out, **output.left_out},
+            non_finite=output.stored.non_finite(),
+            not_run="" if kept else next(iter({**left_out, **output.left_out}.values()), "no module is adapted"),
+        )
+    report(len(chosen), len(chosen))
+    return found
+
+
+def _open(folder: Path, rows: Callable[[str], int]) -> StoredModel:
+    if any(folder.glob("*.onnx")) or (folder / "onnx-layered").is_dir():
+        try:
+            from slipway_validate.runner.survival.graphs import Graphs
+        except ImportError as error:
+            raise NotUnderstoodError(f"graphs cannot be read here: pip install {error.name}") from error
+        return Graphs(folder, rows)
+    if any(folder.glob("*.safetensors")):
+        return Checkpoint(folder)
+    raise NotUnderstoodError("its weights lie neither in safetensors nor in an ONNX graph, and others are not read")
+
+
+def _compare(module: AdaptedModule, weights: _Base, outputs: Mapping[str, _Output], left_out: dict[str, str]) -> None:
+    """Compare one module in every output."""
+    try:
+        own = _both(module, weights, MOST_VALUES)
+    except NotUnderstoodError as error:
+        left_out[module.name] = str(error)
+        return
+    for output in outputs.values():
+        try:
+            stored = _stored(output, module, own, MOST_VALUES)
+            output.modules[module.name] = ModuleSurvival(
+                module=module.name,
+                layer=_layer(module.name),
+                changed=stored.changed_from(own.before),
+                expected=own.expected,
+                **asdict(figures(own.before, own.after, stored.values)),
+            )
+        except NotUnderstoodError as error:
+            output.left_out[module.name] = str(error)
+
+
+def _both(module: AdaptedModule, weights: _Base, most: int) -> _Both:
+    whole = weights.weight(module)
+    merged = module.merged(whole.T if module.turned else whole)
+    shape = tuple(whole.shape)
+    rows = _rows(shape, most)
+    return _Both(whole[rows].float(), (merged.T if module.turned else merged)[rows], shape, whole.dtype)
+
+
+def _stored(output: _Output, module: AdaptedModule, own: _Both, most: int) -> Rows:
+    name = output.names.find(module.weight) or (output.names.find(module.tied) if module.tied else None)
+    if name is None:
+        raise NotUnderstoodError("the output has no weight of this name")
+    weight = output.stored.weight(name, turned=module.turned)
+    if weight.shape != own.shape:
+        raise NotUnderstoodError(f"the output has it in another shape: {weight.shape} instead of {own.shape}")
+    return weight.take(_rows(own.shape, most))
+
+
+def _rows(shape: tuple[int, ...], most: int) -> slice:
+    return slice(None, None, max(1, math.ceil(math.prod(shape) / most)))
+
+
+def _layer(name: str) -> int | None:
+    found = _LAYER.search(name)
+    return int(found[1]) if found else None
+
+
+def figures(before: Tensor, after: Tensor, stored: Tensor) -> Figures:
+    """Return the figures of a module.
+
+    Args:
+        before: W. (R, K)
+        after: W + Δ. (R, K)
+        stored: Q(W + Δ). (R, K)
+    """
+    update, change = after - before, stored - before
+    size, moved, common = _dot(update, update), _dot(change, change), _dot(change, update)
+    error, whole = _dot(stored - after, stored - after), _dot(after, after)
+    weight_error = math.sqrt(error / whole) if whole and math.isfinite(error) else None
+    if not size or not math.isfinite(common) or not math.isfinite(size):
+        return Figures(weight_error=weight_error)
+    noise = max(moved - common * common / size, 0.0) / size / update.numel()
+    return Figures(
+        strength=common / size,
+        noise=math.sqrt(noise),
+        cosine=common / math.sqrt(size * moved) if moved else 0.0,
+        weight_error=weight_error,
+    )
+
+
+def _dot(first: Tensor, second: Tensor) -> float:
+    """Return the sum of products; each row in float32, the rows in float64."""
+    return float((first * second).sum(dim=1).double().sum())
+
+
+def _name_strangers(output: _Output, modules: list[AdaptedModule], weights: _Base) -> None:
+    """Find out which module's weight or update lies where a module's own does not."""
+    strange = {each.module: each for each in output.modules.values() if _is_strange(each)}
+    if not strange or len(strange) == len(
+        output.modules
+    ):  # then nothing was exchanged: it is another model, or the base
+        return
+    kinds: dict[tuple[object, ...], list[AdaptedModule]] = {}
+    for module in modules:
+        kinds.setdefault(_kind(module.name), []).append(module)
+    for alike in kinds.values():
+        suspects = [module for module in alike if module.name in strange]
+        if suspects and len(alike) > 1:
+            _compare_with_others(output, suspects[: max(1, MOST_PAIRS // len(alike))], alike, weights)
+
+
+def _is_strange(found: ModuleSurvival) -> bool:
+    other = found.weight_error is not None and found.weight_error > STRANGE_WEIGHT
+    return other or (found.strength is not None and abs(found.strength - found.expected) > PRESENT)
+
+
+def _kind(name: str) -> tuple[object, ...]:
+    """Return what modules of different layers that do the same have in common."""
+    return tuple("#" if part.isdigit() else part for part in name.split("."))
+
+
+def _compare_with_others(
+    output: _Output, suspects: list[AdaptedModule], alike: list[AdaptedModule], weights: _Base
+) -> None:
+    own: dict[str, tuple[Tensor, Tensor]] = {}
+    for module in suspects:
+        both = _both(module, weights, MOST_COMPARED)
+        own[module.name] = both.before, _stored(output, module, both, MOST_COMPARED).values
+    for other in alike:
+        try:
+            theirs = _both(other, weights, MOST_COMPARED)
+        except NotUnderstoodError:
+            continue
+        for name, (before, stored) in own.items():
+            if name != other.name and stored.shape == theirs.after.shape:
+                found = _other_in(before, stored, theirs)
+                if found:
+                    output.modules[name] = output.modules[name].model_copy(update={found: other.name})
+
+
+def _other_in(before: Tensor, stored: Tensor, other: _Both) -> str:
+    """Return the field that says what of another module is stored: its weight, or its update of one's own; empty for neither."""
+    error = figures(other.before, other.after, stored).weight_error
+    if error is not None and error < PRESENT:
+        return "weight_of"
+    moved = figures(before, before + (other.after - other.before), stored)
+    strength, noise = moved.strength, moved.noise
+    there = strength is not None and noise is not None and abs(strength - 1) < PRESENT - 4 * noise
+    return "update_of" if there else ""

@@ -1,0 +1,218 @@
+"""Stored weights of outputs: dense values, or codes with scales, a few rows at a time.
+
+Axes: N output features, K input features, R some of the N, G groups of a row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+_NUMBER = re.compile(r"(?:^|\.)\d+\.")
+
+
+class NotUnderstoodError(Exception):
+    """A folder or weight is stored in a form that is not known here; the message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Some rows of a stored weight.
+
+    Attributes:
+        values: What a runtime computes with. float32 (R, K)
+        stored: Codes of a quantized weight, or the values in their stored type. (R, K)
+        scales: Scale of each code; None for dense values. float32 (R, K)
+        zeros: Code of zero of each; None for 0. float32 (R, K)
+        limits: Smallest and largest code.
+    """
+
+    values: Tensor
+    stored: Tensor
+    scales: Tensor | None = None
+    zeros: Tensor | None = None
+    limits: tuple[int, int] = (0, 0)
+
+    def changed_from(self, values: Tensor) -> float:
+        """Return the share of what is stored that differs from other values (R, K) on the same grid."""
+        if self.scales is None:
+            other = values.to(self.stored.dtype)
+        else:
+            inverse = torch.where(self.scales.abs() > 1e-37, 1 / self.scales, torch.zeros(()))
+            other = torch.round(values * inverse) + (0 if self.zeros is None else self.zeros)
+            other = other.clamp(*self.limits).to(self.stored.dtype)
+        return float((other != self.stored).float().mean())
+
+    def turned(self, rows: slice) -> Rows:
+        """Return rows of the transposed weight."""
+        return replace(
+            self,
+            values=self.values.T[rows],
+            stored=self.stored.T[rows],
+            scales=None if self.scales is None else self.scales.T[rows],
+            zeros=None if self.zeros is None else self.zeros.T[rows],
+        )
+
+
+class StoredWeight(Protocol):
+    """A weight of an output, (N, K)."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return (N, K)."""
+        ...
+
+    def take(self, rows: slice) -> Rows:
+        """Read some rows."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """Values in a stored float type, (N, K), mapped from their file."""
+
+    values: Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return (N, K)."""
+        return tuple(self.values.shape)
+
+    def take(self, rows: slice) -> Rows:
+        """Read some rows."""
+        found = self.values[rows]
+        return Rows(values=found.float(), stored=found)
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """Integer codes with a scale per group.
+
+    Attributes:
+        codes: Function that reads some rows of codes. int32 (R, K)
+        scales: (N, G), or (N, 1) for a whole row.
+        zeros: Codes of zero; None for 0. (N, G)
+        limits: Smallest and largest code.
+        shape: (N, K)
+    """
+
+    codes: Callable[[slice], Tensor]
+    scales: Tensor
+    zeros: Tensor | None
+    limits: tuple[int, int]
+    shape: tuple[int, ...]
+
+    def take(self, rows: slice) -> Rows:
+        """Read some rows."""
+        codes = self.codes(rows)
+        scales = self._spread(self.scales[rows])
+        zeros = None if self.zeros is None else self._spread(self.zeros[rows])
+        values = (codes if zeros is None else codes - zeros) * scales
+        return Rows(values=values, stored=codes, scales=scales, zeros=zeros, limits=self.limits)
+
+    def _spread(self, groups: Tensor) -> Tensor:
+        return groups.float().repeat_interleave(self.shape[1] // groups.shape[1], dim=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """A weight that is stored transposed, seen as (N, K)."""
+
+    weight: StoredWeight
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return (N, K)."""
+        return tuple(reversed(self.weight.shape))
+
+    def take(self, rows: slice) -> Rows:
+        """Read some rows; all columns of the stored weight are read."""
+        return self.weight.take(slice(None)).turned(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some rows of a weight in which several linear layers are joined."""
+
+    weight: StoredWeight
+    start: int
+    stop: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return (N, K)."""
+        return (self.stop - self.start, *self.weight.shape[1:])
+
+    def take(self, rows: slice) -> Rows:
+        """Read some rows."""
+        begin, end, step = rows.indices(self.stop - self.start)
+        return self.weight.take(slice(self.start + begin, self.start + end, step))
+
+
+class StoredModel(Protocol):
+    """The weights of an output's folder."""
+
+    names: frozenset[str]
+    """Names of its weights as the model has them, such as ``model.layers.0.mlp.up_proj.weight``."""
+
+    def weight(self, name: str, *, turned: bool) -> StoredWeight:
+        """Return one of them as (N, K).
+
+        Args:
+            name: One of ``names``.
+            turned: Whether PyTorch stores this weight (K, N), as transformers' ``Conv1D`` does.
+
+        Raises:
+            NotUnderstoodError: It is stored in an unknown form.
+        """
+        ...
+
+    def non_finite(self) -> dict[str, int]:
+        """Return the tensors that hold NaN or infinity, with how many."""
+        ...
+
+
+class Names:
+    """Finds a weight by its name, also where one of the two names lacks a prefix."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names = names
+        self._ends: dict[str, list[str]] = {}
+        for name in sorted(names):
+            for end in _ends(name):
+                self._ends.setdefault(end, []).append(name)
+
+    def find(self, wanted: str) -> str | None:
+        """Return the name that is equal, or the only one with the longest common end; None if there is none."""
+        if wanted in self._names:
+            return wanted
+        for end in _ends(wanted):
+            found = self._ends.get(end, [])
+            if len(found) == 1 and (found[0] == end or end == wanted):
+                return found[0]
+        return None
+
+
+def _ends(name: str) -> list[str]:
+    """Return a name's ends, the longest first; one with layers ends no earlier than at its first number."""
+    parts = name.split(".")
+    numbered = next((index for index, part in enumerate(parts) if part.isdigit()), len(parts) - 2)
+    return [".".join(parts[start:]) for start in range(max(1, min(numbered, len(parts) - 1)) + 1)]
+
+
+def count_non_finite(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return the tensors that hold NaN or infinity, with how many. Reads all of each, a piece at a time."""
+    found: dict[str, int] = {}
+    for name, tensor in tensors.items():
+        flat = tensor.reshape(-1)
+        for start in range(0, flat.numel(), 1 << 24):
+            piece = flat[start : start + (1 << 24)]
+            low, high = torch.aminmax(piece)  # both are NaN if one value is; much faster than a test of each
+            if not bool(torch.isfinite(low) & torch.isfinite(high)):
+                found[name] = found.get(name, 0) + int((~torch.isfinite(piece)).sum())
+    return found

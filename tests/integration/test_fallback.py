@@ -1,0 +1,71 @@
+"""An int4 that exceeds its limits becomes one that passes, in one command, and the result says what was asked for and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.commands.cli import Done, slipway
+from support.models import tiny_models
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("fallback")
+    tiny_models.make_base(root / "base")
+    tiny_models.make_checkpoint(root / "base", root / "run")
+    return root
+
+
+def export(root: Path, out: str, **settings: str) -> Done:
+    usual = {
+        "optimization.quantization": "int4",
+        "optimization.group_size": "16",
+        "formats.onnx.enabled": "false",
+        "validation.benchmark_performance": "false",
+        "validation.test_samples": "2",
+        "validation.limits": "int4.mean_kl=1e-12",
+    }
+    assigned = [word for key, value in {**usual, **settings}.items() for word in ("--set", f"{key}={value}")]
+    return slipway(
+        "export", "--json", "--base-model", root / "base", "--checkpoint", root / "run", "--out", root / out, *assigned,
+        home=root / "home", timeout=900,
+    )  # fmt: skip
+
+
+def attempts(done: Done, stage: str) -> list[dict[str, Any]]:
+    return [attempt for attempt in done.json["attempts"] if attempt["stage"] == stage]
+
+
+def test_it_is_made_again_until_it_passes(root: Path) -> None:
+    done = export(root, "fallback", **{"validation.on_failure": "fallback"})
+    assert done.code == 0, done.err
+    assert list(done.json["formats"]) == ["pytorch", "pytorch-int8"]
+    found = done.json["formats"]["pytorch-int8"]
+    assert (found["status"], found["requested"]) == ("passed", "pytorch-int4")
+    assert "pytorch-int4 failed validation" in found["replaced"]
+    assert found["replaced"] in done.json["warnings"]
+    assert not any("pytorch-int4: " in warning for warning in done.json["warnings"]), "nothing that failed is delivered"
+    tried = attempts(done, "quantize")
+    assert [each["rule"] for each in tried] == ["", "quantize-rejected-mixed", "quantize-rejected-int8"]
+    assert [each["reason"] for each in tried] == ["VALIDATION_FAILED", "VALIDATION_FAILED", ""]
+    folder = Path(done.json["output_directory"])
+    assert (folder / "pytorch-int8" / "config.json").is_file()
+    assert not (folder / "pytorch-int4").exists()
+    assert "pytorch-int8 instead of pytorch-int4" in (folder / "report.html").read_text()
+    assert "**pytorch-int8:** pytorch-int4 failed validation" in (folder / "README.md").read_text()
+
+
+@pytest.mark.parametrize(("on_failure", "code"), [("keep", 0), ("fail", 4)])
+def test_otherwise_it_is_delivered_as_it_is(root: Path, on_failure: str, code: int) -> None:
+    done = export(root, on_failure, **{"validation.on_failure": on_failure})
+    assert done.code == code, done.err
+    assert done.json["formats"]["pytorch-int4"]["status"] == "failed"
+    assert done.json["validation_passed"] is False
+    assert len(attempts(done, "quantize")) == 1
+    said = any("pytorch-int4 failed validation" in warning for warning in done.json["warnings"])
+    assert said is (on_failure == "keep")

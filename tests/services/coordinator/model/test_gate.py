@@ -1,0 +1,211 @@
+"""A quantized output that fails validation is made again by rule, under the name of the level it has, and only it is judged again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slipway.errors import Failure
+from slipway_coordinator.model import gate, transitions
+from slipway_coordinator.model.records import ExportRecord, TaskRecord
+from slipway_coordinator.model.recovery import NextAttempt
+from slipway_coordinator.model.rules import default_rules
+from slipway_coordinator.model.states import ExportState, TaskState
+from slipway_coordinator.model.transitions import Event, EventKind
+from slipway_coordinator.workflow.workflow import decide
+from support.coordinators.harness import tiny_export
+
+WORST = ["model.layers.1.mlp.down_proj", "model.layers.0.mlp.down_proj"]
+
+
+def made_again(
+    *levels: str, kind: str = "pytorch", on_failure: str = "fallback", max_attempts: int = 5, **params: Any
+) -> ExportRecord:
+    """Begin an export of one format at some levels, with a validation of all of them."""
+    merge = TaskRecord(id="merge", stage="merge", params={}, inputs={"base": "source:base"}, format=kind)
+    quantized = [
+        TaskRecord(
+            id=f"quantize-{level}",
+            stage="quantize",
+            params={"format": kind, "level": level, "group_size": 32, "packed": True, **params},
+            inputs={"model": "task:merge/model"},
+            format=f"{kind}-{level}",
+        )
+        for level in levels
+    ]
+    outputs = {kind: "task:merge/model", **{task.format: f"task:{task.id}/model" for task in quantized}}
+    validate = TaskRecord(
+        id="validate",
+        stage="validate",
+        params={"test_samples": 2},
+        inputs={"base": "source:base", **outputs},
+        format="validation",
+        partial=True,
+    )
+    settings = {"validation": {"on_failure": on_failure}, "recovery": {"max_attempts": max_attempts}}
+    export = tiny_export("x", merge, *quantized, validate, **settings)
+    return succeed(transitions.begin(export, now=1.0), "merge", *(task.id for task in quantized))
+
+
+def event_of(record: ExportRecord, task: str, **more: Any) -> Event:
+    number = record.task(task).attempt.number
+    more.setdefault("outputs", {"model" if task != "validate" else "validation": f"sha256:{task}-{number}"})
+    return Event(kind=EventKind.SUCCEEDED, time=2.0, task=task, attempt=number, **more)
+
+
+def succeed(record: ExportRecord, *tasks: str) -> ExportRecord:
+    for task in tasks:
+        record = transitions.apply(record, event_of(record, task))
+    return record
+
+
+def judge(record: ExportRecord, *failed: str, again: bool = True) -> ExportRecord:
+    """Let the validation end with a verdict, as the workflow does."""
+    outputs = {name: {"explanation": "too far", "mean_kl": 0.05, "worst_modules": WORST} for name in failed}
+    warnings = [f"{name} failed validation: too far" for name in failed]
+    facts = {"failed_outputs": list(failed), "outputs": outputs, "warnings": warnings}
+    event = event_of(record, "validate", facts=facts)
+    rejected = gate.rejected(record, event)
+    decided = {}
+    for name, failure in rejected.items():
+        task = record.task(name).with_attempt(state=TaskState.FAILED, failure=failure)
+        found = decide(record, task, rules=default_rules(), alone=True)["next"]
+        if found is not None:
+            decided[name] = (failure, NextAttempt.model_validate(found))
+    assert bool(decided) is again
+    return transitions.make_again(record, event, decided) if decided else transitions.apply(record, event)
+
+
+def tried(record: ExportRecord, task: str) -> list[dict[str, Any]]:
+    changed = ("level", "group_size", "keep")
+    return [{name: each.params[name] for name in changed if name in each.params} for each in record.task(task).attempts]
+
+
+def test_it_becomes_wider_step_by_step() -> None:
+    record = made_again("int4")
+    names = []
+    for _ in range(4):
+        record = judge(record, record.task("quantize-int4").format)
+        record = succeed(record, "quantize-int4")
+        names.append(record.task("quantize-int4").format)
+    assert tried(record, "quantize-int4") == [
+        {"level": "int4", "group_size": 32},
+        {"level": "int4", "group_size": 16},
+        {"level": "int4", "group_size": 16, "keep": WORST},
+        {"level": "int8", "group_size": 32},
+        {"level": "bf16", "group_size": 32},
+    ]
+    assert names == ["pytorch-int4", "pytorch-int4", "pytorch-int8", "pytorch-bf16"]
+    record = judge(record, again=False)
+    assert record.state is ExportState.SUCCEEDED
+    assert list(record.outputs) == ["pytorch", "pytorch-bf16", "validation"]
+    task = record.task("quantize-int4")
+    assert task.requested == "pytorch-int4"
+    assert [each.failure.reason if each.failure else "" for each in task.attempts] == ["VALIDATION_FAILED"] * 4 + [""]
+    assert task.attempts[0].failure is not None
+    assert task.attempts[0].failure.about["mean_kl"] == "0.05"
+    assert "pytorch-int4" in task.attempts[0].failure.message
+    assert "pytorch-int8" in task.attempts[3].failure.message  # type: ignore[union-attr]
+
+
+def test_only_what_changed_is_judged_again() -> None:
+    record = judge(made_again("int4", "int8"), "pytorch-int4")
+    assert record.state is ExportState.RUNNING
+    assert record.task("validate").state is TaskState.WAITING
+    assert record.task("quantize-int8").state is TaskState.SUCCEEDED
+    assert record.warnings == (), "what was made again has not failed yet"
+    record = succeed(record, "quantize-int4")
+    again = record.task("validate").attempt
+    assert again.params == {"test_samples": 2, "again": ["pytorch-int4"]}
+    assert again.inputs["before"] == "sha256:validate-1"
+    assert again.inputs["pytorch-int4"] == "sha256:quantize-int4-2"
+    assert again.inputs["pytorch-int8"] == "sha256:quantize-int8-1"
+    assert again.rule == transitions.AGAIN
+
+
+def test_a_level_that_is_delivered_anyway_is_not_made_twice() -> None:
+    record = made_again("int4", "int8", "bf16")
+    for _ in range(2):
+        record = succeed(judge(record, "pytorch-int4"), "quantize-int4")
+    record = judge(record, "pytorch-int4", again=False)
+    assert record.state is ExportState.SUCCEEDED, "the verdict is in the result"
+    assert "pytorch-int4" in record.outputs
+    assert record.warnings == ("pytorch-int4 failed validation: too far",)
+
+
+@pytest.mark.parametrize("on_failure", ["fail", "keep"])
+def test_otherwise_the_verdict_is_only_a_result(on_failure: str) -> None:
+    record = judge(made_again("int4", on_failure=on_failure), "pytorch-int4", again=False)
+    assert record.state is ExportState.SUCCEEDED
+
+
+def test_attempts_are_counted() -> None:
+    record = succeed(judge(made_again("int4", max_attempts=2), "pytorch-int4"), "quantize-int4")
+    assert judge(record, "pytorch-int4", again=False).state is ExportState.SUCCEEDED
+
+
+def test_an_output_of_one_that_fails_itself_is_left_as_it_is() -> None:
+    assert judge(made_again("int4"), "pytorch", "pytorch-int4", again=False).state is ExportState.SUCCEEDED
+
+
+def test_a_cancelled_export_makes_nothing_again() -> None:
+    record = made_again("int4")
+    record = transitions.apply(record, event_of(record, "validate").model_copy(update={"kind": EventKind.LEASED}))
+    record = transitions.cancel(record, now=2.0)
+    assert judge(record, "pytorch-int4", again=False).state.ended
+
+
+def test_a_replacement_that_cannot_be_made_leads_to_the_next_way() -> None:
+    """Groups of 16 may not fit into memory, or a layer may refuse them: the wider level does."""
+    record = judge(made_again("int4"), "pytorch-int4")
+    oops = Failure(reason="QUANTIZATION_FAILED", message="does not load")
+    event = event_of(record, "quantize-int4").model_copy(update={"kind": EventKind.FAILED, "failure": oops})
+    record = transitions.apply(record, event)
+    found = decide(record, record.task("quantize-int4"), rules=default_rules(), alone=True)["next"]
+    record = transitions.retry(record, "quantize-int4", NextAttempt.model_validate(found), now=3.0)
+    assert record.task("quantize-int4").attempt.rule == "quantize-rejected-mixed"
+    assert record.task("quantize-int4").attempt.params["keep"] == WORST
+
+
+def test_a_calibration_is_left_out_where_it_does_not_fit() -> None:
+    """It is made for one number of bits and one group size, so its groups stay as they are, and a wider level is rounded without it."""
+    record = made_again("int4")
+    task = record.task("quantize-int4")
+    task = task.with_attempt(inputs={**task.attempt.inputs, "calibration": "sha256:c"})
+    record = succeed(judge(record.replacing(task), "pytorch-int4"), "quantize-int4")
+    mixed = record.task("quantize-int4").attempt
+    assert (mixed.rule, mixed.inputs["calibration"]) == ("quantize-rejected-mixed", "sha256:c")
+    record = judge(record, "pytorch-int4")
+    assert record.task("quantize-int4").attempt.rule == "quantize-rejected-int8"
+    assert "calibration" not in record.task("quantize-int4").attempt.inputs
+
+
+def test_graphs_have_another_type_of_16_bits() -> None:
+    record = made_again("int8", kind="onnx")
+    for _ in range(3):
+        record = succeed(judge(record, record.task("quantize-int8").format), "quantize-int8")
+    assert record.task("quantize-int8").attempt.params["level"] == "fp16"
+    assert record.task("quantize-int8").format == "onnx-fp16"
+
+
+def test_a_retry_begins_with_what_was_asked_for() -> None:
+    record = made_again("int4")
+    for _ in range(3):
+        record = succeed(judge(record, record.task("quantize-int4").format), "quantize-int4")
+    record = judge(record, "pytorch-int8")
+    stopped = transitions.stop(record, Failure(reason="INTERNAL", message="oops"), now=4.0)
+    again = transitions.begin(transitions.restart(stopped), now=5.0)
+    task = again.task("quantize-int4")
+    assert (task.format, task.requested) == ("pytorch-int4", "")
+    assert task.attempt.params["level"] == "int4"
+    assert set(again.task("validate").inputs) == {"base", "pytorch", "pytorch-int4"}
+
+
+def test_facts_of_another_version_decide_nothing() -> None:
+    record = made_again("int4")
+    for facts in (
+        {"failed_outputs": "pytorch-int4"},
+        {"failed_outputs": ["pytorch-int4"], "outputs": {"pytorch-int4": 3}},
+    ):
+        assert gate.rejected(record, event_of(record, "validate", facts=facts)) == {}

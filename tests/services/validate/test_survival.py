@@ -1,0 +1,258 @@
+"""What stored weights hold of the adapter, module by module: each planted fault is named, and what is not understood is not run."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+from slipway.registry import load_stage
+from slipway.stage import Context
+from slipway.validation.findings import OutputStatus, ValidationReport
+from slipway.validation.survival import AdapterSurvival
+from slipway_validate.judging import survival
+from slipway_validate.judging.limits import LIMITS
+from slipway_validate.params import ValidateParams
+from slipway_validate.runner.survival.measuring import measure
+from slipway_validate.runner.survival.stored import Names
+from slipway_validate.stage import STAGE
+from support.models.validation_models import Models, make_base
+
+ATTENTION, MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
+Change = Callable[[Any], None]
+
+
+def weights_of(layer: Any) -> list[Any]:
+    parts = [*(getattr(layer.self_attn, name) for name in ATTENTION), *(getattr(layer.mlp, name) for name in MLP)]
+    return [part.weight for part in parts]
+
+
+def lose_layer(module: Any) -> None:
+    """Give one layer the base's weights again."""
+    for weight, plain in zip(weights_of(module.model.layers[1]), weights_of(make_base().model.layers[1]), strict=True):
+        weight.copy_(plain)
+
+
+def swap_attention(module: Any) -> None:
+    first, second = (weights_of(layer)[:4] for layer in module.model.layers)
+    for one, other in zip(first, second, strict=True):
+        kept = one.clone()
+        one.copy_(other)
+        other.copy_(kept)
+
+
+def swap_updates(module: Any) -> None:
+    """Merge the updates of two layers' attention into each other's weights."""
+    base = make_base().model.layers
+    changed = [weights_of(layer)[:4] for layer in module.model.layers]
+    plain = [weights_of(layer)[:4] for layer in base]
+    for one, other, own, others in zip(*changed, *plain, strict=True):
+        updates = one - own, other - others
+        one.copy_(own + updates[1])
+        other.copy_(others + updates[0])
+
+
+def plant_nan(module: Any) -> None:
+    module.model.layers[1].mlp.down_proj.weight[3, 5] = float("nan")
+
+
+FAULTS: Mapping[str, Change] = {
+    "lost-layer": lose_layer,
+    "swapped": swap_attention,
+    "updates": swap_updates,
+    "nan-weight": plant_nan,
+}
+
+
+def quantized(source: Path, level: str, kind: str = "pytorch") -> Path:
+    """Quantize with the real stage, into a folder beside the source."""
+    stage = load_stage("quantize")
+    work = source.with_name(f"{source.name}-{level}-work")
+    work.mkdir()
+    params = stage.params.model_validate({"format": kind, "level": level, "group_size": 16, "check": False})
+    return stage.run({"model": source}, params, Context(workdir=work))["model"]
+
+
+def named_graph(tiny: Models, folder: Path) -> Path:
+    """Write the merged model's linear weights as constants of products, by the names that onnx_export gives; q, k and v joined."""
+    folder.mkdir()
+    nodes, constants = [], []
+    state = {name: value.numpy() for name, value in tiny.merged_module.state_dict().items() if "proj" in name}
+    for layer in range(2):
+        path = f"model.layers.{layer}.self_attn"
+        joined = [state.pop(f"{path}.{name}.weight") for name in ATTENTION[:3]]
+        state[f"{path}.{'+'.join(ATTENTION[:3])}.weight"] = np.concatenate(joined)
+    for name, value in state.items():
+        constants.append(numpy_helper.from_array(np.ascontiguousarray(value.T), f"{name}.T"))
+        nodes.append(helper.make_node("MatMul", [f"x{value.shape[1]}", f"{name}.T"], [f"{name}.y"]))
+    widths = sorted({value.shape[1] for value in state.values()})
+    inputs = [helper.make_tensor_value_info(f"x{width}", TensorProto.FLOAT, ["rows", width]) for width in widths]
+    outputs = [helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, None) for node in nodes]
+    graph = helper.make_graph(nodes, "tiny", inputs, outputs, constants)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]), folder / "model.onnx")
+    (folder / "config.json").write_bytes((tiny.merged / "config.json").read_bytes())
+    return folder
+
+
+def said(found: AdapterSurvival, level: str = "float32") -> str:
+    return survival.explain(survival.judged(found, LIMITS[level]))[0]
+
+
+@pytest.fixture(scope="module")
+def found(tiny: Models) -> dict[str, AdapterSurvival]:
+    outputs = {name: tiny.variant(f"survival-{name}", change) for name, change in FAULTS.items()}
+    graph = named_graph(tiny, tiny.root / "survival-graph")
+    outputs |= {
+        "merged": tiny.merged,
+        "none": tiny.without_adapter("survival-none"),
+        "int4": quantized(tiny.merged, "int4"),
+        "int8": quantized(tiny.merged, "int8"),
+        "lost-int4": quantized(outputs["lost-layer"], "int4"),
+        "graph": graph,
+        "graph-int4": quantized(graph, "int4", "onnx"),
+        "engine": Path(
+            shutil.copytree(tiny.base, tiny.root / "survival-engine", ignore=shutil.ignore_patterns("*.safetensors"))
+        ),
+    }
+    return measure(tiny.base, tiny.adapter, outputs, report=lambda _done, _total: None)
+
+
+class TestWhatIsRight:
+    @pytest.mark.parametrize(
+        ("name", "level"),
+        [("merged", "float32"), ("graph", "float32"), ("int8", "int8"), ("int4", "int4"), ("graph-int4", "int4")],
+    )
+    def test_every_module_holds_its_update(self, found: dict[str, AdapterSurvival], name: str, level: str) -> None:
+        output = found[name]
+        assert len(output.modules) == 14, output.not_run
+        assert not output.left_out
+        assert {each.layer for each in output.modules} == {0, 1}
+        assert said(output, level) == ""
+        assert all(check.passed for check in survival.checks(output, LIMITS[level]))
+        assert all(abs((each.strength or 0) - 1) < 0.1 for each in output.modules)
+
+    def test_rounding_shows_in_the_cosine_and_not_in_the_strength(self, found: dict[str, AdapterSurvival]) -> None:
+        for exact, coarse in zip(found["merged"].modules, found["int4"].modules, strict=True):
+            assert exact.module == coarse.module
+            assert exact.cosine == pytest.approx(1, abs=1e-4)
+            assert 0.8 < (coarse.cosine or 0) < 0.999
+            assert (coarse.noise or 0) > (exact.noise or 0)
+
+    def test_codes_are_compared_on_the_output_s_own_grid(self, found: dict[str, AdapterSurvival]) -> None:
+        assert all(each.changed == 0 for each in found["none"].modules)
+        changed = [each.changed or 0 for each in found["int4"].modules]
+        assert all(0.05 < share < 1 for share in changed)
+        lost = [each.changed for each in found["lost-int4"].modules if each.layer == 1]
+        assert lost == [0] * 7, "the base's own codes"
+
+    def test_graph_and_folder_have_the_same_codes(self, found: dict[str, AdapterSurvival]) -> None:
+        for one, other in zip(found["int4"].modules, found["graph-int4"].modules, strict=True):
+            assert one.strength == pytest.approx(other.strength, abs=1e-3)
+
+
+class TestPlantedFaults:
+    @pytest.mark.parametrize(("name", "level"), [("lost-layer", "float32"), ("lost-int4", "int4")])
+    def test_a_lost_layer(self, found: dict[str, AdapterSurvival], name: str, level: str) -> None:
+        assert said(found[name], level) == "layer 1 has lost the adapter in 7 modules"
+
+    def test_swapped_layers(self, found: dict[str, AdapterSurvival]) -> None:
+        judged = survival.judged(found["swapped"], LIMITS["float32"])
+        other = {each.module: each.weight_of for each in judged.faulty}
+        assert other == {
+            f"model.layers.{layer}.self_attn.{name}": f"model.layers.{1 - layer}.self_attn.{name}"
+            for layer in (0, 1)
+            for name in ATTENTION
+        }
+        assert "holds the weight of model.layers." in said(found["swapped"])
+
+    def test_swapped_updates(self, found: dict[str, AdapterSurvival]) -> None:
+        other = {each.module: each.update_of for each in found["updates"].modules if each.update_of}
+        assert other["model.layers.0.self_attn.o_proj"] == "model.layers.1.self_attn.o_proj"
+        assert len(other) == 8
+
+    def test_a_merge_that_did_nothing(self, found: dict[str, AdapterSurvival]) -> None:
+        assert said(found["none"]) == "none of 14 adapted modules holds the adapter"
+
+    def test_nan(self, found: dict[str, AdapterSurvival]) -> None:
+        assert found["nan-weight"].non_finite == {"model.layers.1.mlp.down_proj.weight": 1}
+        assert "model.layers.1.mlp.down_proj.weight has 1 NaN" in said(found["nan-weight"])
+        failed = [check.name for check in survival.checks(found["nan-weight"], LIMITS["float32"]) if not check.passed]
+        assert failed == ["non_finite_weights"]
+
+
+class TestWhatIsNotUnderstood:
+    def test_a_folder_without_known_weights(self, found: dict[str, AdapterSurvival]) -> None:
+        assert "neither in safetensors nor in an ONNX graph" in found["engine"].not_run
+        assert survival.checks(found["engine"], LIMITS["float32"]) == []
+        assert "was not compared" in survival.notes(found["engine"])[0]
+
+    def test_an_adapter_that_began_with_a_part_of_the_base(self, tiny: Models, tmp_path: Path) -> None:
+        adapter = Path(shutil.copytree(tiny.adapter, tmp_path / "pissa"))
+        config = adapter / "adapter_config.json"
+        config.write_text(config.read_text().replace('"init_lora_weights": false', '"init_lora_weights": "pissa"'))
+        result = measure(tiny.base, adapter, {"merged": tiny.merged}, report=lambda _done, _total: None)
+        assert "init_lora_weights is pissa" in result["merged"].not_run
+
+    def test_a_damaged_output(self, tiny: Models, tmp_path: Path) -> None:
+        broken = Path(shutil.copytree(tiny.merged, tmp_path / "broken"))
+        weights = broken / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-100])
+        result = measure(tiny.base, tiny.adapter, {"broken": broken}, report=lambda _done, _total: None)
+        assert "truncated" in result["broken"].not_run
+
+    def test_names_with_and_without_a_prefix(self) -> None:
+        names = Names(frozenset({"encoder.layers.0.fc.weight", "decoder.layers.0.fc.weight", "head.weight"}))
+        assert names.find("model.encoder.layers.0.fc.weight") == "encoder.layers.0.fc.weight"
+        assert names.find("layers.0.fc.weight") is None, "encoder or decoder"
+        assert names.find("model.head.weight") == "head.weight"
+        assert names.find("encoder.layers.1.fc.weight") is None
+
+
+def test_an_update_below_the_steps_of_bfloat16_is_not_held_against_the_output(tiny: Models, tmp_path: Path) -> None:
+    """The base's type loses it: the note says so, and a merge in that type does not fail for it."""
+    base, adapter, merged = (
+        Path(shutil.copytree(p, tmp_path / p.name)) for p in (tiny.base, tiny.adapter, tiny.merged)
+    )
+    from safetensors.torch import load_file, save_file
+
+    before = {name: value.bfloat16() for name, value in load_file(base / "model.safetensors").items()}
+    save_file(before, base / "model.safetensors", {"format": "pt"})
+    factors = load_file(adapter / "adapter_model.safetensors")
+    weak = {name: value * (2e-3 if "lora_B" in name else 1) for name, value in factors.items()}
+    save_file(weak, adapter / "adapter_model.safetensors", {"format": "pt"})
+    after = {}
+    for name, value in before.items():
+        path = f"base_model.model.{name.removesuffix('.weight')}"
+        down, up = weak.get(f"{path}.lora_A.weight"), weak.get(f"{path}.lora_B.weight")
+        after[name] = value if down is None or up is None else (value.float() + 1.5 * up @ down).bfloat16()
+    save_file(after, merged / "model.safetensors", {"format": "pt"})
+    found = measure(base, adapter, {"merged": merged}, report=lambda _done, _total: None)["merged"]
+    assert min(each.expected for each in found.modules) < 0.8
+    assert said(found, "bfloat16") == ""
+    assert any("smaller than the steps of the base's 16-bit type" in note for note in survival.notes(found))
+
+
+@pytest.mark.slow
+def test_the_stage_names_each_planted_fault(tiny: Models, held_out: Path, context: Context) -> None:
+    outputs = {f"pytorch-{name}": tiny.variant(f"stage-{name}", change) for name, change in FAULTS.items()}
+    inputs = {"base": tiny.base, "adapter": tiny.adapter, "heldout": held_out, "pytorch": tiny.merged, **outputs}
+    inputs["pytorch-none"] = tiny.without_adapter("stage-none")
+    params = ValidateParams(sequence_length=48, test_samples=3, benchmark_performance=False)
+    report = ValidationReport.read(STAGE.run(inputs, params, context)["validation"])
+    assert report.output("pytorch").status is OutputStatus.PASSED
+    assert not report.output("pytorch").survival.faulty  # type: ignore[union-attr]
+    assert set(report.failed_outputs) == set(inputs) - {"base", "adapter", "heldout", "pytorch"}
+    explained = {name: report.output(name).explanation for name in report.failed_outputs}
+    assert "layer 1 has lost the adapter" in explained["pytorch-lost-layer"]
+    assert "holds the weight of model.layers." in explained["pytorch-swapped"]
+    assert "holds the update of model.layers." in explained["pytorch-updates"]
+    assert "model.layers.1.mlp.down_proj.weight has 1 NaN" in explained["pytorch-nan-weight"]
+    assert "none of 14 adapted modules holds the adapter" in explained["pytorch-none"]
+    assert torch.get_num_threads() == 1
