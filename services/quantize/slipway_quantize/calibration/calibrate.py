@@ -32,8 +32,8 @@ from slipway_quantize.calibration.windows import Batch, Windows, read_windows
 
 _RATE, _SCALE_RATE = 0.005, 3e-4
 _STATE = "tuning"
-_STATE_SECONDS = 30.0
-"""Least time between two states of the tuning that are kept."""
+_STATES = 8
+"""States of the tuning that are kept, one in place of the other."""
 
 
 @dataclass
@@ -186,14 +186,12 @@ class Calibration:
             tuning.restore(self._finished.get(_STATE))
             first = int(self._finished.facts(_STATE)["steps"])
         self._ctx.record(steps=effort.steps, steps_resumed=first)
-        kept_at = time.monotonic()
+        every = max(1, effort.steps // _STATES)
 
         def on_step(done: int) -> None:
-            nonlocal kept_at
             self._progress("tune", done, effort.steps, "steps")
-            if self._ctx.kept is not None and time.monotonic() - kept_at > _STATE_SECONDS and done < effort.steps:
+            if self._ctx.kept is not None and done % every == 0 and done < effort.steps:
                 self._finished.put(_STATE, tuning.state(), steps=done)
-                kept_at = time.monotonic()
 
         tuning.run(first=first, on_step=on_step, on_window=self._ctx.check_cancelled)
         tuned = {name: weight.fixed() for name, weight in tuning.weights.items()}
@@ -217,11 +215,13 @@ def calibrate(source: Path, data: Path, target: Path, *, params: CalibrateParams
     calibration = Calibration(source, data, params=params, ctx=ctx)
     result = calibration.run()
     facts: dict[str, Any] = {
+        "model": ctx.input_digests.get("model", ""),
+        "data_sha256": calibration.windows.digest,
         "divergence": {method: float(value) for method, value in result.divergences.items()},
         "windows": {"fit": len(calibration.windows.fit), "held_out": len(calibration.windows.held_out)},
         "steps": calibration.effort.steps,
         "seconds": round(time.monotonic() - begin, 1),
         "peak_anonymous_bytes": calibration.peak_bytes,
     }
-    write_calibration(target, calibration.model, result, params=params, digest=calibration.windows.digest, facts=facts)
+    write_calibration(target, calibration.model, result, params=params, facts=facts)
     ctx.record(**facts)

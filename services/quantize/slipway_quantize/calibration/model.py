@@ -18,7 +18,7 @@ from slipway.models.families import SEQUENCE_CLASSIFIER, Comparison, Family, aut
 from slipway.models.safetensors_file import TensorInfo
 from slipway_quantize.calibration.layers import Layer, Rounding, Table, walk
 from slipway_quantize.calibration.windows import Batch
-from slipway_quantize.checkpoints.checkpoint import mapped, read_tensors
+from slipway_quantize.checkpoints.checkpoint import mapped, read_tensors, require_finite, row_pieces
 from slipway_quantize.checkpoints.structure import find_linear_layers, model_config, require_family
 
 
@@ -46,6 +46,9 @@ class StreamedModel:
         config = model_config(folder)
         _require_supported(self.family, config)
         tensors = read_tensors(folder)
+        for info in tensors.values():
+            for _, values in row_pieces(info):
+                require_finite(values, info.name)
         structure = find_linear_layers(config, self.family, tensors)
         self.model = _build(config, self.family)
         self._ties: dict[str, str] = getattr(self.model, "all_tied_weights_keys", None) or {}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from slipway.errors import QuantizationError
 from slipway_quantize.calibration.finished import Finished
 from slipway_quantize.calibration.gptq import error_factors, gptq
 from slipway_quantize.calibration.grid import Fitted, Grid
@@ -157,6 +158,7 @@ class Rounds:
         for layer in layers:
             if layer.name not in moments.shared:
                 continue
+            _require_finite(moments.of(layer.name), layer.name)
             rounded[layer.name] = {}
             for method in self._methods:
                 self._on_block(index)
@@ -172,6 +174,16 @@ class Rounds:
         return {
             name: (each, {method: errors.relative(name, method) for method in each}) for name, each in rounded.items()
         }
+
+
+def _require_finite(moments: Tensor, name: str) -> None:
+    if not bool(moments.isfinite().all()):
+        raise QuantizationError(
+            f"the model computes NaN or infinity in front of {name!r}",
+            reason="NON_FINITE_OUTPUT",
+            remedy="the training diverged or the merged model is damaged: use an earlier checkpoint",
+            about={"tensor": name},
+        )
 
 
 def _stored(name: str, rounded: Rounded) -> dict[str, Tensor]:
