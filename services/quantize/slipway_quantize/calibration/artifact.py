@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_file
 
 from slipway.stage import installed_version
-from slipway_quantize.calibration.model import StreamedModel
 from slipway_quantize.calibration.params import CalibrateParams
-from slipway_quantize.calibration.roundings import Fixed
+from slipway_quantize.calibration.rounding.roundings import Fixed
+from slipway_quantize.calibration.streaming.model import StreamedModel
 
 WEIGHTS = "weights.safetensors"
 DESCRIPTION = "calibration.json"

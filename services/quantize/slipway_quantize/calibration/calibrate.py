@@ -17,17 +17,17 @@ from torch import Tensor
 from slipway.errors import QuantizationError
 from slipway.stage import Context
 from slipway_quantize.calibration.artifact import anonymous_bytes, write_calibration
-from slipway_quantize.calibration.divergence import compares_distributions, divergence
 from slipway_quantize.calibration.effort import STEP_WINDOWS, Effort, plan_effort
 from slipway_quantize.calibration.finished import Finished
-from slipway_quantize.calibration.grid import Grid
-from slipway_quantize.calibration.layers import Rounding
-from slipway_quantize.calibration.model import StreamedModel
 from slipway_quantize.calibration.params import CalibrateParams
-from slipway_quantize.calibration.roundings import Fixed
-from slipway_quantize.calibration.rounds import BY_INPUTS, Rounded, Rounds, read_rounded
-from slipway_quantize.calibration.tuning import Schedule, Tuning
-from slipway_quantize.calibration.walk import BlockWalk
+from slipway_quantize.calibration.rounding.grid import Grid
+from slipway_quantize.calibration.rounding.roundings import Fixed
+from slipway_quantize.calibration.rounding.rounds import BY_INPUTS, Rounded, Rounds, read_rounded
+from slipway_quantize.calibration.streaming.layers import Rounding
+from slipway_quantize.calibration.streaming.model import StreamedModel
+from slipway_quantize.calibration.streaming.walk import BlockWalk
+from slipway_quantize.calibration.tuning.divergence import compares_distributions, divergence
+from slipway_quantize.calibration.tuning.tuning import Schedule, Tuning
 from slipway_quantize.calibration.windows import Batch, Windows, read_windows
 
 _RATE, _SCALE_RATE = 0.005, 3e-4
@@ -119,6 +119,7 @@ class Calibration:
             methods=tried,
             choices=choices,
             grid=self.grid,
+            tied=self.model.tied_layers,
             finished=self._finished,
             on_block=lambda done: self._progress("blocks", done, count, "blocks"),
         )

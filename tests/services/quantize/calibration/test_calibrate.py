@@ -95,7 +95,7 @@ def test_an_interrupted_attempt_goes_on(material: Material, tmp_path: Path, cali
     stopping.on_progress = lambda now: stopping.cancelled.set() if (now.phase, now.done) == ("tune", 20) else None
 
     with pytest.raises(ModelExportError) as error:
-        STAGE.run({"model": material.model, "data": material.data}, CalibrateParams(**SMALL), stopping)
+        STAGE.run({"model": material.model, "data": material.data}, CalibrateParams.model_validate(SMALL), stopping)
     assert error.value.reason == "CANCELLED"
     again, ctx = calibrate(material.model, material.data, kept=kept)
     assert ctx.facts["blocks_resumed"] == ctx.facts["blocks"]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from slipway_quantize.calibration.gptq import error_factors, gptq
-from slipway_quantize.calibration.grid import Grid
+from slipway_quantize.calibration.rounding.gptq import error_factors, gptq
+from slipway_quantize.calibration.rounding.grid import Grid
 
 
 def moments(columns: int, *, seed: int = 0) -> torch.Tensor:
@@ -43,8 +43,8 @@ def test_codes_are_those_of_the_definition(columns: int, symmetric: bool) -> Non
     matrix, fitted = moments(columns), grid.fit(weight)
     codes = grid.nearest(gptq(weight, fitted, grid, *error_factors(matrix)))
     zeros = torch.zeros_like(fitted.scales) if fitted.zeros is None else fitted.zeros
-    spread = [grid.spread(part).double().numpy() for part in (fitted.scales, zeros)]
-    expected = by_definition(weight.double().numpy(), *spread, matrix.double().numpy(), grid)
+    scale, zero = (grid.spread(part).double().numpy() for part in (fitted.scales, zeros))
+    expected = by_definition(weight.double().numpy(), scale, zero, matrix.double().numpy(), grid)
     assert (codes.numpy() == expected).mean() > 0.995  # a place in the middle of two codes may go to either
     assert not torch.equal(codes, grid.nearest(grid.places(weight, fitted)))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slipway_quantize.calibration.grid import Grid
+from slipway_quantize.calibration.rounding.grid import Grid
 
 
 def weights() -> torch.Tensor:

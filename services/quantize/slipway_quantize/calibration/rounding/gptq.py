@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from slipway_quantize.calibration.grid import Fitted, Grid
+from slipway_quantize.calibration.rounding.grid import Fitted, Grid
 
 _BLOCK = 64
 """Columns whose errors are passed on to all later ones at once."""
