@@ -16,10 +16,10 @@ from transformers.pytorch_utils import Conv1D
 from slipway.errors import QuantizationError
 from slipway.models.families import SEQUENCE_CLASSIFIER, Comparison, Family, auto_model
 from slipway.models.safetensors_file import TensorInfo
-from slipway.models.weights import open_weights
-from slipway_quantize.calibration.layers import Layer, Rounding, Table, walk
+from slipway.models.weights import open_weights, row_pieces
+from slipway_quantize.calibration.streaming.layers import Layer, Rounding, Table, walk
 from slipway_quantize.calibration.windows import Batch
-from slipway_quantize.checkpoints.checkpoint import mapped, read_tensors
+from slipway_quantize.checkpoints.checkpoint import mapped, read_rows, read_tensors, require_finite
 from slipway_quantize.checkpoints.structure import find_linear_layers, model_config, require_family
 
 
@@ -48,6 +48,9 @@ class StreamedModel:
         _require_supported(self.family, config)
         with closing(open_weights(folder, {})) as weights:
             tensors = read_tensors(weights)
+            for info in tensors.values():
+                for first, count in row_pieces(info):
+                    require_finite(read_rows(weights, info, first, count), info.name)
         structure = find_linear_layers(config, self.family, tensors)
         self.model = _build(config, self.family)
         self._ties: dict[str, str] = getattr(self.model, "all_tied_weights_keys", None) or {}
@@ -128,6 +131,11 @@ class StreamedModel:
                 f"no file has the weight {name!r}, which transformers computes or makes at random",
                 self.model.config.model_type,
             )
+
+    @property
+    def tied_layers(self) -> frozenset[str]:
+        """Names of the rounded weights that are embeddings too."""
+        return frozenset(table.layer.name for table in self._tables if table.layer is not None)
 
     def save_memory(self) -> None:
         """Keep only the inputs of each block for the gradients, and compute its inside again."""
