@@ -62,8 +62,8 @@ class OnnxConfiguration(LevelSettings):
         packaging: Runtimes that shall take the folders unchanged: `genai`, `transformers_js`, `optimum`, `triton`, `kserve`. Files for
             them are added to each level.
         activations: Activations to return beside the results: ``layers`` (numbers from 0, ``last`` or ``all``) and ``kinds``
-            (``hidden_states``, ``attentions``, ``mlp``, ``embeddings``), such as ``{layers: [0, 5, 11], kinds: [attentions]}``, or as
-            text ``layers=0,5,11,kinds=attentions``. If only one is given, the other is all layers or ``hidden_states``.
+            (``hidden_states``, ``attentions``, ``cross_attentions``, ``mlp``, ``embeddings``), such as
+            ``{layers: [0, 5, 11], kinds: [attentions]}``, or as text ``layers=0,5,11,kinds=attentions``. If only one is given, the other is all layers or ``hidden_states``.
         layered: One graph per layer of a text decoder, in ``onnx-layered/``, with a program that runs them in turn. It has no quantized
             levels and no packages.
     """

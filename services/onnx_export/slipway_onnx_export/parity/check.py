@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -150,20 +151,32 @@ def _references(
             remedy="give a complete transformers model folder",
             about={"file": "config.json"},
         ) from error
-    # Eager attention is the simplest implementation; fused ones differ from each other in the results of padding rows.
-    model = kind.from_pretrained(
-        source.folder, dtype=torch.float32, attn_implementation="eager", trust_remote_code=False
-    ).eval()
     made: list[list[Array]] = []
-    with torch.inference_mode():
+    with _freed_afterwards(), torch.inference_mode():
+        # Eager attention is the simplest implementation; fused ones differ from each other in the results of padding rows.
+        model = kind.from_pretrained(
+            source.folder, dtype=torch.float32, attn_implementation="eager", trust_remote_code=False
+        ).eval()
         for conversation in conversations:
             made.append([])
             for result in conversation.reference(model):
                 made[-1].append(result)
                 on_call(sum(map(len, made)))
-    del model
-    gc.collect()
+        del model
     return made
+
+
+@contextmanager
+def _freed_afterwards() -> Iterator[None]:
+    """Free what the block made and dropped. What was there before is not searched, which takes longer than a small model's export."""
+    frozen = gc.get_freeze_count()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.collect()
+        if not frozen:
+            gc.unfreeze()
 
 
 def _run(conversation: Conversation, sessions: Mapping[str, Session]) -> Iterator[Array]:
