@@ -200,6 +200,9 @@ def _whole_text(model: Any, family: Family, pooling: Pooling | None) -> Componen
     if family is SEQUENCE_CLASSIFIER and model.config.pad_token_id is None and model.get_decoder() is not model:
         rows = 1  # the last token cannot be told from padding
     classes = getattr(model.config, "num_labels", 0)
+    # Classifiers of encoder–decoders read the ends of the texts, and refuse a text without one.
+    end = model.config.eos_token_id if model.config.is_encoder_decoder else None
+    end = end if isinstance(end, int) else 0
     rotates = POSITIONS in accepted and getattr(model.config, "rope_parameters", None) is not None
 
     def call(model: Any, tensors: Tensors) -> Tensors:
@@ -226,7 +229,7 @@ def _whole_text(model: Any, family: Family, pooling: Pooling | None) -> Componen
         outputs.append(Port(SENTENCE_EMBEDDING, (rows, int(shape[-1]) * len(pooling.modes))))
     return Component(
         "model",
-        inputs=tuple(Port(name, (rows, SEQUENCE), torch.int64) for name in names),
+        inputs=tuple(Port(name, (rows, SEQUENCE), torch.int64, end if name == IDS else 0) for name in names),
         outputs=tuple(outputs),
         call=call,
     )

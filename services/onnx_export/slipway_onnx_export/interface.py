@@ -39,11 +39,13 @@ class Port:
         name: Its name.
         shape: Its axes: the name of one that varies, a size, or None for the size that the engine's graph has.
         dtype: Its data type.
+        fill: Value in the traced sample.
     """
 
     name: str
     shape: tuple[str | int | None, ...]
     dtype: torch.dtype = torch.float32
+    fill: int = 0
 
     @property
     def varying(self) -> dict[int, str]:
@@ -51,10 +53,10 @@ class Port:
         return {index: axis for index, axis in enumerate(self.shape) if isinstance(axis, str)}
 
     def sample(self) -> torch.Tensor:
-        """Return the tensor of a traced sample: zeros, and for a mask ones with two padding tokens in the first row."""
+        """Return the tensor of a traced sample: one value, and for a mask ones with two padding tokens in the first row."""
         sizes = [SAMPLE_SIZES[axis] if isinstance(axis, str) else axis or 1 for axis in self.shape]
         if not self.name.endswith("mask"):
-            return torch.zeros(sizes, dtype=self.dtype)
+            return torch.full(sizes, self.fill, dtype=self.dtype)
         mask = torch.ones(sizes, dtype=self.dtype)
         mask[0, : min(2, sizes[1] - 1)] = 0
         return mask

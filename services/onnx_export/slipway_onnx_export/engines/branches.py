@@ -84,6 +84,8 @@ def tracer_warning_error(branches: Sequence[Branch], *, attention: str) -> Trace
 
 
 def _only_guards(warning: warnings.WarningMessage) -> bool:
-    """Return whether the branch is an assertion or only raises: then it decides only whether to continue."""
+    """Return whether the branch is an assertion, also one of torch (``torch._check``), or only raises: then it decides only whether to continue."""
     line, after = (linecache.getline(warning.filename, warning.lineno + step).strip() for step in (0, 1))
-    return line.startswith("assert ") or (line.startswith("if ") and line.endswith(":") and after.startswith("raise "))
+    return line.startswith(("assert ", "_check_with(")) or (
+        line.startswith("if ") and line.endswith(":") and after.startswith("raise ")
+    )
