@@ -19,7 +19,7 @@ from slipway.models.base_format import read_config
 from slipway.models.dtypes import torch_dtypes
 from slipway.models.families import Family, described, family_of
 from slipway.models.safetensors_file import read_index
-from slipway.models.weights import Weights, has_weights, open_weights
+from slipway.models.weights.reading import Weights, has_weights, open_weights
 from slipway_onnx_export.families import refusal_reason
 from slipway_onnx_export.stand_ins import stand_in
 

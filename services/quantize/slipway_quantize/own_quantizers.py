@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.errors import QuantizationError
-from slipway.models.weights import has_weights, open_weights
+from slipway.models.weights.reading import has_weights, open_weights
 from slipway.stage import Context
 from slipway_quantize.check import run_checkpoint, run_graph
 from slipway_quantize.params import QuantizeParams

@@ -21,7 +21,7 @@ from slipway.errors import QuantizationError
 from slipway.models.dtypes import numpy_dtypes
 from slipway.models.safetensors_file import TensorInfo
 from slipway.models.safetensors_layout import TensorSpec
-from slipway.models.weights import Weights, row_pieces
+from slipway.models.weights.reading import Weights, row_pieces
 from slipway.stage import Context
 from slipway_quantize.checkpoints.checkpoint import (
     DTYPE_NAMES,

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from slipway.errors import QuantizationError
 from slipway.models.dtypes import FLOATS
-from slipway.models.graphs.left_out import LeftOut, LeftOutWeights
-from slipway.models.weights import Weights, has_weights, open_weights
+from slipway.models.weights.left_out import LeftOut, LeftOutWeights
+from slipway.models.weights.reading import Weights, has_weights, open_weights
 from slipway.texts import quoted
 
 
