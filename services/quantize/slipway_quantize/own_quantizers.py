@@ -60,13 +60,6 @@ class _Graphs:
     def _write(
         self, source: Path, target: Path, params: QuantizeParams, ctx: Context, inputs: Mapping[str, Path]
     ) -> Outcome:
-        if params.integers is not None:
-            from slipway_quantize.graphs.integer import write_int
-            from slipway_quantize.graphs.left_out import LeftOutSource
-
-            accuracy = params.accuracy_level
-            with LeftOutSource(source, inputs) as left_out:
-                return write_int(source, target, params.integers, accuracy_level=accuracy, left_out=left_out, ctx=ctx)
         if params.level == "bf16":
             raise QuantizationError(
                 "bf16 is not made for ONNX: ONNX Runtime has no bfloat16 matrix product on CPUs, so the model would not load",
@@ -74,9 +67,17 @@ class _Graphs:
                 remedy="use fp16, int8 or int4 for ONNX, and bf16 for the PyTorch format",
                 about={"format": "onnx", "level": "bf16"},
             )
-        from slipway_quantize.graphs.half import write_half
+        from slipway_quantize.graphs.left_out import LeftOutSource
 
-        return write_half(source, target, ctx=ctx)
+        with LeftOutSource(source, inputs) as left_out:
+            if params.integers is not None:
+                from slipway_quantize.graphs.integer import write_int
+
+                accuracy = params.accuracy_level
+                return write_int(source, target, params.integers, accuracy_level=accuracy, left_out=left_out, ctx=ctx)
+            from slipway_quantize.graphs.half import write_half
+
+            return write_half(source, target, left_out=left_out, ctx=ctx)
 
     def run(self, target: Path, ctx: Context) -> Any:
         """As :meth:`slipway_quantize.quantizer.Quantizer.run`."""

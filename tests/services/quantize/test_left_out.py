@@ -56,7 +56,10 @@ class Chain:
         return self.run(EXPORT, {"pytorch": merged, **self.inputs}, OnnxExportParams(parity="never", **params))
 
     def quantized(self, model: Path, form: str, *, level: str = "int4", group_size: int = 16, **more: Path) -> Path:
-        params = QuantizeParams(format=form, level=level, group_size=group_size, check=False)
+        packed = level != "dense int4"
+        params = QuantizeParams(
+            format=form, level=level.rsplit(maxsplit=1)[-1], group_size=group_size, packed=packed, check=False
+        )
         return self.run(QUANTIZE, {"model": model, **self.inputs, **more}, params)
 
 
@@ -119,6 +122,13 @@ def check_same(steps: Chain, forms: tuple[str, ...], *, level: str, group_size: 
 @pytest.mark.parametrize(("level", "group_size"), [("int4", 16), ("int8", 32)])  # 48 columns have no groups of 32
 def test_the_result_is_the_same_to_the_bit(tied: Chain, level: str, group_size: int) -> None:
     check_same(tied, ("onnx", "pytorch"), level=level, group_size=group_size)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_small_tensors")
+@pytest.mark.parametrize("level", ["fp16", "dense int4"])
+def test_other_levels_are_the_same_to_the_bit(tied: Chain, level: str) -> None:
+    check_same(tied, ("onnx", "pytorch"), level=level, group_size=16)
 
 
 @pytest.mark.slow
@@ -246,6 +256,9 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "another stage": (lambda d, _: d.update(stage="validate"), "reads no weights here"),
     "a module": (lambda d, _: d.update(stage="os:system"), "reads no weights here"),
     "no stage": (lambda d, _: d.pop("stage"), "reads no weights here"),
+    "a tensor twice": (lambda d, _: d["tensors"].append(d["tensors"][0]), "names a tensor twice"),
+    "numbers of no weight": (lambda d, _: _first(d).update(dtype="I16"), "cannot be computed from BF16 in I16"),
+    "another version": (lambda d, _: d.update(version=2), "cannot be read"),
     "an unknown key": (lambda d, _: d.update(more=1), "cannot be read"),
 }
 

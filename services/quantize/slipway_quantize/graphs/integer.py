@@ -83,7 +83,7 @@ def write_int(
                         model, weight, values, level, accuracy_level=accuracy_level, data=data, pieces=pieces
                     )
                 else:
-                    _round_in_place(weight, np.asarray(values), level, data=data, pieces=pieces)
+                    _round_in_place(weight, values, level, data=data, pieces=pieces)
                 outcome.quantized.append(weight.name)
                 done += math.prod(weight.features)
             copy_external(source, model, data)
@@ -175,7 +175,9 @@ def _write_quantized(
     return packed, scales
 
 
-def _round_in_place(weight: Weight, values: NDArray[Any], level: IntLevel, *, data: DataFile, pieces: Pieces) -> None:
+def _round_in_place(
+    weight: Weight, values: NDArray[Any] | LazyMatrix, level: IntLevel, *, data: DataFile, pieces: Pieces
+) -> None:
     """Replace the values of one matrix by rounded ones."""
     rounded = data.once(
         weight.value.const_value, "rounded", lambda: _write_rounded(weight, values, level, data=data, pieces=pieces)
@@ -184,16 +186,16 @@ def _round_in_place(weight: Weight, values: NDArray[Any], level: IntLevel, *, da
 
 
 def _write_rounded(
-    weight: Weight, values: NDArray[Any], level: IntLevel, *, data: DataFile, pieces: Pieces
+    weight: Weight, values: NDArray[Any] | LazyMatrix, level: IntLevel, *, data: DataFile, pieces: Pieces
 ) -> ir.ExternalTensor:
     """Write the rounded values of the matrix in its own layout and type."""
     assert weight.value.const_value is not None
     shape = tuple(int(size) for size in weight.value.const_value.shape.numpy())
     dense = data.reserve(weight.name, weight.value.const_value.dtype, shape)
 
-    def write(piece: NDArray[Any], row: int) -> Squares:
-        rounded = _round(piece.T if weight.transposed else piece, level, weight)
-        stored = rounded.values(level.bits).astype(values.dtype)
+    def write(piece: NDArray[Any] | LazyMatrix, row: int) -> Squares:
+        rounded = _round(np.asarray(piece.T if weight.transposed else piece), level, weight)
+        stored = rounded.values(level.bits)
         data.fill(dense, stored.T if weight.transposed else stored, row=row)
         return rounded.error, rounded.energy
 
