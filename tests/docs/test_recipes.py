@@ -79,7 +79,8 @@ def test_stages_alone_run_as_the_recipe_says(project: Path, tmp_path: Path) -> N
     for words in RECIPES["One stage alone"]:
         done = command(words, project, tmp_path)
         assert done.code == 0, done.err
-    assert (project / "small" / "model" / "config.json").is_file()
+    small, direct = (project / name / "model" / "model.safetensors" for name in ("small", "direct"))
+    assert direct.read_bytes() == small.read_bytes()
 
 
 @pytest.mark.slow

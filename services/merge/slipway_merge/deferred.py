@@ -21,7 +21,7 @@ from slipway.files.links import file_in
 from slipway.files.regular_file import read_regular
 from slipway.models.dtypes import DTYPES
 from slipway.models.safetensors_file import TensorInfo
-from slipway.models.weights import DEFERRED, invalid_description, mapped
+from slipway.models.weights.reading import DEFERRED, invalid_description, mapped
 from slipway_merge.plan.layout import Layout, OutputTensor
 from slipway_merge.tensors.block import Block
 from slipway_merge.tensors.deltas import Change, LowRank, compute_type, merge_block, round_block
@@ -75,9 +75,17 @@ class _Tensor(_Part):
 
 
 class _Recipe(_Part):
-    """The description. ``fingerprint`` is of bytes of every tensor that it names."""
+    """The description.
+
+    Attributes:
+        stage: The stage whose reader makes the weights.
+        version: Raised whenever the same description gives other weights, so that results made of it get other action keys.
+        fingerprint: Digest of bytes of every tensor that it names.
+        tensors: Every output tensor, file by file.
+    """
 
     stage: Literal["merge"]
+    version: Literal[1]
     fingerprint: str
     tensors: tuple[_Tensor, ...]
 
@@ -116,7 +124,7 @@ def describe_weights(folder: Path, layout: Layout, inputs: Mapping[str, Path]) -
         for shard in layout.shards
         for tensor in shard.tensors
     )
-    recipe = _Recipe(stage="merge", fingerprint="", tensors=tensors)
+    recipe = _Recipe(stage="merge", version=1, fingerprint="", tensors=tensors)
     found = _fingerprint(_found(place, inputs) for place in recipe.places())
     text = recipe.model_copy(update={"fingerprint": found}).model_dump_json()
     (folder / DEFERRED).write_text(text + "\n", encoding="utf-8")
@@ -160,7 +168,7 @@ def _fingerprint(places: Iterable[TensorInfo]) -> str:
 
 
 class MergedWeights:
-    """The weights of a merge that was described, made when they are read; a :class:`slipway.models.weights.Weights`.
+    """The weights of a merge that was described, made when they are read; a :class:`slipway.models.weights.reading.Weights`.
 
     Args:
         folder: The merge's output.
@@ -175,6 +183,8 @@ class MergedWeights:
 
     def __init__(self, folder: Path, inputs: Mapping[str, Path]) -> None:
         recipe = _read(folder)
+        if len({tensor.name for tensor in recipe.tensors}) < len(recipe.tensors):
+            raise invalid_description("it names a tensor twice")
         self._planned = {tensor.name: _planned(tensor, inputs) for tensor in recipe.tensors}
         sources = [_found(place, inputs) for place in recipe.places()]
         if _fingerprint(sources) != recipe.fingerprint:
@@ -196,7 +206,7 @@ class MergedWeights:
         self._reader.__exit__(None, None, None)
 
     def rows(self, name: str, first: int, count: int) -> Array:
-        """As :meth:`slipway.models.weights.Weights.rows`; rows of the sample are checked.
+        """As :meth:`slipway.models.weights.reading.Weights.rows`; rows of the sample are checked.
 
         Raises:
             ModelMergeError: ``NON_FINITE_WEIGHTS``, ``DTYPE_UNSUPPORTED`` or ``MERGE_NOT_VERIFIED``.
@@ -277,8 +287,9 @@ def _read(folder: Path) -> _Recipe:
 def _planned(one: _Tensor, inputs: Mapping[str, Path]) -> OutputTensor:
     """Check an entry against base and adapter; return it as the merge planned it."""
     source, update = _found(one.source, inputs), None
-    if one.dtype != source.dtype and not {one.dtype, source.dtype} <= FLOAT_TYPES.keys():
-        raise invalid_description(f"tensor {one.name!r} cannot be converted from {source.dtype} to {one.dtype}")
+    computed = one.update is not None or one.dtype != source.dtype
+    if computed and not {one.dtype, source.dtype} <= FLOAT_TYPES.keys():
+        raise invalid_description(f"tensor {one.name!r} cannot be computed from {source.dtype} in {one.dtype}")
     if one.update is not None:
         left, right = (
             Factor(_found(factor.place, inputs), factor.transposed) for factor in (one.update.left, one.update.right)

@@ -13,16 +13,15 @@ import torch
 from slipway.errors import ONNXExportError, TracerWarningError
 from slipway.models.activations.request import ActivationRequest
 from slipway.models.families import DECODER
-from slipway.models.graphs.left_out import LeftOutWeights
 from slipway.models.model_files import copy_companions
-from slipway.models.weights import store_weights
+from slipway.models.weights.left_out import LeftOutWeights
+from slipway.models.weights.reading import store_weights
 from slipway.sizes import format_size
 from slipway.stage import Context
 from slipway_onnx_export.activations.interface import contract_of
 from slipway_onnx_export.activations.recording import Wanted
 from slipway_onnx_export.checks.folder import check_folder
 from slipway_onnx_export.checks.written import Written
-from slipway_onnx_export.deferral import can_leave_out
 from slipway_onnx_export.engine_graph import EngineGraph, GraphRequest
 from slipway_onnx_export.engines import Engine, choose_engine, choose_opset
 from slipway_onnx_export.forms.shapes import describe_sizes, fixed_sizes
@@ -35,6 +34,7 @@ from slipway_onnx_export.sentences import warn_of_unknown_pooling
 from slipway_onnx_export.serving.variant import check_family, serve
 from slipway_onnx_export.source import ModelSource, open_source
 from slipway_onnx_export.statistics import Statistics
+from slipway_onnx_export.writing.deferral import can_leave_out
 from slipway_onnx_export.writing.left_out import leave_out
 from slipway_onnx_export.writing.package import complete_folder, folder_of_graphs, metadata_of
 from slipway_onnx_export.writing.places import WeightsNeededError

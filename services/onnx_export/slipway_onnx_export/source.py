@@ -16,10 +16,10 @@ from safetensors import SafetensorError, safe_open
 
 from slipway.errors import CheckpointValidationError, ONNXExportError
 from slipway.models.base_format import read_config
-from slipway.models.dtypes import torch_dtypes
+from slipway.models.dtypes import DTYPES, torch_dtypes
 from slipway.models.families import Family, described, family_of
 from slipway.models.safetensors_file import read_index
-from slipway.models.weights import Weights, has_weights, open_weights
+from slipway.models.weights.reading import Weights, has_weights, open_weights
 from slipway_onnx_export.families import refusal_reason
 from slipway_onnx_export.stand_ins import stand_in
 
@@ -122,18 +122,16 @@ def open_source(folder: Path, inputs: Mapping[str, Path] = MappingProxyType({}))
         weights, stand_ins = _open_deferred(folder, inputs)
     for name in sorted(weights):
         if weights[name].dtype not in FLOAT_DTYPES and weights[name].is_floating_point():
-            raise ONNXExportError(
-                f"tensor {name!r} is {weights[name].dtype}, which cannot be exported",
-                reason="DTYPE_UNSUPPORTED",
-                remedy="merge to float32, bfloat16 or float16",
-                about={"tensor": name, "dtype": weights[name].dtype},
-            )
+            raise _type_error(name, weights[name].dtype)
     return ModelSource(folder=folder, config=config, weights=weights, family=family, inputs=inputs, stand_ins=stand_ins)
 
 
 def _open_deferred(folder: Path, inputs: Mapping[str, Path]) -> tuple[dict[str, torch.Tensor], frozenset[str]]:
     """Return the small tensors of a folder that leaves its weights out, stand-ins for the others, and their names."""
     with closing(open_weights(folder, inputs)) as weights:
+        strange = [info for info in weights.tensors.values() if not DTYPES[info.dtype].torch]
+        if strange:
+            raise _type_error(strange[0].name, strange[0].dtype)
         large = frozenset(name for name, info in weights.tensors.items() if info.nbytes > SMALL_BYTES)
         tensors = {
             name: stand_in(info) if name in large else read_tensor(weights, name)
@@ -207,6 +205,15 @@ def _open_weights(path: Path) -> dict[str, torch.Tensor]:
             remedy="merge the model again",
             about={"file": path.name},
         ) from error
+
+
+def _type_error(name: str, dtype: object) -> ONNXExportError:
+    return ONNXExportError(
+        f"tensor {name!r} is {dtype}, which cannot be exported",
+        reason="DTYPE_UNSUPPORTED",
+        remedy="merge to float32, bfloat16 or float16",
+        about={"tensor": name, "dtype": dtype},
+    )
 
 
 def _invalid_error(message: str, **about: object) -> ONNXExportError:

@@ -12,7 +12,7 @@ from slipway.errors import QuantizationError
 from slipway.files import json_documents
 from slipway.files.links import all_files
 from slipway.models.sentences.files import sentence_files
-from slipway.models.weights import DEFERRED
+from slipway.models.weights.reading import DEFERRED
 
 _WEIGHTS = (
     DEFERRED,

@@ -42,8 +42,7 @@ def refusal_reason(params: Mapping[str, Any], config: Mapping[str, Any]) -> str:
 
 def reads_deferred(params: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the inputs whose weights may be left out: the model of a format that is read a few rows at a time."""
-    integers = params.get("level") in INTEGER_BITS and params.get("packed", True)
-    return ("model",) if params.get("format") == "pytorch" or (params.get("format") == "onnx" and integers) else ()
+    return ("model",) if params.get("format") in ("pytorch", "onnx") else ()
 
 
 def unknown_family(config: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.errors import QuantizationError
-from slipway.models.weights import has_weights, open_weights
+from slipway.models.weights.reading import has_weights, open_weights
 from slipway.stage import Context
 from slipway_quantize.calibrated import Calibration
 from slipway_quantize.check import run_checkpoint, run_graph
@@ -85,12 +85,20 @@ class _Graphs:
         inputs: Mapping[str, Path],
         calibration: Calibration | None,
     ) -> Outcome:
-        if params.integers is not None:
-            from slipway_quantize.graphs.integer import write_int
-            from slipway_quantize.graphs.left_out import LeftOutSource
+        if params.level == "bf16":
+            raise QuantizationError(
+                "bf16 is not made for ONNX: ONNX Runtime has no bfloat16 matrix product on CPUs, so the model would not load",
+                reason="QUANTIZATION_UNSUPPORTED",
+                remedy="use fp16, int8 or int4 for ONNX, and bf16 for the PyTorch format",
+                about={"format": "onnx", "level": "bf16"},
+            )
+        from slipway_quantize.graphs.left_out import LeftOutSource
 
-            accuracy = params.accuracy_level
-            with LeftOutSource(source, inputs) as left_out:
+        with LeftOutSource(source, inputs) as left_out:
+            if params.integers is not None:
+                from slipway_quantize.graphs.integer import write_int
+
+                accuracy = params.accuracy_level
                 return write_int(
                     source,
                     target,
@@ -100,16 +108,9 @@ class _Graphs:
                     ctx=ctx,
                     calibration=calibration,
                 )
-        if params.level == "bf16":
-            raise QuantizationError(
-                "bf16 is not made for ONNX: ONNX Runtime has no bfloat16 matrix product on CPUs, so the model would not load",
-                reason="QUANTIZATION_UNSUPPORTED",
-                remedy="use fp16, int8 or int4 for ONNX, and bf16 for the PyTorch format",
-                about={"format": "onnx", "level": "bf16"},
-            )
-        from slipway_quantize.graphs.half import write_half
+            from slipway_quantize.graphs.half import write_half
 
-        return write_half(source, target, ctx=ctx)
+            return write_half(source, target, left_out=left_out, ctx=ctx)
 
     def run(self, target: Path, ctx: Context) -> Any:
         """As :meth:`slipway_quantize.quantizer.Quantizer.run`."""

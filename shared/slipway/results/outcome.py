@@ -210,9 +210,13 @@ def _task_failure(task: pb.Task) -> Failure | None:
 def original_bytes(export: pb.Export, store: Artifacts) -> int | None:
     """Return the size of the unquantized merged model or of the one that is exported as it is, in bytes; None if there is none."""
     role = Role.PREPARATION if is_plain(export) else Role.MERGE
-    made = (task for task in export.tasks if plays(task.stage, role))
+    made = [task for task in export.tasks if plays(task.stage, role) and task.outputs]
     merged = next((digest for task in made for digest in task.outputs.values()), "")
-    return store.manifest(merged).size_bytes if merged and store.exists(merged) else None
+    if not merged or not store.exists(merged):
+        return None
+    facts = dict_of(made[0].facts)  # of a model whose weights were left out, its artifact is only the description
+    left_out = facts.get("output_bytes", 0) if facts.get("weights") == "deferred" else 0
+    return store.manifest(merged).size_bytes + (int(left_out) if isinstance(left_out, int | float) else 0)
 
 
 _FIGURES = ("mean_kl", "top1_agreement", "relative_error", "cosine_distance")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from slipway.errors import ModelExportError
-from slipway.models.weights import DEFERRED, open_weights
+from slipway.models.weights.reading import DEFERRED, open_weights
 from slipway.stage import Context
 from slipway_merge.params import MergeParams
 from slipway_merge.stage import STAGE as MERGE
@@ -55,7 +56,10 @@ class Chain:
         return self.run(EXPORT, {"pytorch": merged, **self.inputs}, OnnxExportParams(parity="never", **params))
 
     def quantized(self, model: Path, form: str, *, level: str = "int4", group_size: int = 16, **more: Path) -> Path:
-        params = QuantizeParams(format=form, level=level, group_size=group_size, check=False)
+        packed = level != "dense int4"
+        params = QuantizeParams(
+            format=form, level=level.rsplit(maxsplit=1)[-1], group_size=group_size, packed=packed, check=False
+        )
         return self.run(QUANTIZE, {"model": model, **self.inputs, **more}, params)
 
 
@@ -83,9 +87,18 @@ def chain(folder: Path, kind: str, dtype: torch.dtype, target_modules: Any = "al
     return Chain(folder / "runs", {"base": made.base, "adapter": made.adapter})
 
 
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tied")
+    make_case(folder, "qwen3-tied", torch.bfloat16)
+    return folder
+
+
 @pytest.fixture
-def tied(tmp_path: Path) -> Chain:
-    return chain(tmp_path, "qwen3-tied", torch.bfloat16)
+def tied(originals: Path, tmp_path: Path) -> Chain:
+    (tmp_path / "runs").mkdir()
+    inputs = {name: shutil.copytree(originals / name, tmp_path / name) for name in ("base", "adapter")}
+    return Chain(tmp_path / "runs", inputs)
 
 
 def check_same(steps: Chain, forms: tuple[str, ...], *, level: str, group_size: int) -> None:
@@ -109,6 +122,13 @@ def check_same(steps: Chain, forms: tuple[str, ...], *, level: str, group_size: 
 @pytest.mark.parametrize(("level", "group_size"), [("int4", 16), ("int8", 32)])  # 48 columns have no groups of 32
 def test_the_result_is_the_same_to_the_bit(tied: Chain, level: str, group_size: int) -> None:
     check_same(tied, ("onnx", "pytorch"), level=level, group_size=group_size)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_small_tensors")
+@pytest.mark.parametrize("level", ["fp16", "dense int4"])
+def test_other_levels_are_the_same_to_the_bit(tied: Chain, level: str) -> None:
+    check_same(tied, ("onnx", "pytorch"), level=level, group_size=16)
 
 
 @pytest.mark.slow
@@ -149,6 +169,7 @@ def test_a_float32_graph_of_weights_that_were_left_out(tied: Chain) -> None:
     assert content(found) == content(expected)
 
 
+@pytest.mark.slow
 def test_a_merged_model_whose_weights_are_stored(tied: Chain) -> None:
     merged = tied.merged()
     graph = tied.graph(merged, weights="deferred")
@@ -235,6 +256,9 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "another stage": (lambda d, _: d.update(stage="validate"), "reads no weights here"),
     "a module": (lambda d, _: d.update(stage="os:system"), "reads no weights here"),
     "no stage": (lambda d, _: d.pop("stage"), "reads no weights here"),
+    "a tensor twice": (lambda d, _: d["tensors"].append(d["tensors"][0]), "names a tensor twice"),
+    "numbers of no weight": (lambda d, _: _first(d).update(dtype="I16"), "cannot be computed from BF16 in I16"),
+    "another version": (lambda d, _: d.update(version=2), "cannot be read"),
     "an unknown key": (lambda d, _: d.update(more=1), "cannot be read"),
 }
 
@@ -264,35 +288,27 @@ def test_rows_do_not_depend_on_how_they_are_read(tied: Chain) -> None:
     made.close()
 
 
-@pytest.fixture
-def graph(tied: Chain, no_small_tensors: None) -> tuple[Chain, Path, Path]:
-    described = tied.merged(weights="deferred")
-    return tied, described, tied.graph(described, weights="deferred")
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"rows": 7}, "is not rows of the model's tensor"),
-        ({"first": 1 << 40}, "is not rows of the model's tensor"),
-        ({"tensor": "model.norm.weight"}, "is not rows of the model's tensor"),
-        ({"tensor": "nothing"}, "is not rows of the model's tensor"),
-        ({"transposed": 1}, "cannot be read"),
-    ],
+WRONG_PLACES: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"rows": 7}, "is not rows of the model's tensor"),
+    ({"first": 1 << 40}, "is not rows of the model's tensor"),
+    ({"tensor": "model.norm.weight"}, "is not rows of the model's tensor"),
+    ({"tensor": "nothing"}, "is not rows of the model's tensor"),
+    ({"transposed": 1}, "cannot be read"),
 )
-def test_a_graph_whose_weights_do_not_fit_is_refused(
-    graph: tuple[Chain, Path, Path], change: dict[str, Any], message: str
-) -> None:
-    steps, described, model = graph
-    document = json.loads((model / DEFERRED).read_text())
-    next(iter(document["graphs"]["model.onnx"].values())).update(change)
-    (model / DEFERRED).write_text(json.dumps(document))
-    with pytest.raises(ModelExportError, match=message):
-        steps.quantized(model, "onnx", pytorch=described)
 
 
-def test_a_graph_without_the_model_of_its_weights_is_refused(graph: tuple[Chain, Path, Path]) -> None:
-    steps, _, model = graph
+@pytest.mark.usefixtures("no_small_tensors")
+def test_a_graph_whose_weights_do_not_fit_is_refused(tied: Chain) -> None:
+    described = tied.merged(weights="deferred")
+    model = tied.graph(described, weights="deferred")
+    text = (model / DEFERRED).read_text()
+    for change, message in WRONG_PLACES:
+        document = json.loads(text)
+        next(iter(document["graphs"]["model.onnx"].values())).update(change)
+        (model / DEFERRED).write_text(json.dumps(document))
+        with pytest.raises(ModelExportError, match=message):
+            tied.quantized(model, "onnx", pytorch=described)
+    (model / DEFERRED).write_text(text)
     with pytest.raises(ModelExportError, match="the input 'pytorch' with the model is missing") as raised:
-        steps.quantized(model, "onnx")
+        tied.quantized(model, "onnx")
     assert raised.value.reason == "ONNX_INVALID"

@@ -175,17 +175,11 @@ def test_weights_that_nobody_asked_for_are_left_out_and_made_where_they_are_read
     [
         ({"onnx": ONLY_LEVELS, "pytorch": {"enabled": True}}, {}, {"onnx_export"}),
         ({"onnx": {"quantization": "int4"}, "pytorch": {"enabled": True, **ONLY_LEVELS}}, {}, set()),
-        ({"onnx": {**ONLY_LEVELS, "quantization": ["int4", "fp16"]}, "pytorch": {"enabled": False}}, {}, set()),
         ({"onnx": {**ONLY_LEVELS, "packaging": ["genai"]}, "pytorch": {"enabled": False}}, {}, set()),
         ({"onnx": {**ONLY_LEVELS, "activations": {"layers": [0]}}, "pytorch": {"enabled": False}}, {}, set()),
         ({"onnx": ONLY_LEVELS, "pytorch": {"enabled": False}, "tensorrt": {"enabled": True}}, {}, {"onnx_export"}),
         ({"onnx": ONLY_LEVELS, "pytorch": {"enabled": False}}, {"validation": {"enabled": False}}, set()),
         ({"onnx": ONLY_LEVELS, "pytorch": {"enabled": False}}, {"validation": {"compare_outputs": False}}, set()),
-        (
-            {"onnx": ONLY_LEVELS, "pytorch": {"enabled": False}},
-            {"optimization": {"compress_weights": False}},
-            set(),
-        ),
     ],
 )
 def test_weights_are_written_where_anything_needs_them(

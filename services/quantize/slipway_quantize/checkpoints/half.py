@@ -8,7 +8,7 @@ import torch
 
 from slipway.models.dtypes import FLOATS
 from slipway.models.safetensors_layout import TensorSpec
-from slipway.models.weights import Weights, row_pieces
+from slipway.models.weights.reading import Weights, row_pieces
 from slipway.stage import Context
 from slipway_quantize.checkpoints.checkpoint import DTYPE_NAMES, cast_to_half, read_rows, read_tensors
 from slipway_quantize.checkpoints.weights_file import WeightsFile

@@ -22,7 +22,7 @@ from slipway.errors import QuantizationError
 from slipway.models.dtypes import numpy_dtypes
 from slipway.models.safetensors_file import TensorInfo
 from slipway.models.safetensors_layout import TensorSpec
-from slipway.models.weights import Weights, row_pieces
+from slipway.models.weights.reading import Weights, row_pieces
 from slipway.stage import Context
 from slipway_quantize.calibrated import WITHOUT_DATA, CalibratedWeight, Calibration, mismatch
 from slipway_quantize.checkpoints.checkpoint import (

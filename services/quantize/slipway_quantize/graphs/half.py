@@ -23,14 +23,17 @@ from slipway_quantize.graphs.folder import (
     save_graph,
 )
 from slipway_quantize.graphs.half_plan import HalfPlan, float_inputs, is_float, plan_half
+from slipway_quantize.graphs.left_out import LeftOutSource
 from slipway_quantize.report import Outcome
 
 _INLINE_BYTES = 1024
 _HALF_MAX = float(torch.finfo(torch.float16).max)
 
 
-def write_half(source: Path, target: Path, *, ctx: Context) -> Outcome:
+def write_half(source: Path, target: Path, *, left_out: LeftOutSource, ctx: Context) -> Outcome:
     """Write ``source``'s graphs into ``target`` in float16; float32 inputs and outputs become float16 too.
+
+    Some weights may be in ``left_out``.
 
     Raises:
         QuantizationError: ``ONNX_INVALID``, ``NON_FINITE_WEIGHTS``, ``WEIGHT_OVERFLOW``, or ``QUANTIZATION_UNSUPPORTED``
@@ -40,6 +43,7 @@ def write_half(source: Path, target: Path, *, ctx: Context) -> Outcome:
     shared = Shared()
     for name in graph_files(source):
         model = load_graph(source, name)
+        outcome.left_out_bytes += left_out.put_in(model, name)
         _infer_types(model)
         plan = plan_half(model.graph)
         with DataFile(target, name, shared) as data:
@@ -97,8 +101,8 @@ class _HalfWeights:
     def _convert(self, value: ir.Value) -> Any:
         assert value.name is not None
         name = f"{value.name}.fp16"
-        values = np.asarray(read_constant(self._source, value.const_value))
-        if values.nbytes <= _INLINE_BYTES:
+        values = read_constant(self._source, value.const_value)
+        if 4 * values.size <= _INLINE_BYTES:
             return ir.tensor(_small_as_half(np.array(values, np.float32), value.name), name=name)
         return self._data.once(value.const_value, "fp16", lambda: self._write(name, values))
 

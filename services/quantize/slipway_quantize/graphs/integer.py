@@ -95,7 +95,7 @@ def write_int(
                         model, integers, values, accuracy_level=accuracy_level, data=data, pieces=pieces
                     )
                 else:
-                    _round_in_place(integers, np.asarray(values), data=data, pieces=pieces)
+                    _round_in_place(integers, values, data=data, pieces=pieces)
                 outcome.quantized.append(weight.name)
                 if given:
                     outcome.methods[weight.name] = integers.method
@@ -230,7 +230,9 @@ def _add_array(model: ir.Model, name: str, values: NDArray[Any], *, data: DataFi
     return add_initializer(model, tensor)
 
 
-def _round_in_place(integers: Integers, values: NDArray[Any], *, data: DataFile, pieces: Pieces) -> None:
+def _round_in_place(
+    integers: Integers, values: NDArray[Any] | LazyMatrix, *, data: DataFile, pieces: Pieces
+) -> None:
     """Replace the values of one matrix by rounded ones."""
     value = integers.weight.value
     rounded = data.once(
@@ -241,16 +243,19 @@ def _round_in_place(integers: Integers, values: NDArray[Any], *, data: DataFile,
     bind(value, rounded)
 
 
-def _write_rounded(integers: Integers, values: NDArray[Any], *, data: DataFile, pieces: Pieces) -> ir.ExternalTensor:
+def _write_rounded(
+    integers: Integers, values: NDArray[Any] | LazyMatrix, *, data: DataFile, pieces: Pieces
+) -> ir.ExternalTensor:
     """Write the rounded values of the matrix in its own layout and type."""
     weight, level = integers.weight, integers.level
     assert weight.value.const_value is not None
     shape = tuple(int(size) for size in weight.value.const_value.shape.numpy())
     dense = data.reserve(weight.name, weight.value.const_value.dtype, shape)
 
-    def write(piece: NDArray[Any], row: int) -> Squares:
-        rounded = integers.round(piece.T, column=row) if weight.transposed else integers.round(piece, row=row)
-        stored = rounded.values(level.bits).astype(values.dtype)
+    def write(piece: NDArray[Any] | LazyMatrix, row: int) -> Squares:
+        exact = np.asarray(piece.T if weight.transposed else piece)
+        rounded = integers.round(exact, column=row) if weight.transposed else integers.round(exact, row=row)
+        stored = rounded.values(level.bits)
         data.fill(dense, stored.T if weight.transposed else stored, row=row)
         return rounded.error, rounded.energy
 

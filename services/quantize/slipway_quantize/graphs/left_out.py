@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from slipway.errors import QuantizationError
 from slipway.models.dtypes import FLOATS
-from slipway.models.graphs.left_out import LeftOut, LeftOutWeights
-from slipway.models.weights import Weights, has_weights, open_weights
+from slipway.models.weights.left_out import LeftOut, LeftOutWeights
+from slipway.models.weights.reading import Weights, has_weights, open_weights
 from slipway.texts import quoted
 
 
@@ -147,13 +147,18 @@ class LazyMatrix:
         return LazyMatrix(self._tensor, self._rows, self._columns, transposed=not self._transposed)
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """Return the number of rows and columns."""
+        rows, columns = (int(axis.stop - axis.start) for axis in (self._rows, self._columns))
+        return (columns, rows) if self._transposed else (rows, columns)
+
+    @property
     def size(self) -> int:
         """Return the number of values."""
-        return (self._rows.stop - self._rows.start) * (self._columns.stop - self._columns.start)
+        return self.shape[0] * self.shape[1]
 
     def __len__(self) -> int:
-        axis = self._columns if self._transposed else self._rows
-        return int(axis.stop - axis.start)
+        return self.shape[0]
 
     def __getitem__(self, piece: slice) -> LazyMatrix:
         """Return some rows; they are still not read."""

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from slipway.files.json_documents import LARGEST_LIST
 from slipway.files.regular_file import read_regular
-from slipway.models.weights import DEFERRED, invalid_description
+from slipway.models.weights.reading import DEFERRED, invalid_description
 
 _STRICT = ConfigDict(frozen=True, strict=True, extra="forbid")
 
