@@ -28,10 +28,11 @@ from slipway_quantize.calibration.streaming.model import StreamedModel
 from slipway_quantize.calibration.streaming.walk import BlockWalk
 from slipway_quantize.calibration.tuning.divergence import compares_distributions, divergence
 from slipway_quantize.calibration.tuning.tuning import Schedule, Tuning
-from slipway_quantize.calibration.windows import Batch, Windows, read_windows
+from slipway_quantize.calibration.windows import LEAST_WINDOWS, Batch, Windows, read_windows
 
 _RATE, _SCALE_RATE = 0.005, 3e-4
 _STATE = "tuning"
+_MIXED = "best of each layer"
 _STATES = 8
 """States of the tuning that are kept, one in place of the other."""
 
@@ -109,8 +110,9 @@ class Calibration:
         method = self._params.method
         tried = BY_INPUTS if method in ("auto", "autoround") else tuple(dict.fromkeys(("rtn", method)))
         choices = tried if method in ("auto", "autoround") else (method,)
-        judging = self._batches(self.windows.held_out)
-        fit = self.windows.fit[: max(1, self.effort.windows - len(self.windows.held_out))]
+        held_out = self.windows.held_out[: max(LEAST_WINDOWS, self.effort.windows // 8)]
+        judging = self._batches(held_out)
+        fit = self.windows.fit[: max(LEAST_WINDOWS, self.effort.windows - len(held_out))]
         walk = BlockWalk(self.model, [*judging, *self._batches(fit)], self._finished.folder)
         count = len(walk.names)
         rounds = Rounds(
@@ -139,32 +141,33 @@ class Calibration:
                 rounded[name] = {each: read_rounded(tensors, name, each, self.grid) for each in tried}
         chosen = {name: min(choices, key=partial(_error, errors)) for name, errors in result.errors.items()}
         best = {name: rounded[name][chosen[name]] for name in rounded}
-        for each in tried:
-            whole = {name: by_method[each].weight for name, by_method in rounded.items()}
-            result.divergences[each] = self._judge(judging, whole)
         result.weights, result.methods = {name: one.weight for name, one in best.items()}, chosen
+        whole = {each: {name: by_method[each].weight for name, by_method in rounded.items()} for each in tried}
         if len(choices) > 1:
-            result.divergences["best of each layer"] = self._judge(judging, result.weights)
+            whole[_MIXED] = result.weights
+        result.divergences = self._judge(judging, whole)
+        if len(choices) > 1:
             single = min(tried, key=result.divergences.__getitem__)
-            if result.divergences[single] < result.divergences["best of each layer"]:
+            if result.divergences[single] < result.divergences[_MIXED]:
                 best = {name: rounded[name][single] for name in rounded}
-                result.weights = {name: one.weight for name, one in best.items()}
-                result.methods = dict.fromkeys(rounded, single)
+                result.weights, result.methods = whole[single], dict.fromkeys(rounded, single)
         if self.effort.steps:
             self._tune(best, judging, result)
         return result
 
-    def _judge(self, judging: list[Batch], weights: Mapping[str, Rounding]) -> float:
-        """Return the mean divergence of the rounded model on held-out text."""
-        total, positions = 0.0, 0
+    def _judge(self, judging: list[Batch], tried: Mapping[str, Mapping[str, Rounding]]) -> dict[str, float]:
+        """Return the mean divergence of each rounded model on held-out text, by its name."""
+        total, positions = dict.fromkeys(tried, 0.0), 0
         with torch.no_grad():
             for number, batch in enumerate(judging):
                 self._progress("judge", number, len(judging), "batches")
                 exact = self.model.outputs(batch)
-                with self.model.rounded(weights):
-                    total += float(divergence(exact, self.model.outputs(batch), distributions=self.distributions))
                 positions += len(exact)
-        return total / max(1, positions)
+                for name, weights in tried.items():
+                    with self.model.rounded(weights):
+                        other = self.model.outputs(batch)
+                    total[name] += float(divergence(exact, other, distributions=self.distributions))
+        return {name: value / max(1, positions) for name, value in total.items()}
 
     def _tune(self, start: Mapping[str, Rounded], judging: list[Batch], result: Result) -> None:
         """Tune all layers; take the outcome if it is better on held-out text, or was asked for."""
@@ -196,7 +199,7 @@ class Calibration:
 
         tuning.run(first=first, on_step=on_step, on_window=self._ctx.check_cancelled)
         tuned = {name: weight.fixed() for name, weight in tuning.weights.items()}
-        result.divergences["autoround"] = self._judge(judging, tuned)
+        result.divergences |= self._judge(judging, {"autoround": tuned})
         if params.method == "autoround" or result.divergences["autoround"] <= min(result.divergences.values()):
             result.weights, result.methods = tuned, dict.fromkeys(tuned, "autoround")
 

@@ -15,6 +15,7 @@ NOMINAL = 60e9
 _BLOCKS_SHARE = 0.35
 """Share of the budget for the pass over the blocks, if tuning follows."""
 _LEAST_STEPS = 40
+_LEAST_WINDOWS = 16
 MOST_STEPS = 400
 STEP_WINDOWS = 8
 _LARGEST_RESULTS = 1 << 25
@@ -47,8 +48,8 @@ def plan_effort(model: StreamedModel, params: CalibrateParams) -> Effort:
     budget = params.time_budget_seconds * NOMINAL
     tuned = params.method in ("auto", "autoround")
     per_window = params.window_tokens * 6 * weights  # two passes, and the products of inputs
-    windows = int(budget * (_BLOCKS_SHARE if tuned else 1.0) / per_window)
-    windows = max(16, min(params.windows, windows))
+    affordable = int(budget / per_window)
+    windows = min(params.windows, max(_LEAST_WINDOWS, int(affordable * _BLOCKS_SHARE)))
     widest = max(model.vocabulary, *(shape[0] for shape in shapes))
     at_once = max(1, min(STEP_WINDOWS, _LARGEST_RESULTS // (params.window_tokens * widest)))
     inside = at_once * params.window_tokens * sum(2 * shape[0] + shape[1] for shape in shapes)
@@ -56,5 +57,6 @@ def plan_effort(model: StreamedModel, params: CalibrateParams) -> Effort:
     per_step = STEP_WINDOWS * params.window_tokens * (10 if save_memory else 8) * weights
     steps = int((budget - windows * per_window) / per_step)
     if not tuned or (steps < _LEAST_STEPS and params.method == "auto"):
-        steps = 0
-    return Effort(windows, at_once, max(_LEAST_STEPS, min(MOST_STEPS, steps)) if steps else 0, save_memory)
+        windows = min(params.windows, max(_LEAST_WINDOWS, affordable))
+        return Effort(windows, at_once, 0, save_memory)
+    return Effort(windows, at_once, max(_LEAST_STEPS, min(MOST_STEPS, steps)), save_memory)

@@ -29,11 +29,19 @@ class Rounded:
 
     Attributes:
         weight: The rounded weight.
-        places: Where the weights lay on the grid when they were rounded; float32. (N, K)
+        places: Where the weights lay on the grid when they were rounded, float16; None if that follows from weights and scales. (N, K)
     """
 
     weight: Fixed
-    places: Tensor
+    places: Tensor | None
+
+    def places_of(self, layer: Layer, rows: slice) -> Tensor:
+        """Return where rows of the weight lay on the grid, float32."""
+        if self.places is not None:
+            return self.places[rows].float()
+        zeros = self.weight.fitted.zeros
+        part = Fitted(self.weight.fitted.scales[rows], None if zeros is None else zeros[rows])
+        return self.weight.grid.places(layer.exact(rows), part)
 
 
 def round_layer(layer: Layer, method: str, grid: Grid, moments: Tensor | None, *, damping: float = DAMPING) -> Rounded:
@@ -51,15 +59,18 @@ def round_layer(layer: Layer, method: str, grid: Grid, moments: Tensor | None, *
         assert moments is not None
         importance = moments.diagonal() + (damping * float(moments.diagonal().mean()) + 1e-30)
     factors = error_factors(moments, damping=damping) if method == "gptq" and moments is not None else None
-    fitted, places = [], []
+    codes = torch.empty(layer.stored.shape, dtype=torch.int8)
+    places = torch.empty(layer.stored.shape, dtype=torch.float16) if factors else None
+    fitted = []
     for rows in layer.pieces:
         weight = layer.exact(rows)
         fitted.append(grid.fit(weight, importance))
-        places.append(gptq(weight, fitted[-1], grid, *factors) if factors else grid.places(weight, fitted[-1]))
+        found = gptq(weight, fitted[-1], grid, *factors) if factors else grid.places(weight, fitted[-1])
+        codes[rows] = grid.nearest(found).to(torch.int8)
+        if places is not None:
+            places[rows] = found.clamp(grid.lowest - 1, grid.highest + 1)
     zeros = None if grid.symmetric else torch.cat([part.zeros for part in fitted if part.zeros is not None])
-    whole = Fitted(torch.cat([part.scales for part in fitted]), zeros)
-    joined = torch.cat(places)
-    return Rounded(Fixed(grid, grid.nearest(joined).to(torch.int8), whole), joined)
+    return Rounded(Fixed(grid, codes, Fitted(torch.cat([part.scales for part in fitted]), zeros)), places)
 
 
 class Rounds:
@@ -201,7 +212,7 @@ def _stored(name: str, rounded: Rounded) -> dict[str, Tensor]:
     made = {f"{name}.codes": rounded.weight.codes, f"{name}.scales": rounded.weight.fitted.scales}
     if rounded.weight.fitted.zeros is not None:
         made[f"{name}.zeros"] = rounded.weight.fitted.zeros
-    if not name.endswith("@rtn"):
+    if rounded.places is not None:
         made[f"{name}.places"] = rounded.places
     return made
 
@@ -211,4 +222,4 @@ def read_rounded(tensors: Mapping[str, Tensor], name: str, method: str, grid: Gr
     start = f"{name}@{method}"
     fitted = Fitted(tensors[f"{start}.scales"], tensors.get(f"{start}.zeros"))
     codes = tensors[f"{start}.codes"]
-    return Rounded(Fixed(grid, codes, fitted), tensors.get(f"{start}.places", codes))
+    return Rounded(Fixed(grid, codes, fitted), tensors.get(f"{start}.places"))

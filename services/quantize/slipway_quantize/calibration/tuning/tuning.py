@@ -125,9 +125,10 @@ class Tuning:
         self._moved: list[Moved] = []
         for name, rounded in start.items():
             pieces = []
-            for rows in model.layers[name].pieces:
-                piece = self._zeros(tuple(rounded.places[rows].shape))
-                pieces.append(piece.copy_(rounded.places[rows]))
+            layer = model.layers[name]
+            for rows in layer.pieces:
+                places = rounded.places_of(layer, rows)
+                pieces.append(self._zeros(tuple(places.shape)).copy_(places))
             tuned = self.weights[name] = Tuned(rounded.weight.grid, rounded.weight.fitted, pieces)
             self._moved += [Moved(piece, schedule.rate, self._zeros) for piece in tuned.places]
             self._moved += [Moved(piece, schedule.scale_rate, self._zeros) for piece in tuned.factors]
