@@ -175,6 +175,20 @@ def test_integers_that_are_not_made_of_this_kind_of_model_are_a_warning(
     assert checked.error() is None
 
 
+@pytest.mark.parametrize(("kind", "refused"), [("T5ForConditionalGeneration", True), ("BertModel", False)])
+def test_what_is_done_without_a_calibration_is_said_before(
+    base: Path, tmp_path: Path, kind: str, refused: bool
+) -> None:
+    (base / "config.json").write_text(json.dumps({"architectures": [kind], "model_type": "x", "vocab_size": 9}))
+    plan = [Task("calibrate-int4", "calibrate", {"bits": 4}, fallback="integers are rounded")]
+    checked = preflight(plan, base=base, home=tmp_path / "home", output=tmp_path / "out", here=False)
+    found = [each for each in checked.findings if "integers are rounded" in each.message]
+    assert [(each.check, each.verdict, "is not calibrated" in each.message) for each in found] == (
+        [("stage: calibrate", Verdict.WARNING, True)] if refused else []
+    )
+    assert checked.error() is None
+
+
 def test_the_size_of_activations_is_predicted(base: Path, tmp_path: Path) -> None:
     sizes = {"num_hidden_layers": 12, "num_attention_heads": 8, "hidden_size": 64, "model_type": "qwen3"}
     (base / "config.json").write_text(json.dumps({**sizes, "architectures": ["Qwen3ForCausalLM"]}))

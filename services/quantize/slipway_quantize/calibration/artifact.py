@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_file
 
 from slipway.stage import installed_version
-from slipway_quantize.calibration.model import StreamedModel
 from slipway_quantize.calibration.params import CalibrateParams
-from slipway_quantize.calibration.roundings import Fixed
+from slipway_quantize.calibration.rounding.roundings import Fixed
+from slipway_quantize.calibration.streaming.model import StreamedModel
 
 WEIGHTS = "weights.safetensors"
 DESCRIPTION = "calibration.json"
@@ -29,7 +29,7 @@ class Found(Protocol):
 
 
 def write_calibration(
-    target: Path, model: StreamedModel, found: Found, *, params: CalibrateParams, digest: str, facts: dict[str, Any]
+    target: Path, model: StreamedModel, found: Found, *, params: CalibrateParams, facts: dict[str, Any]
 ) -> None:
     """Write ``weights.safetensors`` and ``calibration.json`` into ``target``.
 
@@ -42,13 +42,13 @@ def write_calibration(
         if weight.fitted.zeros is not None:
             tensors[f"{name}.zero_points"] = weight.fitted.zeros.to(torch.int8).contiguous()
     save_file(tensors, target / WEIGHTS)
+    (target / WEIGHTS).chmod(0o644)
     description = {
         "schema_version": SCHEMA,
         "bits": params.bits,
         "group_size": params.group_size,
         "symmetric": params.symmetric,
         "seed": params.seed,
-        "data_sha256": digest,
         "scale_dtype": str(model.dtype).removeprefix("torch."),
         "tied_embedding": model.tied,
         **facts,

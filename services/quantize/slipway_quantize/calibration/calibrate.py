@@ -17,23 +17,23 @@ from torch import Tensor
 from slipway.errors import QuantizationError
 from slipway.stage import Context
 from slipway_quantize.calibration.artifact import anonymous_bytes, write_calibration
-from slipway_quantize.calibration.divergence import compares_distributions, divergence
 from slipway_quantize.calibration.effort import STEP_WINDOWS, Effort, plan_effort
 from slipway_quantize.calibration.finished import Finished
-from slipway_quantize.calibration.grid import Grid
-from slipway_quantize.calibration.layers import Rounding
-from slipway_quantize.calibration.model import StreamedModel
 from slipway_quantize.calibration.params import CalibrateParams
-from slipway_quantize.calibration.roundings import Fixed
-from slipway_quantize.calibration.rounds import BY_INPUTS, Rounded, Rounds, read_rounded
-from slipway_quantize.calibration.tuning import Schedule, Tuning
-from slipway_quantize.calibration.walk import BlockWalk
+from slipway_quantize.calibration.rounding.grid import Grid
+from slipway_quantize.calibration.rounding.roundings import Fixed
+from slipway_quantize.calibration.rounding.rounds import BY_INPUTS, Rounded, Rounds, read_rounded
+from slipway_quantize.calibration.streaming.layers import Rounding
+from slipway_quantize.calibration.streaming.model import StreamedModel
+from slipway_quantize.calibration.streaming.walk import BlockWalk
+from slipway_quantize.calibration.tuning.divergence import compares_distributions, divergence
+from slipway_quantize.calibration.tuning.tuning import Schedule, Tuning
 from slipway_quantize.calibration.windows import Batch, Windows, read_windows
 
 _RATE, _SCALE_RATE = 0.005, 3e-4
 _STATE = "tuning"
-_STATE_SECONDS = 30.0
-"""Least time between two states of the tuning that are kept."""
+_STATES = 8
+"""States of the tuning that are kept, one in place of the other."""
 
 
 @dataclass
@@ -119,6 +119,7 @@ class Calibration:
             methods=tried,
             choices=choices,
             grid=self.grid,
+            tied=self.model.tied_layers,
             finished=self._finished,
             on_block=lambda done: self._progress("blocks", done, count, "blocks"),
         )
@@ -186,14 +187,12 @@ class Calibration:
             tuning.restore(self._finished.get(_STATE))
             first = int(self._finished.facts(_STATE)["steps"])
         self._ctx.record(steps=effort.steps, steps_resumed=first)
-        kept_at = time.monotonic()
+        every = max(1, effort.steps // _STATES)
 
         def on_step(done: int) -> None:
-            nonlocal kept_at
             self._progress("tune", done, effort.steps, "steps")
-            if self._ctx.kept is not None and time.monotonic() - kept_at > _STATE_SECONDS and done < effort.steps:
+            if self._ctx.kept is not None and done % every == 0 and done < effort.steps:
                 self._finished.put(_STATE, tuning.state(), steps=done)
-                kept_at = time.monotonic()
 
         tuning.run(first=first, on_step=on_step, on_window=self._ctx.check_cancelled)
         tuned = {name: weight.fixed() for name, weight in tuning.weights.items()}
@@ -217,11 +216,13 @@ def calibrate(source: Path, data: Path, target: Path, *, params: CalibrateParams
     calibration = Calibration(source, data, params=params, ctx=ctx)
     result = calibration.run()
     facts: dict[str, Any] = {
+        "model": ctx.input_digests.get("model", ""),
+        "data_sha256": calibration.windows.digest,
         "divergence": {method: float(value) for method, value in result.divergences.items()},
         "windows": {"fit": len(calibration.windows.fit), "held_out": len(calibration.windows.held_out)},
         "steps": calibration.effort.steps,
         "seconds": round(time.monotonic() - begin, 1),
         "peak_anonymous_bytes": calibration.peak_bytes,
     }
-    write_calibration(target, calibration.model, result, params=params, digest=calibration.windows.digest, facts=facts)
+    write_calibration(target, calibration.model, result, params=params, facts=facts)
     ctx.record(**facts)

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slipway_quantize.calibration.model import StreamedModel
 from slipway_quantize.calibration.params import CalibrateParams
+from slipway_quantize.calibration.streaming.model import StreamedModel
 
 NOMINAL = 60e9
 """Floating-point operations a second that are planned for: what two cores of a server do with float32."""
 _BLOCKS_SHARE = 0.35
 """Share of the budget for the pass over the blocks, if tuning follows."""
 _LEAST_STEPS = 40
-MOST_STEPS = 300
+MOST_STEPS = 400
 STEP_WINDOWS = 8
 _LARGEST_RESULTS = 1 << 25
 """Most values of results that are computed at once, 128 MiB in float32."""

@@ -25,7 +25,7 @@ LEAST_WINDOWS = 4
 SHORTEST = 8
 _HELD_OUT = 8
 """One window in so many judges; at most ``_MOST_HELD_OUT``."""
-_MOST_HELD_OUT = 32
+_MOST_HELD_OUT = 64
 
 
 @dataclass(frozen=True, slots=True)

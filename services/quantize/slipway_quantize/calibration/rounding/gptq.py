@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from slipway_quantize.calibration.grid import Fitted, Grid
+from slipway_quantize.calibration.rounding.grid import Fitted, Grid
 
 _BLOCK = 64
 """Columns whose errors are passed on to all later ones at once."""
@@ -20,7 +20,7 @@ def error_factors(moments: Tensor, *, damping: float = DAMPING) -> tuple[Tensor,
     """Return the order in which columns are rounded, and the factors by which errors are passed on.
 
     Args:
-        moments: Second moments of the inputs. (K, K)
+        moments: Second moments of the inputs, finite. (K, K)
         damping: Share of the diagonal's mean that is added to it.
 
     Returns:
@@ -29,9 +29,14 @@ def error_factors(moments: Tensor, *, damping: float = DAMPING) -> tuple[Tensor,
     order = torch.argsort(moments.diagonal(), descending=True, stable=True)
     matrix = moments[order][:, order].double()
     mean = float(matrix.diagonal().mean()) or 1.0
-    matrix.diagonal().add_(damping * mean)
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(matrix))
-    return order, torch.linalg.cholesky(inverse, upper=True).float()
+    while True:
+        matrix.diagonal().add_(damping * mean)
+        factor, failed = torch.linalg.cholesky_ex(matrix)
+        if not failed:
+            upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(factor), upper=True)
+        if not failed:
+            return order, upper.float()
+        damping *= 10  # the inputs hardly vary in some directions
 
 
 def gptq(weight: Tensor, fitted: Fitted, grid: Grid, order: Tensor, factors: Tensor) -> Tensor:

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from slipway_quantize.calibration.layers import Layer, walk
-from slipway_quantize.calibration.model import StreamedModel, unsupported
+from slipway_quantize.calibration.streaming.layers import Layer, walk
+from slipway_quantize.calibration.streaming.model import StreamedModel, unsupported
 from slipway_quantize.calibration.windows import Batch
 
 

@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipway_quantize.calibration.divergence import divergence
-from slipway_quantize.calibration.model import StreamedModel
-from slipway_quantize.calibration.roundings import Tuned
-from slipway_quantize.calibration.rounds import Rounded
+from slipway_quantize.calibration.rounding.roundings import Tuned
+from slipway_quantize.calibration.rounding.rounds import Rounded
+from slipway_quantize.calibration.streaming.model import StreamedModel
+from slipway_quantize.calibration.tuning.divergence import divergence
+from slipway_quantize.calibration.tuning.references import References
 from slipway_quantize.calibration.windows import Windows
 
 _BETAS = 0.9, 0.95
@@ -98,7 +99,7 @@ class Tuning:
         windows: Windows to fit to.
         schedule: Steps and rates.
         folder: Receives the mapped files.
-        distributions: As :func:`slipway_quantize.calibration.divergence.divergence`.
+        distributions: As :func:`slipway_quantize.calibration.tuning.divergence.divergence`.
 
     Attributes:
         weights: The weights that are tuned, by layer.
@@ -142,19 +143,23 @@ class Tuning:
         self, *, first: int = 0, on_step: Callable[[int], None], on_window: Callable[[], None] = lambda: None
     ) -> None:
         """Do all steps from ``first`` on; call ``on_step`` with the number of steps done after each."""
-        count = len(self._windows.fit)
+        count, at_once = len(self._windows.fit), self._schedule.at_once
+        references = References(
+            self._model,
+            self._windows,
+            at_once=at_once,
+            uses=self._schedule.steps * self._schedule.windows,
+            file=self._folder / "references",
+            on_window=on_window,
+        )
         for step, chosen in enumerate(self._schedule.chosen(count)):
             if step < first:
                 continue
-            groups = [
-                chosen[start : start + self._schedule.at_once]
-                for start in range(0, len(chosen), self._schedule.at_once)
-            ]
-            batches = [self._windows.batch([self._windows.fit[index] for index in group]) for group in groups]
-            for batch in batches:
+            for start in range(0, len(chosen), at_once):
                 on_window()
-                with torch.no_grad():
-                    exact = self._model.outputs(batch)
+                group = chosen[start : start + at_once]
+                exact = references.of(group)
+                batch = self._windows.batch([self._windows.fit[index] for index in group])
                 with self._model.rounded(self.weights):
                     loss = divergence(exact, self._model.outputs(batch), distributions=self._distributions)
                     loss.backward()

@@ -91,19 +91,19 @@ class Table:
     def __init__(self, module: Any, stored: Tensor, layer: Layer | None) -> None:
         self._module = module
         self._stored = stored
-        self._layer = layer
+        self.layer = layer
         self._original = module.forward
         self.rounded = False
         module.forward = self._forward
 
     def _forward(self, tokens: Tensor, *more: Any, **named: Any) -> Tensor:
         """Run the module's own code on a table of the rows that are needed, because it may scale them."""
-        if not self.rounded or self._layer is None or self._layer.rounding is None:
+        if not self.rounded or self.layer is None or self.layer.rounding is None:
             found, places = torch.unique(tokens, return_inverse=True)
             table = self._stored[found].float()
         else:
             found, places = torch.unique(tokens, return_inverse=True)
-            table = self._layer.rounding.rows(found)
+            table = self.layer.rounding.rows(found)
         module, padding = self._module, self._module.padding_idx
         stored = module._parameters.pop("weight")
         module.__dict__["weight"], module.padding_idx = table, None

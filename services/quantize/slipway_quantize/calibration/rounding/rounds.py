@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from slipway.errors import QuantizationError
 from slipway_quantize.calibration.finished import Finished
-from slipway_quantize.calibration.gptq import error_factors, gptq
-from slipway_quantize.calibration.grid import Fitted, Grid
-from slipway_quantize.calibration.layers import Layer
-from slipway_quantize.calibration.moments import Errors, Moments
-from slipway_quantize.calibration.roundings import Fixed
-from slipway_quantize.calibration.walk import BlockWalk
+from slipway_quantize.calibration.rounding.gptq import DAMPING, error_factors, gptq
+from slipway_quantize.calibration.rounding.grid import Fitted, Grid
+from slipway_quantize.calibration.rounding.roundings import Fixed
+from slipway_quantize.calibration.streaming.layers import Layer
+from slipway_quantize.calibration.streaming.moments import Errors, Moments
+from slipway_quantize.calibration.streaming.walk import BlockWalk
 
+TIED_DAMPING = 0.5
+"""For a head that is the embedding too: errors of all columns count there, whatever the head's inputs are."""
 BY_INPUTS = ("rtn", "awq", "gptq")
 """Methods that round one layer at a time, the simplest first."""
 
@@ -33,7 +36,7 @@ class Rounded:
     places: Tensor
 
 
-def round_layer(layer: Layer, method: str, grid: Grid, moments: Tensor | None) -> Rounded:
+def round_layer(layer: Layer, method: str, grid: Grid, moments: Tensor | None, *, damping: float = DAMPING) -> Rounded:
     """Round a layer's weight.
 
     Args:
@@ -41,13 +44,13 @@ def round_layer(layer: Layer, method: str, grid: Grid, moments: Tensor | None) -
         method: One of ``BY_INPUTS``.
         grid: The grid.
         moments: Second moments of its inputs; None for ``rtn``. (K, K)
+        damping: Share of the moments' mean that is added to each input's own.
     """
     importance = None
     if method != "rtn":
         assert moments is not None
-        importance = moments.diagonal().clone()
-        importance += 1e-6 * float(importance.mean()) + 1e-30
-    factors = error_factors(moments) if method == "gptq" and moments is not None else None
+        importance = moments.diagonal() + (damping * float(moments.diagonal().mean()) + 1e-30)
+    factors = error_factors(moments, damping=damping) if method == "gptq" and moments is not None else None
     fitted, places = [], []
     for rows in layer.pieces:
         weight = layer.exact(rows)
@@ -68,6 +71,7 @@ class Rounds:
         methods: Methods to try; the chosen one is the best on held-out text of those in ``choices``.
         choices: Methods to choose from.
         grid: The grid.
+        tied: Names of weights that are embeddings too.
         finished: Keeps finished blocks.
         on_block: Called with the number of finished blocks, and often meanwhile.
     """
@@ -80,6 +84,7 @@ class Rounds:
         methods: tuple[str, ...],
         choices: tuple[str, ...],
         grid: Grid,
+        tied: Collection[str],
         finished: Finished,
         on_block: Callable[[int], None],
     ) -> None:
@@ -88,6 +93,7 @@ class Rounds:
         self._methods = methods
         self._choices = choices
         self._grid = grid
+        self._tied = tied
         self._finished = finished
         self._on_block = on_block
         self.resumed = 0
@@ -157,10 +163,17 @@ class Rounds:
         for layer in layers:
             if layer.name not in moments.shared:
                 continue
+            _require_finite(moments.of(layer.name), layer.name)
             rounded[layer.name] = {}
             for method in self._methods:
                 self._on_block(index)
-                rounded[layer.name][method] = round_layer(layer, method, self._grid, moments.of(layer.name))
+                rounded[layer.name][method] = round_layer(
+                    layer,
+                    method,
+                    self._grid,
+                    moments.of(layer.name),
+                    damping=TIED_DAMPING if layer.name in self._tied else DAMPING,
+                )
         errors = Errors({name: {method: one.weight for method, one in each.items()} for name, each in rounded.items()})
         seen = [layer for layer in layers if layer.name in rounded]
         with errors.watch(seen):
@@ -172,6 +185,16 @@ class Rounds:
         return {
             name: (each, {method: errors.relative(name, method) for method in each}) for name, each in rounded.items()
         }
+
+
+def _require_finite(moments: Tensor, name: str) -> None:
+    if not bool(moments.isfinite().all()):
+        raise QuantizationError(
+            f"the model computes NaN or infinity in front of {name!r}",
+            reason="NON_FINITE_OUTPUT",
+            remedy="the training diverged or the merged model is damaged: use an earlier checkpoint",
+            about={"tensor": name},
+        )
 
 
 def _stored(name: str, rounded: Rounded) -> dict[str, Tensor]:

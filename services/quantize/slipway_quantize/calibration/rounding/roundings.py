@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slipway_quantize.calibration.grid import Fitted, Grid
+from slipway_quantize.calibration.rounding.grid import Fitted, Grid
 
 
 @dataclass(frozen=True, slots=True)

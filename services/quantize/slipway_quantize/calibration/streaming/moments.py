@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from slipway_quantize.calibration.layers import Layer, Rounding
+from slipway_quantize.calibration.streaming.layers import Layer, Rounding
 
 
 class Observer:

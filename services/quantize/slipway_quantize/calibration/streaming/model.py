@@ -16,9 +16,9 @@ from transformers.pytorch_utils import Conv1D
 from slipway.errors import QuantizationError
 from slipway.models.families import SEQUENCE_CLASSIFIER, Comparison, Family, auto_model
 from slipway.models.safetensors_file import TensorInfo
-from slipway_quantize.calibration.layers import Layer, Rounding, Table, walk
+from slipway_quantize.calibration.streaming.layers import Layer, Rounding, Table, walk
 from slipway_quantize.calibration.windows import Batch
-from slipway_quantize.checkpoints.checkpoint import mapped, read_tensors
+from slipway_quantize.checkpoints.checkpoint import mapped, read_tensors, require_finite, row_pieces
 from slipway_quantize.checkpoints.structure import find_linear_layers, model_config, require_family
 
 
@@ -46,6 +46,9 @@ class StreamedModel:
         config = model_config(folder)
         _require_supported(self.family, config)
         tensors = read_tensors(folder)
+        for info in tensors.values():
+            for _, values in row_pieces(info):
+                require_finite(values, info.name)
         structure = find_linear_layers(config, self.family, tensors)
         self.model = _build(config, self.family)
         self._ties: dict[str, str] = getattr(self.model, "all_tied_weights_keys", None) or {}
@@ -126,6 +129,11 @@ class StreamedModel:
                 f"no file has the weight {name!r}, which transformers computes or makes at random",
                 self.model.config.model_type,
             )
+
+    @property
+    def tied_layers(self) -> frozenset[str]:
+        """Names of the rounded weights that are embeddings too."""
+        return frozenset(table.layer.name for table in self._tables if table.layer is not None)
 
     def save_memory(self) -> None:
         """Keep only the inputs of each block for the gradients, and compute its inside again."""

@@ -1,0 +1,1 @@
+"""A model whose weights stay in their files: layers that may be rounded, a walk over its blocks, what is seen on the way."""

@@ -1,0 +1,1 @@
+"""Tune all rounded weights together by gradients of the divergence."""

@@ -1,0 +1,196 @@
+"""The stage as a whole, on a trained model of one layer."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+from safetensors.torch import load_file, save_file
+
+from slipway.errors import ModelExportError
+from slipway.stage import Context
+from slipway_quantize.calibration.params import CalibrateParams
+from slipway_quantize.calibration.stage import STAGE
+from support.models.calibrated_models import SMALL, Material, rounded_divergence, shortened, write_data
+from support.models.quantize_models import save_tiny
+
+Calibrate = Callable[..., tuple[Path, Context]]
+LINEAR = 7
+
+
+def description(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "calibration.json").read_text())
+    return found
+
+
+def test_each_method_is_nearer_than_the_simpler_one(material: Material, calibrate: Calibrate) -> None:
+    """On text that the stage has not seen, by transformers' own model; what ``auto`` takes is the best."""
+    found, _ = calibrate(material.model, material.data, head=False, method="gptq")
+    simple, _ = calibrate(material.model, material.data, head=False, method="rtn")
+    auto, ctx = calibrate(material.model, material.data, head=False)
+    rtn, gptq, best = (rounded_divergence(material.model, each, material.other) for each in (simple, found, auto))
+    assert gptq < 0.7 * rtn
+    assert best < gptq
+    measured = ctx.facts["divergence"]
+    assert measured["autoround"] < measured["gptq"] < measured["rtn"]
+    assert {each["method"] for each in description(auto)["weights"].values()} == {"autoround"}
+    assert all(
+        each["held_out_error"] < each["held_out_error_before"] for each in description(found)["weights"].values()
+    )
+
+
+def test_the_artifact_is_as_agreed(material: Material, calibrate: Calibrate) -> None:
+    folder, _ = calibrate(material.model, material.data, method="gptq", bits=3, group_size=64, symmetric=False)
+    weights, described = load_file(folder / "weights.safetensors"), description(folder)
+    names = {name.removesuffix(".codes") for name in weights if name.endswith(".codes")}
+    assert len(names) == LINEAR + 1
+    assert names == set(described["weights"])
+    assert described["tied_embedding"] == "model.embed_tokens.weight"
+    for name in names:
+        codes, scales, zeros = (weights[f"{name}.{part}"] for part in ("codes", "scales", "zero_points"))
+        assert codes.dtype == zeros.dtype == torch.int8
+        assert scales.dtype == torch.float32
+        assert scales.shape == zeros.shape == (codes.shape[0], codes.shape[1] // 64)
+        for part in (codes, zeros):
+            assert part.min() >= -4
+            assert part.max() <= 3
+    assert (described["schema_version"], described["bits"], described["group_size"]) == (1, 3, 64)
+    assert not described["symmetric"]
+    assert len(described["data_sha256"]) == 64
+
+
+@pytest.mark.slow
+def test_a_second_run_gives_the_same_bytes(material: Material, calibrate: Calibrate) -> None:
+    folders = [calibrate(material.model, material.data, time_budget_seconds=1)[0] for _ in range(2)]
+    first, second = ((folder / "weights.safetensors").read_bytes() for folder in folders)
+    assert first == second
+
+
+@pytest.mark.slow
+def test_scales_are_exact_in_the_type_of_the_model(
+    sample: Path, material: Material, tmp_path: Path, calibrate: Calibrate
+) -> None:
+    model = shortened(sample, tmp_path / "half", dtype=torch.bfloat16)
+    folder, _ = calibrate(model, material.data, method="autoround", time_budget_seconds=1)
+    for name, values in load_file(folder / "weights.safetensors").items():
+        if name.endswith(".scales"):
+            assert torch.equal(values, values.bfloat16().float())
+
+
+@pytest.mark.slow
+def test_an_interrupted_attempt_goes_on(material: Material, tmp_path: Path, calibrate: Calibrate) -> None:
+    """Stopped in the tuning: the blocks and the steps up to the last kept state are not done again, and the bytes are the same."""
+    undisturbed, _ = calibrate(material.model, material.data)
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    stopping = Context(workdir=tmp_path / "stopped", kept=kept)
+    stopping.workdir.mkdir()
+    stopping.on_progress = lambda now: stopping.cancelled.set() if (now.phase, now.done) == ("tune", 20) else None
+
+    with pytest.raises(ModelExportError) as error:
+        STAGE.run({"model": material.model, "data": material.data}, CalibrateParams.model_validate(SMALL), stopping)
+    assert error.value.reason == "CANCELLED"
+    again, ctx = calibrate(material.model, material.data, kept=kept)
+    assert ctx.facts["blocks_resumed"] == ctx.facts["blocks"]
+    assert 0 < ctx.facts["steps_resumed"] <= 20
+    assert (again / "weights.safetensors").read_bytes() == (undisturbed / "weights.safetensors").read_bytes()
+
+
+def refused(calibrate: Calibrate, model: Path, data: Path, **params: Any) -> ModelExportError:
+    with pytest.raises(ModelExportError) as error:
+        calibrate(model, data, **params)
+    assert error.value.remedy
+    return error.value
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("", "0 windows"),
+        ('{"text": "too little"}\n', "0 windows"),
+        ("not JSON\n", "line 1 .* is not JSON"),
+        ('{"text": "a"}\n{"prompt": "a"}\n', "line 2 .* has no text"),
+        ('{"text": 7}\n', "line 1 .* has no text"),
+        ('["text"]\n', "line 1 .* has no text"),
+        ("[" * 200 + "]" * 200 + "\n", "line 1 .* is not JSON"),
+    ],
+)
+def test_bad_text_is_refused(material: Material, tmp_path: Path, calibrate: Calibrate, lines: str, said: str) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "calibration.jsonl").write_text(lines)
+    error = refused(calibrate, material.model, data)
+    assert error.reason == "CALIBRATION_DATA_INVALID"
+    assert re.search(said, error.message)
+
+
+def test_missing_text_and_tokenizer_are_refused(material: Material, tmp_path: Path, calibrate: Calibrate) -> None:
+    (tmp_path / "empty").mkdir()
+    assert refused(calibrate, material.model, tmp_path / "empty").reason == "CALIBRATION_DATA_INVALID"
+    bare = tmp_path / "bare"
+    shutil.copytree(material.model, bare)
+    for path in bare.glob("tokenizer*"):
+        path.unlink()
+    assert refused(calibrate, bare, material.data).reason == "CALIBRATION_DATA_INVALID"
+
+
+def test_weights_that_are_not_finite_are_refused(material: Material, tmp_path: Path, calibrate: Calibrate) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(material.model, broken)
+    weights = load_file(broken / "model.safetensors")
+    weights["model.layers.0.mlp.up_proj.weight"][3, 5] = torch.nan
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    error = refused(calibrate, broken, material.data, method="gptq")
+    assert error.reason == "NON_FINITE_WEIGHTS"
+    assert "model.layers.0.mlp.up_proj.weight" in error.message
+
+
+def test_models_that_cannot_be_calibrated_are_named(tmp_path: Path, material: Material, calibrate: Calibrate) -> None:
+    config = tf.MarianConfig(
+        vocab_size=64,
+        d_model=32,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=32,
+        decoder_ffn_dim=32,
+        max_position_embeddings=32,
+        pad_token_id=0,
+        decoder_start_token_id=0,
+    )
+    tf.MarianMTModel(config).save_pretrained(tmp_path / "marian")
+    error = refused(calibrate, tmp_path / "marian", material.data)
+    assert error.reason == "CALIBRATION_UNSUPPORTED"
+    assert "encoder-decoder" in error.message
+    gpt2 = tf.GPT2Config(vocab_size=64, n_positions=32, n_embd=32, n_layer=1, n_head=2)
+    tf.GPT2LMHeadModel(gpt2).save_pretrained(tmp_path / "gpt2")
+    assert refused(calibrate, tmp_path / "gpt2", material.data).reason == "CALIBRATION_UNSUPPORTED"
+
+
+def test_layers_whose_width_no_group_divides_are_left_out(
+    tmp_path: Path, material: Material, calibrate: Calibrate
+) -> None:
+    tiny = save_tiny(tmp_path / "tiny", hidden_size=96, vocab_size=1024)
+    for path in material.model.glob("tokenizer*"):
+        shutil.copyfile(path, tiny / path.name)
+    folder, _ = calibrate(tiny, material.data, method="gptq", group_size=128)
+    assert {name.split(".")[-2] for name in description(folder)["weights"]} == {"o_proj", "down_proj"}
+    error = refused(calibrate, tiny, material.data, method="gptq", group_size=256)
+    assert error.reason == "QUANTIZATION_UNSUPPORTED"
+
+
+def test_text_with_unknown_tokens_is_refused(tmp_path: Path, material: Material, calibrate: Calibrate) -> None:
+    tiny = save_tiny(tmp_path / "tiny")
+    for path in material.model.glob("tokenizer*"):
+        shutil.copyfile(path, tiny / path.name)
+    error = refused(calibrate, tiny, write_data(tmp_path / "data", ["def f(): return 1\n" * 400]))
+    assert error.reason == "CALIBRATION_DATA_INVALID"
+    assert "512" in error.message
