@@ -27,7 +27,7 @@ from support.models.calibrations import Arrays, values, write_calibration
 from support.models.quantize_models import onnx_session, onnx_step, prompt, save_tiny, torch_logits
 
 Quantize = Callable[..., tuple[Path, Context]]
-GRIDS = [(4, True), (4, False), pytest.param(8, True, marks=pytest.mark.slow), (8, False)]
+GRIDS = [(4, True), (4, False), *(pytest.param(8, symmetric, marks=pytest.mark.slow) for symmetric in (True, False))]
 
 
 @pytest.fixture
