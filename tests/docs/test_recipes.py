@@ -41,12 +41,13 @@ WITHOUT_SERVICES = [words for words in PLANNED if ADDRESS not in words]
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the recipes name: a run with its base, its configuration, and held-out text."""
+    """What the recipes name: a run with its base, its configuration, and text of both kinds."""
     folder = tmp_path_factory.mktemp("project")
     tiny_models.make_base(folder / "base")
     checkpoint = tiny_models.make_checkpoint(folder / "base", folder / "qwen3-finetuned", step=5)
     (folder / "texts").mkdir()
     (folder / "texts" / "one.txt").write_text("text that the training has not seen")
+    (folder / "train.jsonl").write_text('{"text": "text that the training has seen"}')
     (folder / "export.yaml").write_text(
         "export: {checkpoint: {path: qwen3-finetuned}, base_model: {name: base}, output: {directory: out}}"
     )

@@ -103,7 +103,6 @@ class Calibration:
     Args:
         folder: Folder that the stage ``calibrate`` has written.
         level: The level that is made.
-        model: Digest of the model that is quantized, or of the one that it was made from; empty if unknown.
 
     Attributes:
         symmetric: Whether no weight has zero points.
@@ -113,7 +112,7 @@ class Calibration:
         QuantizationError: ``CALIBRATION_MISMATCH``: it is damaged, or of another model, number of bits or group size.
     """
 
-    def __init__(self, folder: Path, level: IntLevel, *, model: str = "") -> None:
+    def __init__(self, folder: Path, level: IntLevel) -> None:
         self._bits = level.bits
         description, stored = _read(folder)
         self._weights = _by_weight(stored, group_size=level.group_size)
@@ -126,9 +125,7 @@ class Calibration:
                 f"it has {found['bits']} bits in groups of {found['group_size']}, and {level.bits} in groups of "
                 f"{level.group_size} are asked for"
             )
-        of = description.get("model")
-        if model and isinstance(of, str) and of and of != model:
-            raise mismatch(f"it is of the model {of[:19]}…, not of {model[:19]}…", model=of)
+        self._model = description.get("model")
         self._methods = {name: _method(description, name) for name in self._weights}
         self.symmetric = not any("zero_points" in parts for parts in self._weights.values())
 
@@ -162,6 +159,19 @@ class Calibration:
     def shaped(self, shape: tuple[int, int], *, but: frozenset[str]) -> tuple[str, ...]:
         """Return the names of the weights of a shape that are not among others."""
         return tuple(name for name, parts in self._weights.items() if parts["codes"].shape == shape and name not in but)
+
+    def require_model(self, digest: str) -> None:
+        """Refuse the calibration of another model; one that does not name its model is compared by its values alone.
+
+        Args:
+            digest: Digest of the model that is quantized, or of the one that it was made from; empty if unknown.
+
+        Raises:
+            QuantizationError: ``CALIBRATION_MISMATCH``.
+        """
+        if digest and isinstance(self._model, str) and self._model and self._model != digest:
+            of, mine = self._model[:19], digest[:19]
+            raise mismatch(f"it is of the model {of}…, and {mine}… is quantized", model=self._model)
 
     def require_used(self, used: int) -> None:
         """Refuse a calibration none of whose weights the model has.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slipway.models.families import described, family_of
+from slipway.models.families import Comparison, described, family_of
 
 INTEGER_BITS = {"int8": 8, "int4": 4}
 """Bits of the integer levels."""
@@ -43,6 +43,16 @@ def refusal_reason(params: Mapping[str, Any], config: Mapping[str, Any]) -> str:
 def reads_deferred(params: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the inputs whose weights may be left out: the model of a format that is read a few rows at a time."""
     return ("model",) if params.get("format") in ("pytorch", "onnx") else ()
+
+
+def why_not_calibrated(params: Mapping[str, Any], config: Mapping[str, Any]) -> str:  # noqa: ARG001 - of any level
+    """Return why a model with this ``config.json`` is not calibrated; empty if it is, or if only its weights tell."""
+    family = family_of(config)
+    if family is None:
+        return unknown_family(config)
+    return (
+        f"a model of family {family.name} is not calibrated" if family.comparison is Comparison.TEACHER_FORCED else ""
+    )
 
 
 def unknown_family(config: Mapping[str, Any]) -> str:

@@ -54,8 +54,10 @@ def quantize(inputs: Mapping[str, Path], target: Path, params: QuantizeParams, c
 def _calibration(folder: Path, params: QuantizeParams, ctx: Context) -> Calibration:
     if params.integers is None or not load_format(params.format).calibrated:
         raise mismatch(f"{params.format} at level {params.level} takes none")
-    digest = ctx.input_digests.get("model", "") if load_format(params.format).is_model else ""
-    return Calibration(folder, params.integers, model=digest)
+    calibration = Calibration(folder, params.integers)
+    if load_format(params.format).is_model:
+        calibration.require_model(ctx.input_digests.get("model", ""))
+    return calibration
 
 
 def _note_precision(path: Path, level: str) -> None:

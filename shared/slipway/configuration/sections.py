@@ -104,7 +104,8 @@ class OptimizationConfiguration(Section):
             ``time_budget``, for levels of 4 bits.
         symmetric: Integers stand for multiples of the scale; false adds a zero point to each group, which only methods other
             than ``rtn`` do.
-        time_budget: Seconds that the choice for one level may take.
+        time_budget: Seconds to plan for the choice for one level, on two cores of usual speed; measured time would make the result
+            depend on the machine's load.
         calibration: Text for the methods other than ``rtn``: a file or folder of .txt, .jsonl, .json or .parquet files, with plain texts
             (``text``) or conversations (``messages``); also ``s3://bucket/prefix`` or an artifact's digest. If empty,
             ``calibration.jsonl`` in the folder of the checkpoint or of its run is used; without it, a built-in text.

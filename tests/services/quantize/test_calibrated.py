@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 import torch
@@ -26,7 +27,7 @@ from support.models.calibrations import Arrays, values, write_calibration
 from support.models.quantize_models import onnx_session, onnx_step, prompt, save_tiny, torch_logits
 
 Quantize = Callable[..., tuple[Path, Context]]
-GRIDS = [(4, True), (4, False), (8, True), (8, False)]
+GRIDS = [(4, True), (4, False), *(pytest.param(8, symmetric, marks=pytest.mark.slow) for symmetric in (True, False))]
 
 
 @pytest.fixture
@@ -228,7 +229,10 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda folder: _rewrite(folder, lambda t: t[f"{Q}.codes"].copy_(t[f"{Q}.codes"].flip(0))),
         "of another weight",
     ),
-    "other digest": (lambda folder: _change(folder, model="sha256:other"), "is of the model sha256:other"),
+    "other digest": (
+        lambda folder: _change(folder, model="sha256:other"),
+        "is of the model sha256:other…, and sha256:mine",
+    ),
     "other name": (
         lambda folder: _rewrite(
             folder, lambda t: t.update({f"y.{kind}": t.pop(f"{Q}.{kind}") for kind in ("codes", "scales")})
@@ -260,6 +264,21 @@ def test_a_graph_of_another_model_refuses_a_calibration(quantize: Quantize, tiny
     _rewrite(calibration, lambda tensors: [tensors.update({f"x.{key}": tensors.pop(key)}) for key in list(tensors)])
     with pytest.raises(QuantizationError, match="the model has none of its 14 weights"):
         quantize(tiny_onnx, calibration, format="onnx", level="int4")
+
+
+def test_a_graph_that_was_made_from_another_model_refuses_a_calibration(
+    quantize: Quantize, tiny: Path, tiny_onnx: Path, tmp_path: Path
+) -> None:
+    graph = shutil.copytree(tiny_onnx, tmp_path / "graph")
+    model = onnx.load(graph / "model.onnx", load_external_data=False)
+    model.metadata_props.add(key="lineage", value="sha256:mine")
+    onnx.save(model, graph / "model.onnx")
+    calibration = write_calibration(tiny, tmp_path / "calibration")
+    _change(calibration, model="sha256:other")
+    with pytest.raises(QuantizationError, match="is of the model sha256:other…, and sha256:mine"):
+        quantize(graph, calibration, format="onnx", level="int4")
+    _change(calibration, model="sha256:mine")
+    quantize(graph, calibration, format="onnx", level="int4")
 
 
 def test_levels_without_integers_take_no_calibration(quantize: Quantize, tiny: Path, tmp_path: Path) -> None:

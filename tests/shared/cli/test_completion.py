@@ -80,6 +80,7 @@ def test_a_whole_word_is_completed_where_the_shell_keeps_it_whole() -> None:
 def test_every_value_that_is_offered_is_taken(key: str, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     beside = ["base_model.load_in_4bit=true"] if key == "base_model.merge_onto" else []
+    beside += ["optimization.method=auto"] if key == "optimization.symmetric" else []
     beside += ["optimization.quantization=int8"] if key.endswith(".unquantized") else []
     for value in usual_values(key):
         parse_text(key, value)

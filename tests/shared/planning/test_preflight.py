@@ -175,6 +175,24 @@ def test_integers_that_are_not_made_of_this_kind_of_model_are_a_warning(
     assert checked.error() is None
 
 
+@pytest.mark.parametrize(
+    ("kind", "model_type", "refused"), [("T5ForConditionalGeneration", "t5", True), ("BertModel", "bert", False)]
+)
+def test_what_is_done_without_a_calibration_is_said_before(
+    base: Path, tmp_path: Path, kind: str, model_type: str, refused: bool
+) -> None:
+    (base / "config.json").write_text(
+        json.dumps({"architectures": [kind], "model_type": model_type, "vocab_size": 9, "is_encoder_decoder": refused})
+    )
+    plan = [Task("calibrate-int4", "calibrate", {"bits": 4}, fallback="integers are rounded")]
+    checked = preflight(plan, base=base, home=tmp_path / "home", output=tmp_path / "out", here=False)
+    found = [each for each in checked.findings if "integers are rounded" in each.message]
+    assert [(each.check, each.verdict, "is not calibrated" in each.message) for each in found] == (
+        [("stage: calibrate", Verdict.WARNING, True)] if refused else []
+    )
+    assert checked.error() is None
+
+
 def test_the_size_of_activations_is_predicted(base: Path, tmp_path: Path) -> None:
     sizes = {"num_hidden_layers": 12, "num_attention_heads": 8, "hidden_size": 64, "model_type": "qwen3"}
     (base / "config.json").write_text(json.dumps({**sizes, "architectures": ["Qwen3ForCausalLM"]}))

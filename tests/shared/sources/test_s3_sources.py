@@ -18,7 +18,8 @@ from slipway.artifacts.s3.client import S3Bucket, StoredObject
 from slipway.base_match import BaseMatchStatus
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ModelExportError
-from slipway.export_sources.found import find_sources
+from slipway.export_sources.calibration_files import calibration_files, check_calibration
+from slipway.export_sources.found import files_by_name, find_sources
 from slipway.models.checkpoints import find_checkpoint, list_checkpoints
 from slipway.models.model_files import travelling_files
 from slipway.settings import Settings
@@ -146,6 +147,21 @@ def test_a_base_in_a_bucket_is_not_called_another_model_for_its_holes(
         found = find_sources(ExportConfiguration.model_validate(paths), folders)
         assert found.base_match.status is BaseMatchStatus.UNPROVEN
         assert "shapes agree" in found.base_match.reason
+
+
+def test_text_for_calibration_in_a_bucket_is_stored_with_its_content(
+    bucket: S3Bucket, settings: Settings, tmp_path: Path
+) -> None:
+    for name in ("more/b.jsonl", "a.txt", "c.bin"):
+        bucket.put(f"texts/{name}", f"content of {name}".encode())
+    store = open_store(settings)
+    with SourceFolders(settings) as folders:
+        found = check_calibration(folders.find(f"s3://{BUCKET}/{bucket.prefix}/texts"))
+        digest = folders.put(files_by_name(found, calibration_files(found)), store, on_bytes=lambda _: None)
+    stored = store.fetch(digest, tmp_path / "stored")
+    assert {path.relative_to(stored).as_posix(): path.read_text() for path in stored.rglob("*") if path.is_file()} == {
+        name: f"content of {name}" for name in ("more/b.jsonl", "a.txt")
+    }
 
 
 def test_an_artifact_is_a_source(run: Path, settings: Settings) -> None:

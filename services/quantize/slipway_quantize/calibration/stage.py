@@ -7,6 +7,7 @@ from pathlib import Path
 
 from slipway.stage import Context, Effort, Role, Stage
 from slipway_quantize.calibration.params import CalibrateParams
+from slipway_quantize.levels import why_not_calibrated
 
 
 def run(inputs: Mapping[str, Path], params: CalibrateParams, ctx: Context) -> dict[str, Path]:
@@ -35,4 +36,5 @@ STAGE = Stage(
     role=Role.CALIBRATION,
     effort=Effort(seconds=60.0, seconds_per_gb=120.0, phases={"blocks": (0.0, 0.35), "tune": (0.35, 0.95)}),
     output_bytes=lambda _, size: size.at_level("int8"),
+    refuses=why_not_calibrated,
 )

@@ -23,6 +23,8 @@ from slipway_quantize.levels import IntLevel
 _TRANSPOSED, _WEIGHT = ".T", ".weight"
 """Ends of an initializer's name (README of onnx_export, "Form of the weights")."""
 _JOINED = "+"
+_LINEAGE = "lineage"
+"""Property of a graph: the digest of the model that it was made from."""
 
 Found = Mapping[tuple[str, str], CalibratedWeight]
 """Integers of weights by graph and initializer."""
@@ -82,8 +84,11 @@ def find_integers(
     A tied table has the embedding's name in a graph; a calibration knows it as the head's.
 
     Raises:
-        QuantizationError: ``CALIBRATION_MISMATCH``: it has none of them, or in another shape.
+        QuantizationError: ``CALIBRATION_MISMATCH``: it is of another model than the graphs, has none of their weights, or has them in
+            another shape.
     """
+    for _, model in graphs:
+        calibration.require_model(model.metadata_props.get(_LINEAGE, ""))
     initializers = frozenset(
         part for _, model in graphs for name in model.graph.initializers for part in _names(str(name))
     )

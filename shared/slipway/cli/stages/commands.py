@@ -56,7 +56,11 @@ def _parameters(ctx: typer.Context, incomplete: str) -> list[str]:
 def _inputs(ctx: typer.Context, incomplete: str) -> list[str]:
     """Complete the inputs of the named stage; the shell itself completes their folders."""
     stage = _named_stage(ctx)
-    return [] if stage is None else assignments(incomplete, stage.inputs, lambda _: (), os.environ)
+    return (
+        []
+        if stage is None
+        else assignments(incomplete, (*stage.inputs, *stage.optional_inputs), lambda _: (), os.environ)
+    )
 
 
 def _log_level() -> str:

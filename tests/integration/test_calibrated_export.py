@@ -1,0 +1,88 @@
+"""``slipway export`` with integers chosen by text: shared by the formats, without its data if it fails, refused if it would cheat."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from support.commands.cli import Done, slipway
+from support.models import tiny_models
+
+pytestmark = [pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base, a run on it, its training text, and held-out text."""
+    root = tmp_path_factory.mktemp("calibrated")
+    tiny_models.make_base(root / "base")
+    tiny_models.make_checkpoint(root / "base", root / "run")
+    for name, seed in (("train", 1), ("heldout", 2)):
+        (root / name).mkdir()
+        (root / name / "a.txt").write_text(words(seed))
+    return root
+
+
+def words(seed: int) -> str:
+    draw = random.Random(seed)
+    return " ".join("".join(draw.choices("abcdefgh", k=draw.randint(2, 8))) for _ in range(4000))
+
+
+def export(project: Path, *settings: str, home: str = "home") -> Done:
+    fast = ("validation.benchmark_performance=false", "validation.test_samples=2", "optimization.group_size=16")
+    given = (*fast, f"validation.heldout={project / 'heldout'}", "optimization.quantization=int4", *settings)
+    where = ("--base-model", project / "base", "--checkpoint", project / "run", "--out", project / f"out-{home}")
+    return slipway(
+        "export", "--json", *where, *(part for each in given for part in ("--set", each)), home=project / home
+    )
+
+
+def quantization(done: Done, name: str) -> dict[str, object]:
+    return json.loads((Path(done.json["paths"][name]) / "quantization.json").read_text())
+
+
+def test_both_formats_have_the_integers_of_one_calibration_and_again_the_same(project: Path) -> None:
+    asked = ("optimization.method=gptq", "optimization.time_budget=5", f"optimization.calibration={project / 'train'}")
+    done = export(project, *asked)
+    assert done.code == 0, done.err
+    tasks = [attempt["task"] for attempt in done.json["attempts"]]
+    assert [task for task in tasks if task.startswith("calibra")] == ["calibration_data", "calibrate-int4"]
+    found = [quantization(done, name) for name in ("pytorch-int4", "onnx-int4")]
+    assert found[0]["calibration"] == found[1]["calibration"] != ""
+    assert all(method != "rtn" for one in found for method in one["weights_by_method"])
+    lineage = json.loads((Path(done.json["output_directory"]) / "lineage.json").read_text())
+    assert set(lineage["sources"]) == {"adapter", "base", "calibration", "heldout"}
+    page = (Path(done.json["output_directory"]) / "report.html").read_text()
+    assert "Text for calibration" in page
+    again = export(project, *asked, home="other")
+    for name in ("pytorch-int4", "onnx-int4"):
+        one, other = (Path(each.json["paths"][name]) for each in (done, again))
+        weights = next(path.name for path in sorted(one.iterdir()) if path.suffix in {".safetensors", ".data"})
+        assert (one / weights).read_bytes() == (other / weights).read_bytes()
+
+
+def test_text_that_holds_the_held_out_text_is_refused(project: Path) -> None:
+    done = export(project, "optimization.method=gptq", f"optimization.calibration={project / 'heldout'}")
+    assert done.code == 3
+    assert "CALIBRATION_OVERLAP" in {attempt["reason"] for attempt in done.json["attempts"]}
+    assert "of the held-out text" in done.json["error_message"]
+    assert "pytorch-int4" not in done.json["paths"]
+    assert "pytorch" in done.json["paths"]
+
+
+def test_an_export_goes_on_without_a_calibration_that_failed(project: Path) -> None:
+    """The adapter's own sample is of conversations, and the tokenizer has no chat template."""
+    sample = project / "run" / "calibration.jsonl"
+    sample.write_text(json.dumps({"messages": [{"role": "user", "content": "a"}]}) + "\n{}\n")
+    try:
+        done = export(project, "optimization.method=gptq", "formats.onnx.enabled=false", home="third")
+    finally:
+        sample.unlink()
+    assert done.code == 0, done.err
+    (failed,) = [attempt for attempt in done.json["attempts"] if attempt["outcome"] == "failed"]
+    assert (failed["task"], failed["reason"]) == ("calibration_data", "CALIBRATION_DATA_INVALID")
+    assert any("rounded to the nearest, without data" in warning for warning in done.json["warnings"])
+    assert "methods" not in quantization(done, "pytorch-int4")["tensors"]
