@@ -50,7 +50,7 @@ def validate(inputs: Mapping[str, Path], params: ValidateParams, ctx: Context) -
         StageError: ``CANCELLED``, ``DISK_FULL``.
     """
     outputs = _outputs(inputs, params)
-    before = _verdicts_before(inputs, params, outputs)
+    before = earlier_verdicts(inputs, params, outputs)
     if before:
         outputs = [name for name in outputs if name not in before or name == MERGED]
         inputs = {name: folder for name, folder in inputs.items() if name in NOT_OUTPUTS or name in outputs}
@@ -71,7 +71,7 @@ def validate(inputs: Mapping[str, Path], params: ValidateParams, ctx: Context) -
     return folder
 
 
-def _verdicts_before(
+def earlier_verdicts(
     inputs: Mapping[str, Path], params: ValidateParams, outputs: list[str]
 ) -> dict[str, OutputValidation]:
     """Return the earlier verdicts on the outputs that are not judged again; none if there is no earlier report of use."""

@@ -17,12 +17,15 @@ from slipway.registry import load_stage
 from slipway.stage import Context
 from slipway.validation.findings import OutputStatus, ValidationReport
 from slipway.validation.survival import AdapterSurvival
+from slipway_validate.folders import stored_dtype
 from slipway_validate.judging import survival
-from slipway_validate.judging.limits import LIMITS
+from slipway_validate.judging.limits import LIMITS, level_of
 from slipway_validate.params import ValidateParams
 from slipway_validate.runner.survival.measuring import measure
 from slipway_validate.runner.survival.stored import Names
 from slipway_validate.stage import STAGE
+from support.models.judged_families import MAKERS, make
+from support.models.merge_forms import FORMS, save_form
 from support.models.validation_models import Models, make_base
 
 ATTENTION, MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
@@ -237,6 +240,39 @@ def test_an_update_below_the_steps_of_bfloat16_is_not_held_against_the_output(ti
     assert min(each.expected for each in found.modules) < 0.8
     assert said(found, "bfloat16") == ""
     assert any("smaller than the steps of the base's 16-bit type" in note for note in survival.notes(found))
+
+
+def survival_of_form(name: str, folder: Path) -> AdapterSurvival:
+    """Merge an adapter of a form by the real merge, and compare the result."""
+    case, _ = save_form(folder, FORMS[name], torch.float32)
+    merged, _ = case.merge()
+    return measure(case.base, case.adapter, {"pytorch": merged}, report=lambda _done, _total: None)["pytorch"]
+
+
+@pytest.mark.parametrize(("name", "why"), [("osf", "method OSF"), ("kasa", "method KASA")])
+def test_a_form_that_takes_a_part_of_the_base_is_not_run(name: str, why: str, tmp_path: Path) -> None:
+    assert why in survival_of_form(name, tmp_path).not_run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [name for name, form in FORMS.items() if form.model in ("llama", "qwen3", "t5", "gpt2")]
+)
+def test_every_form_of_adapter_is_right_or_not_run(name: str, tmp_path: Path) -> None:
+    found = survival_of_form(name, tmp_path)
+    assert found.modules or found.not_run
+    assert said(found) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MAKERS)
+def test_every_family_holds_its_adapter_at_every_level(name: str, tmp_path: Path) -> None:
+    model = make(name, tmp_path)
+    outputs = model.outputs()
+    found = measure(model.base, model.adapter, outputs, report=lambda _done, _total: None)
+    for output, folder in outputs.items():
+        assert found[output].modules, found[output].not_run
+        assert said(found[output], level_of(stored_dtype(folder))) == ""
 
 
 @pytest.mark.slow

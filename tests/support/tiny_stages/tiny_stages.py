@@ -41,7 +41,9 @@ def _stage(name: str, output: str, *, role: Role | None = None) -> Stage[AnyPara
             verdict = {"explanation": "the test says so", "worst_modules": ["layers.0.q_proj"]}
             ctx.record(failed_outputs=found, outputs=dict.fromkeys(found, verdict))
         (ctx.workdir / output).mkdir()
-        (ctx.workdir / output / "made").write_text(f"{name} {sorted(inputs)} {sorted(params.model_extra or {})}")
+        (ctx.workdir / output / "made").write_text(
+            f"{name} {sorted(inputs)} {sorted((params.model_extra or {}).items())}"
+        )
         (ctx.workdir / output / "from").write_text(_digest(inputs))
         return {output: ctx.workdir / output}
 

@@ -27,6 +27,15 @@ from slipway_validate.runner.runtime_reference import adapted
 from slipway_validate.runner.survival.stored import NotUnderstoodError
 
 _PREFIX = re.compile(r"^base_model\.model\.")
+_COMPARED = frozenset(
+    {
+        "ADALORA", "BEFT", "BOFT", "C3A", "DEFT", "DELORA", "FOURIERFT", "GLORA", "GRALORA", "HIRA", "HRA", "IA3", "LN_TUNING", "LOHA", "LOKR",
+        "LORA", "MISS", "OFT", "PEANUT", "PVERA", "RANDLORA", "ROAD", "SHIRA", "SUPERTUNING", "TINYLORA", "TRAINABLE_TOKENS", "UNILORA",
+        "VBLORA", "VERA", "WAVEFT",
+    }
+)  # fmt: skip
+"""Methods of peft whose update of a weight follows from the weight and the adapter's own values (``tests/support/models/merge_forms.py``).
+Others (OSF, PSOFT, FROD) take a part of the base when their layers are made, before it has its values here."""
 _CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq")
 """Ways to begin an adapter that move a part of the base's weights into it."""
 
@@ -86,6 +95,11 @@ def adapted_modules(base: Path, adapter: Path) -> tuple[list[AdaptedModule], dic
     settings = read_adapter_config(adapter)
     if settings.get("layer_replication"):
         raise NotUnderstoodError("the adapter repeats layers of the base (layer_replication)")
+    kind = settings.get("peft_type")
+    if kind not in _COMPARED or settings.get("kasa_config") is not None:
+        raise NotUnderstoodError(
+            f"updates of the method {'KASA' if kind in _COMPARED else kind} are not computed layer by layer"
+        )
     began = settings.get("init_lora_weights")
     if isinstance(began, str) and began.lower().startswith(_CHANGE_THE_BASE):
         raise NotUnderstoodError(
