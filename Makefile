@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 DOCS_INSTALLED := $(VENV)/.docs-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-cluster test-k8s lint format docs protos bench bench-merge bench-onnx bench-quantize bench-quality images test-images up clean
+.PHONY: help install demo test test-all test-cluster test-k8s lint format docs protos bench bench-merge bench-onnx bench-quantize bench-quality bench-proof images test-images up clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,9 @@ bench-quantize: $(INSTALLED) ## Measure int4 against its peers (PEER_PYTHON=… 
 
 bench-quality: $(INSTALLED) ## Measure what calibrated int4 adds to the sample (PEER_PYTHON=… adds auto-round)
 	$(BIN)/python tests/benchmarks/bench_quality.py $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON))
+
+bench-proof: $(INSTALLED) ## Measure what validation costs, by effort (after make demo)
+	$(BIN)/python tests/benchmarks/bench_proof.py --sample demo
 
 bench-onnx: $(INSTALLED) ## Measure the ONNX export against its peers (PEER_PYTHON=… adds onnxruntime-genai's builder)
 	$(BIN)/python tests/benchmarks/bench_onnx.py $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON))

@@ -18,8 +18,8 @@ Logits = npt.NDArray[np.float32]
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-BLOCK_VALUES = 1 << 21
-"""Logits held in float64 at a time (16 MiB per array)."""
+BLOCK_VALUES = 1 << 17
+"""Logits held in float64 at a time (1 MiB per array): several arrays fit into a processor's cache."""
 NEAR_TIE = 0.05
 """Choices whose probabilities differ by at most this count as equal: rounding may turn one into the other."""
 
@@ -29,28 +29,39 @@ def finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def log_softmax(logits: npt.NDArray[np.floating]) -> Floats:
-    """Compute log-probabilities log p = z - log Σ exp z, stable by subtracting the maximum. logits: (T, V) -> (T, V)."""
-    shifted = logits.astype(np.float64)
-    shifted -= shifted.max(axis=-1, keepdims=True)
-    shifted -= np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-    return shifted
-
-
-def kl_divergence(log_p: Floats, log_q: Floats) -> Floats:
-    """Compute KL(p ‖ q) = Σ p (log p - log q) per row, in nats. log_p, log_q: (T, V) -> (T,).
-
-    Source: Kullback & Leibler, "On Information and Sufficiency", 1951. A result just below zero, from rounding, becomes 0.
-    """
-    rows: Floats = (np.exp(log_p) * (log_p - log_q)).sum(axis=-1)
-    return np.maximum(rows, 0.0)
-
-
 def blocks(rows: int, width: int) -> Iterator[slice]:
     """Yield slices over ``rows`` rows of ``width`` values, each of at most BLOCK_VALUES values but at least one row."""
     step = max(1, BLOCK_VALUES // max(width, 1))
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))
+
+
+class Block:
+    """Logits of some positions with what every comparison of them needs, computed once. logits: (T, V).
+
+    Attributes:
+        logits: As given.
+        wide: In float64.
+        best: Place of the largest of each position, (T,).
+        weights: exp(z - largest z); divided by :attr:`total`, the probabilities.
+        total: Sum of the weights of each position, (T,).
+        log_total: log Σ exp z, (T,).
+    """
+
+    def __init__(self, logits: Logits) -> None:
+        self.logits = logits
+        self.wide: Floats = logits.astype(np.float64)
+        self.best = logits.argmax(axis=-1)
+        rows = np.arange(len(logits))
+        largest = self.wide[rows, self.best]
+        self.weights = self.wide - largest[:, None]
+        np.exp(self.weights, out=self.weights)
+        self.total = self.weights.sum(axis=-1)
+        self.log_total = largest + np.log(self.total)
+
+    def losses(self, labels: Ints) -> Floats:
+        """Compute -log p(label) of the first positions, in nats. labels: (L,) -> (L,)."""
+        return self.log_total[: len(labels)] - self.wide[np.arange(len(labels)), labels]
 
 
 class LogitComparer:
@@ -63,6 +74,7 @@ class LogitComparer:
         self._max_abs = 0.0
         self._same_top1 = 0
         self._same_choice = 0
+        self._parts: list[Floats] = []
         self._kl: list[Floats] = []
 
     def add(self, other: Logits, own: Logits) -> None:
@@ -73,21 +85,34 @@ class LogitComparer:
         """
         if other.shape != own.shape:
             raise ValueError(f"logits have shapes {other.shape} and {own.shape}")
-        kl = [self._add_block(other[rows], own[rows]) for rows in blocks(*own.shape)]
-        self._kl.append(np.concatenate(kl))
-        self._tokens += own.shape[0]
-        self._values += own.size
-
-    def _add_block(self, other: Logits, own: Logits) -> Floats:
         with np.errstate(invalid="ignore", over="ignore"):
-            difference = np.abs(other.astype(np.float64) - own.astype(np.float64))
-            self._sum_abs += float(difference.sum())
-            self._max_abs = float(np.maximum(self._max_abs, difference.max()))  # keeps NaN, which max() may lose
-            log_p, best, chosen = log_softmax(other), other.argmax(axis=-1), own.argmax(axis=-1)
-            self._same_top1 += int((best == chosen).sum())
-            rows = np.arange(len(other))
-            self._same_choice += int((np.exp(log_p[rows, best]) - np.exp(log_p[rows, chosen]) <= NEAR_TIE).sum())
-            return kl_divergence(log_p, log_softmax(own))
+            for rows in blocks(*own.shape):
+                self.add_block(Block(other[rows]), Block(own[rows]))
+        self.end_window()
+
+    def add_block(self, other: Block, own: Block) -> None:
+        """Add some positions of a window.
+
+        KL(p ‖ q) = Σ p (log p - log q) = Σ p (z_p - z_q) - log Σ exp z_p + log Σ exp z_q, in nats.
+        Source: Kullback & Leibler, "On Information and Sufficiency", 1951. A result just below zero, from rounding, becomes 0.
+        """
+        difference = other.wide - own.wide
+        kl = np.einsum("tv,tv->t", other.weights, difference) / other.total - other.log_total + own.log_total
+        self._parts.append(np.maximum(kl, 0.0))
+        np.abs(difference, out=difference)
+        self._sum_abs += float(difference.sum())
+        self._max_abs = float(np.maximum(self._max_abs, difference.max()))  # keeps NaN, which max() may lose
+        rows = np.arange(len(difference))
+        self._same_top1 += int((other.best == own.best).sum())
+        lost = (other.weights[rows, other.best] - other.weights[rows, own.best]) / other.total
+        self._same_choice += int((lost <= NEAR_TIE).sum())
+        self._tokens += difference.shape[0]
+        self._values += difference.size
+
+    def end_window(self) -> None:
+        """Say that the window of the last blocks is complete."""
+        self._kl.append(np.concatenate(self._parts))
+        self._parts = []
 
     def result(self) -> LogitComparison:
         """Return all figures over all added windows.
@@ -117,10 +142,8 @@ def _quantile(values: Floats, percent: int) -> float | None:
 
 def negative_log_likelihood(logits: Logits, labels: Ints) -> Floats:
     """Compute -log p(label) of each label, in nats. logits: (P, V), of which the first L are used; labels: (L,) -> (L,)."""
-    parts = []
-    for rows in blocks(len(labels), logits.shape[-1]):
-        log_p, expected = log_softmax(logits[rows]), labels[rows]
-        parts.append(-log_p[np.arange(len(expected)), expected])
+    with np.errstate(invalid="ignore", over="ignore"):
+        parts = [Block(logits[rows]).losses(labels[rows]) for rows in blocks(len(labels), logits.shape[-1])]
     return np.concatenate(parts) if parts else np.zeros(0)
 
 
@@ -153,27 +176,39 @@ def logit_scale(logits: npt.NDArray[np.float32]) -> float:
     return max(1.0, math.sqrt(total / logits.size)) if math.isfinite(total) else 1.0
 
 
-def adapter_strength(base: Logits, reference: Logits, own: Logits, *, centred: bool = True) -> float | None:
-    """Compute an output's share of the adapter's effect on the results: 1 all of it, 0 none, above 1 too much.
+class StrengthMeter:
+    """Measures an output's share of the adapter's effect on the results: 1 all of it, 0 none, above 1 too much.
 
     The least-squares c in own - base ≈ c (reference - base). Logits are centred per position because softmax ignores a shift;
     other values are not. Rounding noise is nearly orthogonal to the adapter's effect, so c shows a wrong scale that KL at 4
     bits hides. Networks are not linear: a scale wrong by a tenth moves c by about half of that.
-    base, reference, own: (N, P, V). None if the adapter has no effect or a value is not finite.
     """
-    along, square = 0.0, 0.0
+
+    def __init__(self, *, centred: bool) -> None:
+        self._centred = centred
+        self._along = self._square = 0.0
+
+    def add(self, base: Floats, reference: Floats, own: Floats) -> None:
+        """Add some positions in float64. base, reference, own: (T, V)."""
+        effect, found = reference - base, own - base
+        if self._centred:
+            effect -= effect.mean(axis=-1, keepdims=True)
+            found -= found.mean(axis=-1, keepdims=True)
+        self._along += float(np.vdot(found, effect))
+        self._square += float(np.vdot(effect, effect))
+
+    def result(self) -> float | None:
+        """Return the share; None if the adapter has no effect or a value is not finite."""
+        return finite(self._along / self._square) if math.isfinite(self._square) and self._square > 0 else None
+
+
+def adapter_strength(base: Logits, reference: Logits, own: Logits, *, centred: bool = True) -> float | None:
+    """Measure the adapter's strength (:class:`StrengthMeter`) over all windows. base, reference, own: (N, P, V)."""
+    meter = StrengthMeter(centred=centred)
     for windows in zip(base, reference, own, strict=True):
         for rows in blocks(*windows[0].shape):
-            start, end, found = (_wide(window[rows], centred=centred) for window in windows)
-            effect = end - start
-            along += float(np.vdot(found - start, effect))
-            square += float(np.vdot(effect, effect))
-    return finite(along / square) if math.isfinite(square) and square > 0 else None
-
-
-def _wide(values: Logits, *, centred: bool) -> Floats:
-    wide = values.astype(np.float64)
-    return wide - wide.mean(axis=-1, keepdims=True) if centred else wide
+            meter.add(*(window[rows].astype(np.float64) for window in windows))
+    return meter.result()
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:

@@ -110,6 +110,8 @@ class Prepared:
             held_out=self.text.held_out,
             text_files=self.text.files,
             tokens_sha256=hashlib.sha256(self.samples.tokens.astype("<i8").tobytes()).hexdigest(),
+            effort=params.effort,
+            effort_difference=params.evidence.difference,
         )
 
 

@@ -125,6 +125,8 @@ class ValidationInputs(Value):
             have seen in training, so that its perplexity does not measure quality.
         text_files: Used files, in order.
         tokens_sha256: SHA-256 of the token ids (int64, little endian) of all windows.
+        effort: How much evidence was gathered (``slipway.validation.effort``).
+        effort_difference: What differs from the full evidence, in words; empty for the full evidence.
     """
 
     samples: int
@@ -141,6 +143,8 @@ class ValidationInputs(Value):
     held_out: bool
     text_files: tuple[str, ...] = ()
     tokens_sha256: str = ""
+    effort: str = "standard"
+    effort_difference: str = ""
 
 
 class Reference(Value):

@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 
 from slipway_validate import numerics
 from slipway_validate.numerics import (
+    Block,
     LogitComparer,
     adapter_strength,
     common_prefix,
-    kl_divergence,
-    log_softmax,
     logit_scale,
     perplexity,
 )
@@ -32,9 +31,7 @@ def compared(other: np.ndarray, own: np.ndarray):
 def test_kl_of_two_coins() -> None:
     # 3/4 log((3/4)/(1/2)) + 1/4 log((1/4)/(1/2)) = 3/4 log 3 - log 2
     expected = 0.75 * math.log(3) - math.log(2)
-    assert kl_divergence(log_softmax(logs(0.75, 0.25)), log_softmax(logs(0.5, 0.5)))[0] == pytest.approx(
-        expected, rel=1e-6
-    )
+    assert compared(logs(0.75, 0.25), logs(0.5, 0.5)).mean_kl == pytest.approx(expected, rel=1e-6)
 
 
 def test_kl_is_from_other_to_own_not_the_reverse() -> None:
@@ -46,9 +43,10 @@ def test_kl_is_from_other_to_own_not_the_reverse() -> None:
 
 def test_softmax_does_not_overflow_and_ignores_a_shift() -> None:
     logits = np.array([[1000.0, 1000.0, 999.0]], dtype=np.float32)
-    probabilities = np.exp(log_softmax(logits))
-    assert probabilities.sum() == pytest.approx(1)
-    assert np.allclose(probabilities, np.exp(log_softmax(logits - 1000)))
+    block, shifted = Block(logits), Block(logits - 1000)
+    assert block.weights.sum() / block.total[0] == pytest.approx(1)
+    assert np.allclose(block.weights, shifted.weights)
+    assert block.log_total[0] == pytest.approx(shifted.log_total[0] + 1000)
 
 
 def test_figures_over_several_windows() -> None:

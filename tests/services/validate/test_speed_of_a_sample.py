@@ -72,7 +72,9 @@ def test_one_model_under_two_names_has_one_speed(
         "pytorch-again": outputs["pytorch"],
         "pytorch-int4": outputs["pytorch-int4"],
     }
-    params = ValidateParams(test_samples=2, sequence_length=64, benchmark_repeats=ROUNDS, benchmark_seconds=60)
+    params = ValidateParams(
+        effort="thorough", test_samples=1, sequence_length=64, benchmark_repeats=ROUNDS, benchmark_seconds=60
+    )
     ctx = context(tmp_path / "validate")
     ctx.threads = 2
     report = ValidationReport.read(STAGE.run({**sources, **twice}, params, ctx)["validation"])

@@ -18,7 +18,7 @@ from slipway_validate.protocol.process import RunnerEnded
 from slipway_validate.runner.benchmark import WARM_UP_STEPS, time_round
 from slipway_validate.runner.model import Bounds, Past, Step
 from slipway_validate.samples import Samples
-from slipway_validate.stopwatch import NO_REFERENCE, NO_ROOM, REFERENCE_GONE, Stopwatch
+from slipway_validate.stopwatch import NO_REFERENCE, NO_ROOM, QUICK, REFERENCE_GONE, Stopwatch
 from slipway_validate.timing import Rounds, speed_of, take_rounds
 
 DONE = RunResult(
@@ -139,6 +139,17 @@ def test_time_is_bounded_but_one_round_is_taken() -> None:
     assert not speed.prefill_speedup.stable
 
 
+def test_rounds_that_agree_suffice() -> None:
+    steady, theirs = both([0.01] * 9, [0.02] * 9)
+    taken = take_rounds(steady, theirs, rounds=9, max_seconds=60, enough=4)
+    assert (len(taken.own), len(taken.reference), taken.note) == (4, 4, "")
+    output, reference = both([0.01, 0.03, 0.01, 0.03, 0.02, 0.04], [0.02] * 6)
+    taken = take_rounds(output, reference, rounds=6, max_seconds=60, enough=4)
+    assert len(taken.own) == 6, "they scatter"
+    everything, _ = both([0.01] * 9, [])
+    assert len(take_rounds(everything, None, rounds=9, max_seconds=60).own) == 9
+
+
 def test_a_runner_that_dies_keeps_the_rounds_it_gave() -> None:
     output, reference = both([0.01, 0.01], [0.01] * 9)
     taken = take_rounds(output, reference, rounds=7, max_seconds=60)
@@ -198,6 +209,19 @@ def test_a_reference_that_would_crowd_out_an_output_ends_after_it_was_timed_alon
     assert own.rounds == 3
 
 
+def test_room_is_made_for_a_model_in_float32_even_if_the_reference_is_mapped(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stopwatch_module, "available_memory", lambda _: 1 << 40)  # as above
+    context.max_memory_bytes = 5000
+    watch = Stopwatch(both([], [0.01] * 9)[1], ValidateParams(), context, model_bytes=4000)  # type: ignore[arg-type]
+    watch.make_room()
+    assert watch.waits, "400 of the reference, 10 of the libraries, and the model"
+    context.max_memory_bytes = 4400
+    watch.make_room()
+    assert not watch.waits
+
+
 def test_a_reference_that_fits_stays(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stopwatch_module, "available_memory", lambda _: 1000)  # as above
     context.max_memory_bytes = 1400
@@ -211,6 +235,11 @@ def test_why_there_was_no_reference_is_said(context: Context) -> None:
     speed, _ = stopwatch(None, context).time(output)  # type: ignore[arg-type]
     assert speed is not None
     assert speed.note == NO_REFERENCE
+    output, _ = both([0.02] * 3, [])
+    quick = Stopwatch(None, ValidateParams(effort="quick"), context, why=QUICK)
+    speed, _ = quick.time(output)  # type: ignore[arg-type]
+    assert speed is not None
+    assert speed.note == QUICK
     gone = both([], [])[1]
     gone.end()
     output, _ = both([0.02] * 3, [])

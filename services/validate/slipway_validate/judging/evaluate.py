@@ -16,12 +16,12 @@ from slipway.validation.speed import Engine
 from slipway_validate import folders
 from slipway_validate.cases import native_case
 from slipway_validate.judging import explain, survival
-from slipway_validate.judging.compare import CaseResults, compare_case, compare_greedy, compare_windows, load_logits
+from slipway_validate.judging.compare import CaseResults, compare_case, compare_greedy, load_logits
 from slipway_validate.judging.judge import Judge, Rule
 from slipway_validate.judging.limits import coarser, own_level
 from slipway_validate.judging.measures import choose_measure, distance_of
 from slipway_validate.judging.reference_run import ReferenceRun
-from slipway_validate.numerics import Logits, adapter_strength, perplexity
+from slipway_validate.judging.together import Together, compare_together
 from slipway_validate.protocol.messages import LOGITS_FILE, RunResult, RunSpec
 
 MERGED = merged_output()
@@ -107,27 +107,21 @@ class Evaluator:
     def _measured(
         self, output: OutputValidation, reference: ReferenceRun, *, spec: RunSpec, result: RunResult, run_folder: Path
     ) -> OutputValidation:
-        own, labels = load_logits(run_folder / LOGITS_FILE), reference.samples.labels
-        merged = load_logits(self.merged.folder / LOGITS_FILE) if self.merged else None
+        own = load_logits(run_folder / LOGITS_FILE)
+        others = Together(
+            reference=reference.logits,
+            base=reference.base_logits if reference.with_adapter else None,
+            merged=load_logits(self.merged.folder / LOGITS_FILE) if self.merged else None,
+            labels=reference.samples.labels,
+        )
         return output.model_copy(
             update={
-                "to_reference": compare_windows(reference.logits, own, reference.measure),
-                "to_merged": None if merged is None else compare_windows(merged, own, reference.measure),
-                **(self._adapter_in(own, reference) if reference.with_adapter else {}),
-                "perplexity": None if labels is None else perplexity(own, labels),
+                **compare_together(own, others, reference.measure),
                 "reference_perplexity": reference.perplexity,
                 "greedy": self._greedy(reference, spec=spec, result=result),
                 "cases": self._cases(run_folder, reference, spec=spec, result=result),
             }
         )
-
-    @staticmethod
-    def _adapter_in(own: Logits, reference: ReferenceRun) -> dict[str, object]:
-        base, measure = reference.base_logits, reference.measure
-        return {
-            "to_base": compare_windows(base, own, measure),
-            "adapter_strength": adapter_strength(base, reference.logits, own, centred=measure.logits),
-        }
 
     def _greedy(self, reference: ReferenceRun, *, spec: RunSpec, result: RunResult) -> GreedyComparison | None:
         theirs, ours = reference.result.continuations, result.continuations

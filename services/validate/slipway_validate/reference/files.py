@@ -25,7 +25,7 @@ from slipway_validate.cases import shape_cases
 from slipway_validate.judging.reference_run import ReferenceRun
 from slipway_validate.params import SampleParams
 from slipway_validate.preparation import Prepared
-from slipway_validate.protocol.messages import BASE_LOGITS_FILE, LOGITS_FILE, RunResult, plain_file
+from slipway_validate.protocol.messages import BASE_LOGITS_FILE, LOGITS_FILE, RunResult, case_file, plain_file
 from slipway_validate.samples import Samples
 
 FILE = "reference.json"
@@ -94,10 +94,9 @@ def write_nothing(folder: Path, params: SampleParams, ctx: Context) -> None:
 def write_reference(folder: Path, run: ReferenceRun, prepared: Prepared, params: SampleParams, ctx: Context) -> None:
     """Move samples and results into a new folder, and write what is known about them."""
     prepared.folder.rename(folder / SAMPLES)
-    names = {LOGITS_FILE, BASE_LOGITS_FILE, *(path.name for path in run.folder.glob(plain_file("*")))}
-    for name in sorted(names):
-        if (run.folder / name).is_file():
-            (run.folder / name).rename(folder / name)
+    for path in sorted(run.folder.glob("*.npy")):
+        if not path.match(case_file("*")):  # its own cases are only needed for the figures
+            path.rename(folder / path.name)
     figures = Figures.model_validate({name: getattr(run, name) for name in Figures.model_fields})
     file = ReferenceFile(
         inputs=dict(ctx.input_digests),

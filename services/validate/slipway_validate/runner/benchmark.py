@@ -8,8 +8,7 @@ from __future__ import annotations
 import time
 
 from slipway_validate.protocol.messages import Benchmark, Round
-from slipway_validate.runner.collect import source_of
-from slipway_validate.runner.model import LanguageModel, Past, Step, plain_step
+from slipway_validate.runner.model import LanguageModel, Past, Step, plain_step, source_of
 from slipway_validate.samples import Samples
 
 WARM_UP_STEPS = 2

@@ -13,16 +13,17 @@ from slipway.models.families import DECODER
 from slipway_validate.cases import family_named
 from slipway_validate.numerics import Ints, Logits
 from slipway_validate.protocol.messages import Case, CaseRow, RunSpec, case_file, plain_file
+from slipway_validate.runner.continuing import continue_greedily
 from slipway_validate.runner.model import (
     LanguageModel,
     Source,
     Step,
     Unusable,
     padded,
-    plain_step,
     positions_of,
     run_segments,
     segments_within,
+    source_of,
 )
 from slipway_validate.runner.row_selectors import choose_row_selector, join_rows, per_token
 from slipway_validate.samples import Samples
@@ -128,17 +129,9 @@ class Collector:
         alone = [self._batch(case, (row,)) for row in case.rows]
         np.save(file, join_rows([row for batch in alone for row in self._rows_of(case, batch, (sum(case.segments),))]))
 
-    def continuation(self, index: int, prompt: tuple[int, ...], new_tokens: int) -> tuple[int, ...]:
-        """Continue a prompt of window ``index`` greedily, through the KV cache if the model has one."""
-        tokens, source = list(prompt), source_of(self._samples, [index])
-        fresh, past = list(prompt), None
-        while len(tokens) < len(prompt) + new_tokens:
-            step = plain_step(fresh, past=past, past_length=len(tokens) - len(fresh), source=source)
-            logits, cache = self._model.forward(step)
-            self._count_non_finite(logits, f"greedy continuation, token {len(tokens)}")
-            tokens.append(int(logits[0, -1].argmax()))
-            fresh, past = (tokens[-1:], cache) if self._model.has_cache else (tokens, None)
-        return tuple(tokens[len(prompt) :])
+    def continuations(self, prompts: tuple[tuple[int, ...], ...], new_tokens: int) -> tuple[tuple[int, ...], ...]:
+        """Continue prompts greedily; prompt ``n`` belongs to window ``n``."""
+        return continue_greedily(self._model, self._samples, prompts, new_tokens, check=self._count_non_finite)
 
     def _rows_of(self, case: Case, batch: Batch, segments: tuple[int, ...]) -> list[Logits]:
         """Return the compared results of each row, (P, V): those without padding, or the text's vector."""
@@ -187,11 +180,3 @@ class Collector:
         if wrong and not self.non_finite:
             self.first_non_finite = where
         self.non_finite += wrong
-
-
-def source_of(samples: Samples, windows: list[int]) -> Source | None:
-    """Return the encoder's input for these windows, without padding; None without a separate encoder."""
-    if samples.source is None:
-        return None
-    values = samples.source[windows]
-    return Source(values, np.ones_like(values) if values.ndim == 2 else None)

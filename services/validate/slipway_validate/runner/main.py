@@ -107,8 +107,7 @@ def _compute(model: LanguageModel, spec: RunSpec, collector: Collector) -> tuple
     for case in spec.cases:
         collector.case(case)
         collector.plain_rows(case)
-    prompts = enumerate(spec.prompts)
-    continuations = tuple(collector.continuation(index, prompt, spec.new_tokens) for index, prompt in prompts)
+    continuations = collector.continuations(spec.prompts, spec.new_tokens)
     adapter = _base_logits(model, collector) if spec.adapter else ""
     if spec.benchmark:
         model.leave_comparison()

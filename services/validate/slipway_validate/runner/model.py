@@ -13,7 +13,7 @@ import numpy as np
 
 from slipway.validation.speed import Engine
 from slipway_validate.numerics import Ints, Logits
-from slipway_validate.samples import Values
+from slipway_validate.samples import Samples, Values
 
 PAST_PREFIX, PRESENT_PREFIX = "past_key_values.", "present."
 """Prefixes of the names of a graph's cache inputs and cache outputs."""
@@ -163,3 +163,11 @@ def segments_within(length: int, bounds: Bounds) -> tuple[int, ...]:
     """Split ``length`` columns into calls that the runtime accepts."""
     size = min(length, bounds.sequence)
     return tuple(min(size, length - start) for start in range(0, length, size))
+
+
+def source_of(samples: Samples, windows: list[int]) -> Source | None:
+    """Return the encoder's input for these windows, without padding; None without a separate encoder."""
+    if samples.source is None:
+        return None
+    values = samples.source[windows]
+    return Source(values, np.ones_like(values) if values.ndim == 2 else None)

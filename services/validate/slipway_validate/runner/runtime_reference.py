@@ -23,6 +23,7 @@ from slipway.models.trained.trained_model import TrainedModel, trained_model
 from slipway_validate.folders import stored_dtype
 from slipway_validate.runner.adapter_names import load_ignored_tensors
 from slipway_validate.runner.model import Unusable
+from slipway_validate.runner.pytorch.adapter_kinds import is_plain_lora
 from slipway_validate.runner.runtime_transformers import TransformersModel, from_pretrained, known_pooling
 
 #: Parts that peft inserts between the name of a layer and that of its weight.
@@ -49,20 +50,42 @@ class ReferenceModel(TransformersModel):
 def load(base: Path, adapter: Path | None = None, *, threads: int) -> TransformersModel:
     """Load base + adapter, or the base alone if there is no adapter.
 
+    The base keeps its stored type, and its weights are mapped, if nothing but the comparison can then be computed otherwise
+    (:func:`_keeps_values`); otherwise all of it is float32.
+
     Raises:
         Unusable: Base or adapter cannot be loaded, or they do not fit together.
     """
     torch.set_num_threads(threads)
+    if adapter is None or is_plain_lora(adapter):
+        model = _load(base, adapter, dtype="auto")
+        if _keeps_values(model.module):
+            return model
+        del model
+    return _load(base, adapter, dtype=torch.float32)
+
+
+def _load(base: Path, adapter: Path | None, *, dtype: Any) -> TransformersModel:
     trained = _trained(base, adapter) if adapter else None
-    module, family = from_pretrained(base, dtype=torch.float32, trained=trained)
+    module, family = from_pretrained(base, dtype=dtype, trained=trained)
     pooling = known_pooling(adapter, base)
     if adapter is None:
-        return TransformersModel(module.float(), family, stored=stored_dtype(base), pooling=pooling)
+        return TransformersModel(module, family, stored=stored_dtype(base), pooling=pooling)
     module = adapted(module, adapter)
     if trained:
         _use_trained_head_alone(module)
     _name_replicated_layers(module)
-    return ReferenceModel(module.float(), family, stored=stored_dtype(base), pooling=pooling)
+    return ReferenceModel(module, family, stored=stored_dtype(base), pooling=pooling)
+
+
+def _keeps_values(module: Any) -> bool:
+    """Return whether the model computes in float32 what it would if it had been loaded so: then only stored weights are short.
+
+    The adapter's factors must be float32, and no value that the code computes, as the scale of some embeddings, may have been rounded.
+    """
+    added = (tensor for name, tensor in module.named_parameters() if ".lora_" in name)
+    buffers = (tensor for tensor in module.buffers() if tensor.is_floating_point())
+    return all(tensor.dtype == torch.float32 for tensor in (*added, *buffers))
 
 
 def _trained(base: Path, adapter: Path) -> TrainedModel | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from slipway.models.trained.trained_model import TrainedModel
 from slipway.validation.speed import Engine
 from slipway_validate.folders import stored_dtype
 from slipway_validate.numerics import Logits
-from slipway_validate.runner.calls import choose_call
 from slipway_validate.runner.model import Bounds, Past, Step, Unusable
+from slipway_validate.runner.pytorch.calls import choose_call
+from slipway_validate.runner.pytorch.wide_layers import widen_while_computing
 
 LIMITS_OF_LENGTH = ("max_target_positions", "max_position_embeddings")
 """Settings with the largest number of tokens; the decoder's, if the encoder has its own."""
@@ -37,6 +39,7 @@ class TransformersModel:
         self._called = self._module if family.comparison is Comparison.NEXT_TOKEN else plain
         self._call = choose_call(family.comparison, plain)
         self._served_as: dict[str, torch.dtype] = {}
+        self._restore: Callable[[], None] = lambda: None
         self.has_cache = family.generates
         self._pooling = pooling
         self.embeds: bool | None = pooling is not None
@@ -74,14 +77,22 @@ class TransformersModel:
         # transformers refuses its own .float() for quantized models because of other formats. With compressed-tensors the
         # codes are integers, which this does not change, and the scales' data type is the one of the computation.
         self._served_as = {name: tensor.dtype for name, tensor in self._tensors()}
+        self._restore = widen_while_computing(self._module)
         torch.nn.Module.float(self._module)
 
     def leave_comparison(self) -> None:
         """Switch back to the native types; narrowing widened weights restores their values."""
+        self._restore()
         for name, tensor in self._tensors():
             dtype = self._served_as.get(name, tensor.dtype)
             if dtype != tensor.dtype:
                 tensor.data = tensor.data.to(dtype)
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """Return the module."""
+        module: torch.nn.Module = self._module
+        return module
 
     def _tensors(self) -> list[tuple[str, torch.Tensor]]:
         return [*self._module.named_parameters(), *self._module.named_buffers()]

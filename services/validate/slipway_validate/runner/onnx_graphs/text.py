@@ -50,7 +50,7 @@ class OnnxText(GraphModel):
         return [found[name].numpy().astype(np.float32, copy=False) for name in outputs]
 
     def _classes(self, logits: Logits) -> Logits:
-        """Return classes as :mod:`slipway_validate.runner.calls` does: (B, 1, C), (B, S, C), or (B, C, 2) for several labels."""
+        """Return classes as :mod:`slipway_validate.runner.pytorch.calls` does: (B, 1, C), (B, S, C), or (B, C, 2) for several labels."""
         if self._several_labels:
             flat = logits.reshape(len(logits), -1)
             return np.stack([flat, np.zeros_like(flat)], axis=-1)

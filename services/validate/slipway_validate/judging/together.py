@@ -1,0 +1,85 @@
+"""Compare an output with the reference, the base and the merged model in one pass over the logits, each of which is read once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from slipway.validation.comparisons import LogitComparison
+from slipway_validate.judging.compare import compare_windows
+from slipway_validate.judging.measures import Measure
+from slipway_validate.numerics import (
+    Block,
+    Ints,
+    LogitComparer,
+    Logits,
+    StrengthMeter,
+    adapter_strength,
+    blocks,
+    perplexity_of,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """The models with which an output is compared, (N, P, V) each.
+
+    Attributes:
+        reference: The reference.
+        base: The reference without its adapter; None without an adapter.
+        merged: The merged model; None if it is the output itself, or no output of the export.
+        labels: The token that each result predicts, (N, L); None if results predict no tokens.
+    """
+
+    reference: Logits
+    base: Logits | None
+    merged: Logits | None
+    labels: Ints | None
+
+
+def compare_together(own: Logits, others: Together, measure: Measure) -> dict[str, LogitComparison | float | None]:
+    """Return the figures of an output by the names of :class:`slipway.validation.findings.OutputValidation`. own: (N, P, V)."""
+    named = {"to_reference": others.reference, "to_merged": others.merged, "to_base": others.base}
+    there = {name: logits for name, logits in named.items() if logits is not None}
+    found: dict[str, LogitComparison | float | None] = dict.fromkeys(named)
+    if measure.comparer is not LogitComparer:
+        found |= {name: compare_windows(logits, own, measure) for name, logits in there.items()}
+        if others.base is not None:
+            found["adapter_strength"] = adapter_strength(others.base, others.reference, own, centred=measure.logits)
+        return found
+    comparers = {name: LogitComparer() for name in there}
+    strength = StrengthMeter(centred=measure.logits)
+    losses = [_window(number, own, there, comparers, strength, labels=others.labels) for number in range(len(own))]
+    found |= {name: comparer.result() for name, comparer in comparers.items()}
+    if others.base is not None:
+        found["adapter_strength"] = strength.result()
+    if others.labels is not None:
+        found["perplexity"] = perplexity_of(np.array(losses))
+    return found
+
+
+def _window(
+    number: int,
+    own: Logits,
+    others: dict[str, Logits],
+    comparers: dict[str, LogitComparer],
+    strength: StrengthMeter,
+    *,
+    labels: Ints | None,
+) -> float:
+    """Add one window to all figures; return its mean loss."""
+    losses = []
+    with np.errstate(invalid="ignore", over="ignore"):
+        for rows in blocks(*own[number].shape):
+            ours = Block(own[number][rows])
+            theirs = {name: Block(logits[number][rows]) for name, logits in others.items()}
+            for name, block in theirs.items():
+                comparers[name].add_block(block, ours)
+            if "to_base" in theirs:
+                strength.add(theirs["to_base"].wide, theirs["to_reference"].wide, ours.wide)
+            if labels is not None:
+                losses.append(ours.losses(labels[number][rows]))
+    for comparer in comparers.values():
+        comparer.end_window()
+    return float(np.concatenate(losses).mean()) if losses else 0.0

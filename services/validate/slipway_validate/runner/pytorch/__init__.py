@@ -1,0 +1,1 @@
+"""What the runtimes of PyTorch share."""
