@@ -230,9 +230,7 @@ def _add_array(model: ir.Model, name: str, values: NDArray[Any], *, data: DataFi
     return add_initializer(model, tensor)
 
 
-def _round_in_place(
-    integers: Integers, values: NDArray[Any] | LazyMatrix, *, data: DataFile, pieces: Pieces
-) -> None:
+def _round_in_place(integers: Integers, values: NDArray[Any] | LazyMatrix, *, data: DataFile, pieces: Pieces) -> None:
     """Replace the values of one matrix by rounded ones."""
     value = integers.weight.value
     rounded = data.once(

@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 from slipway.errors import QuantizationError
 from slipway.models.families import SEQUENCE_CLASSIFIER, Comparison, Family, auto_model
 from slipway.models.safetensors_file import TensorInfo
-from slipway.models.weights import open_weights, row_pieces
+from slipway.models.weights.reading import open_weights, row_pieces
 from slipway_quantize.calibration.streaming.layers import Layer, Rounding, Table, walk
 from slipway_quantize.calibration.windows import Batch
 from slipway_quantize.checkpoints.checkpoint import mapped, read_rows, read_tensors, require_finite
