@@ -107,7 +107,7 @@ class FormatConfiguration(_message.Message):
     def __init__(self, enabled: _Optional[bool] = ..., unquantized: _Optional[bool] = ..., quantization: _Optional[_Union[QuantizationLevels, _Mapping]] = ..., settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
 
 class ValidationConfiguration(_message.Message):
-    __slots__ = ("enabled", "test_samples", "compare_outputs", "benchmark_performance", "heldout", "limits")
+    __slots__ = ("enabled", "test_samples", "compare_outputs", "benchmark_performance", "heldout", "limits", "continuation_tokens")
     class LimitsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -121,13 +121,15 @@ class ValidationConfiguration(_message.Message):
     BENCHMARK_PERFORMANCE_FIELD_NUMBER: _ClassVar[int]
     HELDOUT_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
+    CONTINUATION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     enabled: bool
     test_samples: int
     compare_outputs: bool
     benchmark_performance: bool
     heldout: str
     limits: _containers.MessageMap[str, LimitOverrides]
-    def __init__(self, enabled: _Optional[bool] = ..., test_samples: _Optional[int] = ..., compare_outputs: _Optional[bool] = ..., benchmark_performance: _Optional[bool] = ..., heldout: _Optional[str] = ..., limits: _Optional[_Mapping[str, LimitOverrides]] = ...) -> None: ...
+    continuation_tokens: int
+    def __init__(self, enabled: _Optional[bool] = ..., test_samples: _Optional[int] = ..., compare_outputs: _Optional[bool] = ..., benchmark_performance: _Optional[bool] = ..., heldout: _Optional[str] = ..., limits: _Optional[_Mapping[str, LimitOverrides]] = ..., continuation_tokens: _Optional[int] = ...) -> None: ...
 
 class LimitOverrides(_message.Message):
     __slots__ = ("max_abs_diff", "mean_kl", "top1_agreement", "perplexity_ratio", "case_mean_kl", "adapter_strength_error", "cosine_distance", "relative_error")

@@ -19,6 +19,10 @@ class ValidateParams(StageParams):
     )
     greedy_prompts: int = Field(default=4, ge=0, le=100, description="prompts continued greedily")
     max_new_tokens: int = Field(default=16, ge=1, le=1024, description="tokens generated for each prompt")
+    continuation_tokens: int = Field(
+        default=0, ge=0, le=4096, description="tokens of long greedy continuations; 0 leaves them out"
+    )
+    continuation_prompts: int = Field(default=1, ge=1, le=16, description="prompts continued at length")
     benchmark_repeats: int = Field(
         default=7, ge=1, le=1000, description="rounds of timing, each for an output and then for the reference"
     )

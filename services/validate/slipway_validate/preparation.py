@@ -206,15 +206,25 @@ def padding_token(base: Path, family: Family) -> int:
     return token if token < (_size(config, "vocab_size") or DEFAULT_VOCABULARY) else 0
 
 
-def _affordable(base: Path, family: Family, params: ValidateParams) -> tuple[int, int]:
-    """Return the number of windows and of tokens per window whose results stay within ``max_logit_bytes``."""
-    config = read_json(base / CONFIG)
-    text = config.get("text_config")
-    config = text if isinstance(text, dict) else config
+def longest_text(base: Path, family: Family) -> int:
+    """Return the largest number of tokens that a model takes."""
+    config = _text_config(base)
     longest = min((size for name in LENGTHS if (size := _size(config, name))), default=1 << 30)
     counted_from = _size(config, "pad_token_id") + 1  # RoBERTa and its kin count positions from there
     if family.comparison is not Comparison.NEXT_TOKEN and longest - counted_from >= MIN_LENGTH:
         longest -= counted_from
+    return longest
+
+
+def _text_config(base: Path) -> dict[str, Any]:
+    config = read_json(base / CONFIG)
+    text = config.get("text_config")
+    return text if isinstance(text, dict) else config
+
+
+def _affordable(base: Path, family: Family, params: ValidateParams) -> tuple[int, int]:
+    """Return the number of windows and of tokens per window whose results stay within ``max_logit_bytes``."""
+    config, longest = _text_config(base), longest_text(base, family)
     values = _values_per_token(config, family)
     tokens = max(MIN_LENGTH, params.max_logit_bytes // (LOGIT_FILES * values * 4))
     length = max(MIN_LENGTH, min(params.sequence_length, longest, tokens))

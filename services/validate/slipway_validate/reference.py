@@ -9,6 +9,7 @@ from pathlib import Path
 from slipway.stage import Context
 from slipway.validation.findings import Reference
 from slipway.validation.speed import Engine, Speed
+from slipway_validate.continuing import long_spec
 from slipway_validate.folders import stored_dtype
 from slipway_validate.judging.compare import CaseResults, compare_case
 from slipway_validate.judging.evaluate import MERGED
@@ -38,6 +39,7 @@ def run_reference(
     spec = prepared.spec(RUNTIME, inputs["base"], params=params, threads=ctx.threads)
     if "adapter" in inputs:
         spec = spec.model_copy(update={"adapter": inputs["adapter"].absolute()})
+    spec = spec.model_copy(update={"long": long_spec(prepared, inputs["base"], params)})
     timeout = params.output_timeout_seconds
     with process.start_runner(Spec(run=spec), folder, ctx, label="reference", timeout_seconds=timeout) as runner:
         yield _checked_run(runner.result, spec, inputs, prepared=prepared, folder=folder), runner

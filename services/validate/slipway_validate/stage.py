@@ -29,7 +29,7 @@ def probe() -> tuple[Provider, ...]:
 
 STAGE = Stage(
     name="validate",
-    version=7,
+    version=8,
     inputs=("base",),
     outputs=("validation",),
     params=ValidateParams,

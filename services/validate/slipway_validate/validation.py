@@ -18,6 +18,7 @@ from slipway.models.trained.trained_model import trained_model
 from slipway.stage import Context
 from slipway.validation.findings import OutputStatus, OutputValidation, Reference, ValidationInputs, ValidationReport
 from slipway.validation.speed import Engine, Speed
+from slipway_validate.continuing import long_spec
 from slipway_validate.folders import runtime_for, why_not_run
 from slipway_validate.judging.evaluate import MERGED, Evaluator, begin_result, result_not_run
 from slipway_validate.judging.limits import LIMITS, limits_by_level
@@ -26,7 +27,7 @@ from slipway_validate.judging.reference_run import ReferenceRun
 from slipway_validate.params import ValidateParams
 from slipway_validate.preparation import Prepared, decoder, prepare, require_success
 from slipway_validate.protocol import process
-from slipway_validate.protocol.messages import RunResult, RunSpec, Spec
+from slipway_validate.protocol.messages import LongSpec, RunResult, RunSpec, Spec
 from slipway_validate.reference import describe, run_reference
 from slipway_validate.stopwatch import NO_ROOM, Stopwatch
 
@@ -85,7 +86,8 @@ def _validated(
             reference, waiting = running.enter_context(found)
         evaluator = Evaluator(reference, family, limits_by_level(params.limits), decode=decoder(prepared.tokenizer))
         stopwatch = Stopwatch(waiting, params, ctx)
-        one = _OneOutput(prepared, params, ctx, evaluator=evaluator, stopwatch=stopwatch)
+        long = long_spec(prepared, settings, params, reference=reference.result) if reference else None
+        one = _OneOutput(prepared, params, ctx, evaluator=evaluator, stopwatch=stopwatch, long=long)
         results = [
             one.validate(
                 name, inputs[name], work / "outputs" / name, label=f"output {number} of {len(outputs)}: {name}"
@@ -164,8 +166,16 @@ class _OneOutput:
     """Runs, times and judges one output after the other."""
 
     def __init__(
-        self, prepared: Prepared, params: ValidateParams, ctx: Context, *, evaluator: Evaluator, stopwatch: Stopwatch
+        self,
+        prepared: Prepared,
+        params: ValidateParams,
+        ctx: Context,
+        *,
+        evaluator: Evaluator,
+        stopwatch: Stopwatch,
+        long: LongSpec | None,
     ) -> None:
+        self._long = long
         self._prepared = prepared
         self._params = params
         self._ctx = ctx
@@ -178,6 +188,7 @@ class _OneOutput:
         spec = self._prepared.spec(
             runtime.load if runtime else "", model, params=self._params, threads=self._ctx.threads
         )
+        spec = spec.model_copy(update={"long": self._long})
         speed, note = None, ""
         result = why_not_run(name, model, runtime, self._prepared.family)
         if result is None:

@@ -132,6 +132,8 @@ class ValidationConfiguration(Section):
         test_samples: Number of samples of held-out text, 1 to 10000.
         compare_outputs: Compare logits, continuations and perplexity.
         benchmark_performance: Measure speed and memory.
+        continuation_tokens: Length of a long greedy continuation through the KV cache, where faults that begin late show; 0 leaves it out, 256 is a
+            good length.
         heldout: Folder of .txt files with text that the model was not trained on; empty uses the built-in text.
         limits: Limits of the comparison that replace those of the table (``services/validate/slipway_validate/judging/limits.py``), by the
             stored type of the weights (float32, float16, bfloat16, int8, int4): ``{int4: {mean_kl: 0.03}}``, or as text
@@ -143,6 +145,7 @@ class ValidationConfiguration(Section):
     test_samples: int = Field(default=10, ge=1, le=10_000)
     compare_outputs: bool = True
     benchmark_performance: bool = True
+    continuation_tokens: int = Field(default=0, ge=0, le=4096, examples=[256])
     heldout: Text = ""
     limits: Annotated[Mapping[str, LimitOverrides], BeforeValidator(check_limit_names)] = Field(default_factory=dict)
 

@@ -265,6 +265,7 @@ def _validate(
             "test_samples": validation.test_samples,
             "compare_outputs": validation.compare_outputs,
             "benchmark_performance": validation.benchmark_performance,
+            **({"continuation_tokens": validation.continuation_tokens} if validation.continuation_tokens else {}),
             "limits": {level: row.model_dump(exclude_none=True) for level, row in sorted(validation.limits.items())},
         },
         inputs=inputs | outputs,

@@ -26,6 +26,7 @@ EXPORT_VARIABLES: Mapping[str, str] = {
     "EXPORT_TEST_SAMPLES": "validation.test_samples",
     "EXPORT_COMPARE_OUTPUTS": "validation.compare_outputs",
     "EXPORT_BENCHMARK_PERFORMANCE": "validation.benchmark_performance",
+    "EXPORT_CONTINUATION_TOKENS": "validation.continuation_tokens",
     "EXPORT_HELDOUT": "validation.heldout",
     "EXPORT_VALIDATION_LIMITS": "validation.limits",
     "EXPORT_OUTPUT_DIR": "output.directory",

@@ -17,6 +17,7 @@ from slipway_validate import folders
 from slipway_validate.cases import native_case
 from slipway_validate.judging import explain
 from slipway_validate.judging.compare import CaseResults, compare_case, compare_greedy, compare_windows, load_logits
+from slipway_validate.judging.continuations import compare_long
 from slipway_validate.judging.judge import Judge, Rule
 from slipway_validate.judging.limits import coarser, own_level
 from slipway_validate.judging.measures import choose_measure, distance_of
@@ -110,6 +111,9 @@ class Evaluator:
                 "perplexity": None if labels is None else perplexity(own, labels),
                 "reference_perplexity": reference.perplexity,
                 "greedy": self._greedy(reference, spec=spec, result=result),
+                "continuation": compare_long(
+                    reference.result.long, result.long, folders=(reference.folder, run_folder), decode=self._decode
+                ),
                 "cases": self._cases(run_folder, reference, spec=spec, result=result),
             }
         )

@@ -22,6 +22,7 @@ SHAPE_CAUSES = {
     "decode_right_padded": "decoding a padded batch gives other logits: mask, positions or KV cache are wrong together",
     "decode_batch": "decoding several inputs at once gives other logits: its KV cache or its positions are wrong",
     "chunked": "several tokens at once after a KV cache get other logits: its causal mask ignores the cached tokens",
+    "continuation": "long texts go wrong where short ones are right: its KV cache or its positions fail after the first tokens",
     "native_dtype": "the data type in which it is served has too little range or precision for it",
 }
 SHOWN_CHECKS = 4

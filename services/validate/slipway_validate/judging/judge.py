@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from slipway.validation.answers import LongContinuation
 from slipway.validation.comparisons import Check, LogitComparison, ShapeCase
 from slipway.validation.findings import OutputValidation
 from slipway.validation.limit_overrides import Limits
@@ -82,6 +83,8 @@ class Judge:
             strength = output.adapter_strength
             error = None if strength is None else abs(strength - 1)
             found.append(_at_most("adapter_strength_error", error, self._strength_limit, unit="share"))
+        if output.continuation and not output.continuation.skipped:
+            found += self._continuation(output.continuation)
         native = output.engine.native_dtype if output.engine else ""
         for case in output.cases:
             if not case.skipped:
@@ -104,6 +107,15 @@ class Judge:
         return [
             _at_most("mean_kl", figures.mean_kl, limits.mean_kl, unit="nats/token", against=against),
             _check(agreement, value, limits.top1_agreement, ">=", unit="share", against=against),
+        ]
+
+    def _continuation(self, found: LongContinuation) -> list[Check]:
+        """Check a long continuation: few tokens of one text, so the figure scatters as that of a case."""
+        limits, own = self._rule.limits, self._rule.merged_limits
+        unit = "nats/token"
+        return [
+            _at_most("continuation.mean_kl", found.mean_kl, limits.case_mean_kl, unit=unit),
+            _at_most("continuation.cache_kl", found.cache_kl, own.case_mean_kl, unit=unit, against="itself"),
         ]
 
     def _case(self, case: ShapeCase, *, native_dtype: str) -> list[Check]:

@@ -37,6 +37,11 @@ def plain_file(name: str) -> str:
     return f"plain_{name}.npy"
 
 
+def long_file(index: int) -> str:
+    """Return the file name of a long continuation's logits: (tokens, V) float32, each predicting one token of the reference's."""
+    return f"long_{index}.npy"
+
+
 class _Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -98,6 +103,35 @@ class Round(_Message):
     decode_seconds: tuple[float, ...] = ()
 
 
+class LongSpec(_Message):
+    """Long greedy continuations to compute.
+
+    Attributes:
+        prompts: Token ids of each prompt, the beginning of the window of the same number.
+        new_tokens: Tokens to continue each with.
+        given: The reference's continuation of each; empty for the reference itself.
+    """
+
+    prompts: tuple[tuple[int, ...], ...]
+    new_tokens: int
+    given: tuple[tuple[int, ...], ...] = ()
+
+
+class LongResult(_Message):
+    """Long greedy continuations.
+
+    Attributes:
+        continuations: One per prompt.
+        cache_divergences: For each, the mean KL of that part in which the logits through the cache differ most from those of one plain pass
+            over the same text, nats; None if it is not finite.
+        skipped: Why there are none.
+    """
+
+    continuations: tuple[tuple[int, ...], ...] = ()
+    cache_divergences: tuple[float | None, ...] = ()
+    skipped: str = ""
+
+
 class RunSpec(_Message):
     """One model to run.
 
@@ -113,6 +147,7 @@ class RunSpec(_Message):
         cases: Shape cases to compute.
         prompts: Prompts of the greedy continuations: token ids.
         new_tokens: Tokens to continue each with.
+        long: Long continuations; None for none.
         benchmark: Parameters of a round of timing; the process then waits, and times a round at each request. None if speed is
             not measured.
     """
@@ -128,6 +163,7 @@ class RunSpec(_Message):
     cases: tuple[Case, ...] = ()
     prompts: tuple[tuple[int, ...], ...] = ()
     new_tokens: int = 0
+    long: LongSpec | None = None
     benchmark: Benchmark | None = None
 
 
@@ -176,6 +212,7 @@ class RunResult(_Message):
         first_non_finite: Description of the place of the first of them.
         skipped_cases: Names of cases that do not apply, with the reason.
         continuations: Greedy continuations, one per prompt.
+        long: Long continuations; None if none were asked for.
         architecture: Class of the model, if known.
         adapter: For the reference: description of its adapter.
         device: The device that computed it: ``cpu`` or the GPU's name.
@@ -193,6 +230,7 @@ class RunResult(_Message):
     first_non_finite: str = ""
     skipped_cases: dict[str, str] = {}
     continuations: tuple[tuple[int, ...], ...] = ()
+    long: LongResult | None = None
     architecture: str = ""
     adapter: str = ""
     device: str = ""

@@ -12,14 +12,14 @@ from numpy.lib.format import open_memmap
 from slipway.models.families import DECODER
 from slipway_validate.cases import family_named
 from slipway_validate.numerics import Ints, Logits
-from slipway_validate.protocol.messages import Case, CaseRow, RunSpec, case_file, plain_file
+from slipway_validate.protocol.messages import Case, CaseRow, LongResult, LongSpec, RunSpec, case_file, plain_file
+from slipway_validate.runner.generating import continue_long, generate
 from slipway_validate.runner.model import (
     LanguageModel,
     Source,
     Step,
     Unusable,
     padded,
-    plain_step,
     positions_of,
     run_segments,
     segments_within,
@@ -130,15 +130,13 @@ class Collector:
 
     def continuation(self, index: int, prompt: tuple[int, ...], new_tokens: int) -> tuple[int, ...]:
         """Continue a prompt of window ``index`` greedily, through the KV cache if the model has one."""
-        tokens, source = list(prompt), source_of(self._samples, [index])
-        fresh, past = list(prompt), None
-        while len(tokens) < len(prompt) + new_tokens:
-            step = plain_step(fresh, past=past, past_length=len(tokens) - len(fresh), source=source)
-            logits, cache = self._model.forward(step)
-            self._count_non_finite(logits, f"greedy continuation, token {len(tokens)}")
-            tokens.append(int(logits[0, -1].argmax()))
-            fresh, past = (tokens[-1:], cache) if self._model.has_cache else (tokens, None)
-        return tuple(tokens[len(prompt) :])
+        source = source_of(self._samples, [index])
+        return generate(self._model, prompt, new_tokens, source=source, on_logits=self._count_non_finite)
+
+    def long_continuations(self, spec: LongSpec) -> LongResult:
+        """Continue prompts at length, and write the logits of the reference's continuations."""
+        sources = [source_of(self._samples, [index]) for index in range(len(spec.prompts))]
+        return continue_long(self._model, spec, sources, self._folder, on_logits=self._count_non_finite)
 
     def _rows_of(self, case: Case, batch: Batch, segments: tuple[int, ...]) -> list[Logits]:
         """Return the compared results of each row, (P, V): those without padding, or the text's vector."""

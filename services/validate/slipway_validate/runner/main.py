@@ -87,6 +87,7 @@ def run_model(spec: RunSpec, folder: Path) -> tuple[RunResult, LanguageModel]:
         collector.plain_rows(case)
     prompts = enumerate(spec.prompts)
     continuations = tuple(collector.continuation(index, prompt, spec.new_tokens) for index, prompt in prompts)
+    long = collector.long_continuations(spec.long) if spec.long else None
     adapter = _base_logits(model, collector) if spec.adapter else ""
     result = RunResult(
         engine=model.engine,
@@ -97,6 +98,7 @@ def run_model(spec: RunSpec, folder: Path) -> tuple[RunResult, LanguageModel]:
         first_non_finite=collector.first_non_finite,
         skipped_cases=collector.skipped,
         continuations=continuations,
+        long=long,
         architecture=model.architecture,
         adapter=adapter,
         device=model.device,
