@@ -47,6 +47,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     checkpoint = tiny_models.make_checkpoint(folder / "base", folder / "qwen3-finetuned", step=5)
     (folder / "texts").mkdir()
     (folder / "texts" / "one.txt").write_text("text that the training has not seen")
+    (folder / "questions.jsonl").write_text('{"prompt": "one", "expected": "two"}\n')
     (folder / "export.yaml").write_text(
         "export: {checkpoint: {path: qwen3-finetuned}, base_model: {name: base}, output: {directory: out}}"
     )

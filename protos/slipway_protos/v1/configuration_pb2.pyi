@@ -107,7 +107,7 @@ class FormatConfiguration(_message.Message):
     def __init__(self, enabled: _Optional[bool] = ..., unquantized: _Optional[bool] = ..., quantization: _Optional[_Union[QuantizationLevels, _Mapping]] = ..., settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
 
 class ValidationConfiguration(_message.Message):
-    __slots__ = ("enabled", "test_samples", "compare_outputs", "benchmark_performance", "heldout", "limits", "continuation_tokens")
+    __slots__ = ("enabled", "test_samples", "compare_outputs", "benchmark_performance", "heldout", "limits", "continuation_tokens", "test_input_samples")
     class LimitsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +122,7 @@ class ValidationConfiguration(_message.Message):
     HELDOUT_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     CONTINUATION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TEST_INPUT_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     enabled: bool
     test_samples: int
     compare_outputs: bool
@@ -129,10 +130,11 @@ class ValidationConfiguration(_message.Message):
     heldout: str
     limits: _containers.MessageMap[str, LimitOverrides]
     continuation_tokens: int
-    def __init__(self, enabled: _Optional[bool] = ..., test_samples: _Optional[int] = ..., compare_outputs: _Optional[bool] = ..., benchmark_performance: _Optional[bool] = ..., heldout: _Optional[str] = ..., limits: _Optional[_Mapping[str, LimitOverrides]] = ..., continuation_tokens: _Optional[int] = ...) -> None: ...
+    test_input_samples: _struct_pb2.Value
+    def __init__(self, enabled: _Optional[bool] = ..., test_samples: _Optional[int] = ..., compare_outputs: _Optional[bool] = ..., benchmark_performance: _Optional[bool] = ..., heldout: _Optional[str] = ..., limits: _Optional[_Mapping[str, LimitOverrides]] = ..., continuation_tokens: _Optional[int] = ..., test_input_samples: _Optional[_Union[_struct_pb2.Value, _Mapping]] = ...) -> None: ...
 
 class LimitOverrides(_message.Message):
-    __slots__ = ("max_abs_diff", "mean_kl", "top1_agreement", "perplexity_ratio", "case_mean_kl", "adapter_strength_error", "cosine_distance", "relative_error")
+    __slots__ = ("max_abs_diff", "mean_kl", "top1_agreement", "perplexity_ratio", "case_mean_kl", "adapter_strength_error", "cosine_distance", "relative_error", "quality_loss")
     MAX_ABS_DIFF_FIELD_NUMBER: _ClassVar[int]
     MEAN_KL_FIELD_NUMBER: _ClassVar[int]
     TOP1_AGREEMENT_FIELD_NUMBER: _ClassVar[int]
@@ -141,6 +143,7 @@ class LimitOverrides(_message.Message):
     ADAPTER_STRENGTH_ERROR_FIELD_NUMBER: _ClassVar[int]
     COSINE_DISTANCE_FIELD_NUMBER: _ClassVar[int]
     RELATIVE_ERROR_FIELD_NUMBER: _ClassVar[int]
+    QUALITY_LOSS_FIELD_NUMBER: _ClassVar[int]
     max_abs_diff: float
     mean_kl: float
     top1_agreement: float
@@ -149,7 +152,8 @@ class LimitOverrides(_message.Message):
     adapter_strength_error: float
     cosine_distance: float
     relative_error: float
-    def __init__(self, max_abs_diff: _Optional[float] = ..., mean_kl: _Optional[float] = ..., top1_agreement: _Optional[float] = ..., perplexity_ratio: _Optional[float] = ..., case_mean_kl: _Optional[float] = ..., adapter_strength_error: _Optional[float] = ..., cosine_distance: _Optional[float] = ..., relative_error: _Optional[float] = ...) -> None: ...
+    quality_loss: float
+    def __init__(self, max_abs_diff: _Optional[float] = ..., mean_kl: _Optional[float] = ..., top1_agreement: _Optional[float] = ..., perplexity_ratio: _Optional[float] = ..., case_mean_kl: _Optional[float] = ..., adapter_strength_error: _Optional[float] = ..., cosine_distance: _Optional[float] = ..., relative_error: _Optional[float] = ..., quality_loss: _Optional[float] = ...) -> None: ...
 
 class OutputConfiguration(_message.Message):
     __slots__ = ("directory", "naming_pattern")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from slipway_validate.lengths import longest_text
 from slipway_validate.params import ValidateParams
-from slipway_validate.preparation import Prepared, longest_text
+from slipway_validate.preparation import Prepared
 from slipway_validate.protocol.messages import LongSpec, RunResult
 
 LEAST_TOKENS = 16

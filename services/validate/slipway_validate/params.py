@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field
 
 from slipway.stage import StageParams
@@ -23,6 +25,10 @@ class ValidateParams(StageParams):
         default=0, ge=0, le=4096, description="tokens of long greedy continuations; 0 leaves them out"
     )
     continuation_prompts: int = Field(default=1, ge=1, le=16, description="prompts continued at length")
+    test_inputs: list[dict[str, Any]] = Field(
+        default_factory=list, max_length=1000, description="test inputs, if there is no input of this name"
+    )
+    most_test_inputs: int = Field(default=100, ge=1, le=10_000, description="test inputs that are answered")
     benchmark_repeats: int = Field(
         default=7, ge=1, le=1000, description="rounds of timing, each for an output and then for the reference"
     )

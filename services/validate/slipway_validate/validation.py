@@ -18,8 +18,10 @@ from slipway.models.trained.trained_model import trained_model
 from slipway.stage import Context
 from slipway.validation.findings import OutputStatus, OutputValidation, Reference, ValidationInputs, ValidationReport
 from slipway.validation.speed import Engine, Speed
+from slipway_validate.answers.records import FORMS, TEST_INPUTS, test_inputs
 from slipway_validate.continuing import long_spec
 from slipway_validate.folders import runtime_for, why_not_run
+from slipway_validate.judging.answers import Scorer
 from slipway_validate.judging.evaluate import MERGED, Evaluator, begin_result, result_not_run
 from slipway_validate.judging.limits import LIMITS, limits_by_level
 from slipway_validate.judging.measures import distance_of
@@ -27,11 +29,11 @@ from slipway_validate.judging.reference_run import ReferenceRun
 from slipway_validate.params import ValidateParams
 from slipway_validate.preparation import Prepared, decoder, prepare, require_success
 from slipway_validate.protocol import process
-from slipway_validate.protocol.messages import LongSpec, RunResult, RunSpec, Spec
+from slipway_validate.protocol.messages import INPUTS_FILE, EncodedInputs, LongSpec, RunResult, RunSpec, Spec
 from slipway_validate.reference import describe, run_reference
 from slipway_validate.stopwatch import NO_ROOM, Stopwatch
 
-NOT_OUTPUTS = ("adapter", "base", "heldout")
+NOT_OUTPUTS = ("adapter", "base", "heldout", TEST_INPUTS)
 OUT_OF_MEMORY = ("STAGE_KILLED", "OUT_OF_MEMORY")
 """Failures of an output that the waiting reference may have caused: the output is run again without it."""
 
@@ -84,7 +86,13 @@ def _validated(
         if params.compare_outputs:
             found = run_reference(inputs, prepared, params, ctx, folder=work / "reference")
             reference, waiting = running.enter_context(found)
-        evaluator = Evaluator(reference, family, limits_by_level(params.limits), decode=decoder(prepared.tokenizer))
+        evaluator = Evaluator(
+            reference,
+            family,
+            limits_by_level(params.limits),
+            decode=decoder(prepared.tokenizer),
+            scorer=_scorer({**inputs, "base": settings}, prepared, params, ctx),
+        )
         stopwatch = Stopwatch(waiting, params, ctx)
         long = long_spec(prepared, settings, params, reference=reference.result) if reference else None
         one = _OneOutput(prepared, params, ctx, evaluator=evaluator, stopwatch=stopwatch, long=long)
@@ -103,6 +111,23 @@ def _validated(
         outputs=tuple(sorted(results, key=lambda result: result.name)),
         warnings=tuple(ctx.facts.get("warnings", ())),
         seconds=time.monotonic() - begin,
+    )
+
+
+def _scorer(inputs: Mapping[str, Path], prepared: Prepared, params: ValidateParams, ctx: Context) -> Scorer | None:
+    """Return what scores the answers to test inputs; None if there are none."""
+    family, encoded = prepared.family, prepared.folder / INPUTS_FILE
+    if (TEST_INPUTS in inputs or params.test_inputs) and family.name not in FORMS:
+        ctx.warn(f"the test inputs were not answered: a {family.name} answers none")
+    if not encoded.is_file():
+        return None
+    readable = (prepared.tokenizer / "tokenizer.json").is_file()
+    return Scorer(
+        records=test_inputs(inputs, family, params),
+        encoded=EncodedInputs.model_validate_json(encoded.read_bytes()),
+        family=family,
+        config=read_config(inputs["base"]),
+        decode=decoder(prepared.tokenizer) if readable else None,
     )
 
 

@@ -23,7 +23,13 @@ from slipway.files.user_paths import has_unknown_home, user_path
 from slipway.settings.problems import Problem, configuration_error, did_you_mean
 from slipway.texts import quoted
 
-PATH_KEYS = ("checkpoint.path", "combination.adapters", "validation.heldout", "output.directory")
+PATH_KEYS = (
+    "checkpoint.path",
+    "combination.adapters",
+    "validation.heldout",
+    "validation.test_input_samples",
+    "output.directory",
+)
 """Settings that are paths or lists of paths. A relative path in the YAML file starts at the file's folder, any other at the current one."""
 _BASE = "base_model.name"
 """It is a path if it looks like one, or if there is such a folder."""

@@ -18,6 +18,7 @@ from slipway.export_sources.found import (
     plain_name,
 )
 from slipway.export_sources.naming import source_settings
+from slipway.export_sources.test_inputs import TEST_INPUTS, find_test_inputs
 from slipway.models.model_files import model_files, resolve_base_model, travelling_files
 from slipway.sources.folders import SourceFolders
 
@@ -64,5 +65,8 @@ def _find(configuration: ExportConfiguration, folders: SourceFolders, imports: C
     if "heldout" in settings and "heldout" not in imports:
         folder = folders.find(settings["heldout"])
         files["heldout"] = files_by_name(folder, sorted(folder.rglob("*.txt")))
+    if TEST_INPUTS in settings and TEST_INPUTS not in imports:
+        file = find_test_inputs(folders.find(settings[TEST_INPUTS]))
+        files[TEST_INPUTS] = files_by_name(file.parent, [file])
     warnings = tuple(folders.show(warning) for each in checkpoints.values() for warning in each.warnings)
     return Brought(files, clean_labels(labels), warnings)

@@ -16,6 +16,8 @@ from slipway.base_match.evidence import UsedBase, match_base
 from slipway.base_match.recorded import recorded_base, repository_of
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ArtifactError, ConfigurationError, ModelExportError
+from slipway.export_sources.naming import source_settings
+from slipway.export_sources.test_inputs import TEST_INPUTS, find_test_inputs
 from slipway.export_sources.titles import title
 from slipway.files.links import real_file
 from slipway.models.base_format import base_format
@@ -40,6 +42,7 @@ class Sources:
         checkpoint: The chosen checkpoint; None for a model that is exported as it is.
         more: Further checkpoints whose adapters are combined with it.
         heldout: Folder of held-out text, or None.
+        test_inputs: File with the user's test inputs, or None.
         base_match: The files' verdict on whether the base is the one the adapter was trained on; None without an adapter.
         formats: Formats of sources that must be prepared first, by source (``slipway.models.base_format``).
         trained: The class the adapter was trained on, if it brings a head that the base lacks; None also without transformers.
@@ -52,6 +55,7 @@ class Sources:
     checkpoint: Checkpoint | None
     more: tuple[Checkpoint, ...]
     heldout: Path | None
+    test_inputs: Path | None
     base_match: BaseMatch | None
     formats: Mapping[str, str]
     trained: TrainedModel | None
@@ -71,6 +75,8 @@ class Sources:
             found[name] = files_by_name(checkpoint.path, travelling_files(checkpoint.path))
         if self.heldout is not None:
             found["heldout"] = files_by_name(self.heldout, _texts(self.heldout))
+        if self.test_inputs is not None:
+            found[TEST_INPUTS] = files_by_name(self.test_inputs.parent, [self.test_inputs])
         return found
 
     @property
@@ -175,12 +181,18 @@ def _find(
         checkpoint=checkpoint,
         more=more,
         heldout=heldout if configuration.validation.enabled else None,
+        test_inputs=_test_inputs(configuration, folders),
         base_match=base_match,
         formats={"base": stored_as} if stored_as else {},
         trained=_trained(base, checkpoint) if checkpoint and not more else None,
         warnings=(*(warning for each in adapters for warning in each.warnings), *trusted),
         folders=folders,
     )
+
+
+def _test_inputs(configuration: ExportConfiguration, folders: SourceFolders) -> Path | None:
+    named = source_settings(configuration).get(TEST_INPUTS)
+    return find_test_inputs(folders.find(named)) if named else None
 
 
 def chosen_checkpoint(configuration: ExportConfiguration, folders: SourceFolders, path: str) -> Checkpoint:

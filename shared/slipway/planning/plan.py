@@ -21,7 +21,7 @@ from slipway.stage import Role
 from slipway.texts import quoted
 
 REQUIRED_SOURCES = ("adapter", "base")
-OPTIONAL_SOURCES = ("heldout",)
+OPTIONAL_SOURCES = ("heldout", "test_inputs")
 
 
 def plan(
@@ -34,7 +34,7 @@ def plan(
 
     Args:
         configuration: The configuration; only the tasks that it needs are planned.
-        source_names: Names of the artifacts from which the export starts: ``base``, ``adapter``, optionally ``heldout``, and
+        source_names: Names of the artifacts from which the export starts: ``base``, ``adapter``, optionally ``heldout``, ``test_inputs``, and
             ``adapter-02`` and so on for each of ``combination.adapters``.
         source_formats: Storage format, by name, of the sources that are not plain 16- or 32-bit safetensors (``slipway.models.base_format``).
 
@@ -252,6 +252,8 @@ def _validate(
     tasks: Sequence[PlannedTask],
 ) -> PlannedTask:
     validation = configuration.validation
+    samples = validation.test_input_samples
+    inline = [] if isinstance(samples, str) else list(samples)
     inputs = {"base": base} | ({"adapter": adapter} if adapter else {})
     inputs |= {name: f"source:{name}" for name in OPTIONAL_SOURCES if name in source_names}
     outputs = {task.format: task.reference for task in tasks if task.format}
@@ -266,6 +268,7 @@ def _validate(
             "compare_outputs": validation.compare_outputs,
             "benchmark_performance": validation.benchmark_performance,
             **({"continuation_tokens": validation.continuation_tokens} if validation.continuation_tokens else {}),
+            **({"test_inputs": inline} if inline else {}),
             "limits": {level: row.model_dump(exclude_none=True) for level, row in sorted(validation.limits.items())},
         },
         inputs=inputs | outputs,

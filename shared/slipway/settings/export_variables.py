@@ -28,6 +28,7 @@ EXPORT_VARIABLES: Mapping[str, str] = {
     "EXPORT_BENCHMARK_PERFORMANCE": "validation.benchmark_performance",
     "EXPORT_CONTINUATION_TOKENS": "validation.continuation_tokens",
     "EXPORT_HELDOUT": "validation.heldout",
+    "EXPORT_TEST_INPUT_SAMPLES": "validation.test_input_samples",
     "EXPORT_VALIDATION_LIMITS": "validation.limits",
     "EXPORT_OUTPUT_DIR": "output.directory",
     "EXPORT_NAMING_PATTERN": "output.naming_pattern",

@@ -44,27 +44,32 @@ class Score(Value):
     """One score of the answers to the test inputs.
 
     Attributes:
-        name: ``as_expected``, ``accuracy``, ``f1``, ``exact_match``, ``bleu``, ``chrf``, ``wer``, ``pearson``, ``spearman`` …
-        value: The output's score, as a share (0 to 1; BLEU and chrF are divided by 100).
+        name: ``as_expected``, ``accuracy``, ``f1``, ``exact_match``, ``bleu``, ``chrf``, ``pearson`` or ``spearman``.
+        value: The output's score, as a share (0 to 1; BLEU and chrF are divided by 100), a correlation from -1 to 1.
         reference: The reference's score.
-        higher_is_better: False for error rates.
     """
 
     name: str
     value: float | None
     reference: float | None
-    higher_is_better: bool = True
 
     @property
     def loss(self) -> float | None:
         """Return by how much the output is worse than the reference; negative if it is better, None if unknown."""
         if self.value is None or self.reference is None:
             return None
-        return self.reference - self.value if self.higher_is_better else self.value - self.reference
+        return self.reference - self.value
 
 
 class AnswerExample(Value):
-    """One test input with the answers to it; each is shortened."""
+    """One test input with the answers to it; each is shortened.
+
+    Attributes:
+        input: The input.
+        expected: The expected answer; empty if there is none.
+        reference: The reference's answer.
+        output: The output's answer.
+    """
 
     input: str
     expected: str = ""

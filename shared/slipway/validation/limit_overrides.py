@@ -20,6 +20,7 @@ class Limits(Value):
         adapter_strength_error: Largest difference between the adapter's strength and 1.
         cosine_distance: Largest mean distance of embeddings; None in reports of versions that compared none.
         relative_error: Largest relative error of values that are not logits; None as above.
+        quality_loss: Largest loss of a score of the answers to test inputs, as a share, beside one changed answer; None as above.
     """
 
     level: str
@@ -31,6 +32,7 @@ class Limits(Value):
     adapter_strength_error: float
     cosine_distance: float | None = None
     relative_error: float | None = None
+    quality_loss: float | None = None
 
 
 LIMIT_LEVELS = ("float32", "float16", "bfloat16", "int8", "int4")
@@ -50,3 +52,4 @@ class LimitOverrides(BaseModel):
     adapter_strength_error: float | None = Field(default=None, gt=0, description="share of the adapter's effect")
     cosine_distance: float | None = Field(default=None, gt=0, description="1 - cos of two embeddings")
     relative_error: float | None = Field(default=None, gt=0, description="share of the reference's values")
+    quality_loss: float | None = Field(default=None, ge=0, le=1, description="share of the score")

@@ -9,6 +9,8 @@ import pytest
 from huggingface_hub import EvalResult, ModelCard
 
 from slipway.results.report import write_report
+from slipway.validation.answers import AnswerComparison, Score
+from slipway.validation.comparisons import Check
 from slipway.validation.findings import ValidationReport
 from support.commands.report_parts import LINEAGE, comparison, not_run, output, result, validation
 
@@ -39,12 +41,12 @@ def test_perplexity_of_the_built_in_text_is_no_quality(tmp_path: Path) -> None:
     found = validation(output("onnx"))
     inputs = found.inputs.model_copy(update={"held_out": False, "text_source": "built-in text, which"})
     read = card(tmp_path, found.model_copy(update={"inputs": inputs}), ("onnx",)).data
-    assert {each.metric_type for each in read.eval_results} == {"mean_kl", "top1_agreement"}
+    assert {each.metric_type for each in read.eval_results} == {"mean_kl", "top1_agreement", "as_expected"}
     assert read.eval_results[0].dataset_revision is None
 
 
 def test_a_figure_that_is_not_finite_is_left_out(tmp_path: Path) -> None:
-    odd = output("onnx").model_copy(update={"perplexity": None, "to_reference": comparison(None)})
+    odd = output("onnx").model_copy(update={"answers": None, "perplexity": None, "to_reference": comparison(None)})
     read = card(tmp_path, validation(odd), ("onnx",)).data
     assert {each.metric_type for each in read.eval_results} == {"top1_agreement"}
     assert all(math.isfinite(each.metric_value) for each in read.eval_results)
@@ -69,3 +71,15 @@ def test_the_table_is_not_signed_otherwise(tmp_path: Path) -> None:
     assert "| onnx-int4 | Mean KL divergence | 0.4 | at most 0.02 | failed |" in text
     assert "Not signed off: onnx-int4 did not keep every limit." in text
     assert "Signed off by" not in text
+
+
+def test_scores_of_test_inputs_are_a_data_set_of_their_own(tmp_path: Path) -> None:
+    scores = (Score(name="accuracy", value=0.9, reference=0.92), Score(name="f1", value=None, reference=None))
+    answers = AnswerComparison(inputs=50, with_expected=50, agreement=0.96, scores=scores)
+    check = Check(name="answers.accuracy_loss", value=0.02, limit=0.07, comparison="<=", passed=True, unit="share")
+    made = output("onnx")
+    made = made.model_copy(update={"answers": answers, "checks": (*made.checks, check)})
+    found = card(tmp_path, validation(made), ("onnx",))
+    (metric,) = [each for each in found.data.eval_results if each.dataset_type == "test-inputs"]
+    assert (metric.metric_type, metric.metric_value, metric.metric_name) == ("accuracy", 0.9, "accuracy (onnx)")
+    assert "| onnx | Loss of accuracy on the test inputs | 2.00 % | at most 7.00 % | passed |" in found.text

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from slipway.results.result import AttemptResult, ExportResult, FormatResult
+from slipway.validation.answers import AnswerComparison, AnswerExample, LongContinuation, Score
 from slipway.validation.comparisons import Check, GreedyComparison, LogitComparison
 from slipway.validation.findings import OutputStatus, OutputValidation, Reference, ValidationInputs, ValidationReport
 from slipway.validation.limit_overrides import Limits
@@ -45,6 +46,26 @@ def output(name: str, kl: float | None = 0.004, *, limit: float = 0.02) -> Outpu
             example_prompt="def f(",
             example_reference="self):",
             example_output="a < b",
+        ),
+        continuation=LongContinuation(
+            prompts=1,
+            new_tokens=256,
+            same_tokens=40.0,
+            mean_kl=kl,
+            top1_agreement=0.97,
+            cache_kl=1e-9,
+            repetition=0.1,
+            reference_repetition=0.09,
+            example_reference="self):\n    return 1",
+            example_output="self):\n    return 2",
+        ),
+        answers=AnswerComparison(
+            inputs=20,
+            with_expected=18,
+            agreement=0.9,
+            scores=(Score(name="as_expected", value=0.8, reference=0.85),),
+            not_run=("chrf, bleu: sacrebleu is not installed: pip install 'slipway[metrics]'",),
+            examples=(AnswerExample(input="What is 1 + 1?", expected="2", reference="2", output="11"),),
         ),
         perplexity=76.4,
         speed=Speed(

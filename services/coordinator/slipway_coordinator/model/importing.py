@@ -31,13 +31,13 @@ def import_task(
     """Plan the task that imports sources. Sources that are artifacts already are its inputs, to be inspected with the others."""
     document = configuration.model_dump(mode="json")
     where = source_settings(configuration) | dict(given)
-    heldout = where["heldout"] if "heldout" in given or "heldout" in imports else ""
+    at = {name: where[name] if name in given or name in imports else "" for name in ("heldout", "test_inputs")}
     adapters = [where[f"adapter-{number:02}"] for number, _ in enumerate(configuration.combination.adapters, 2)]
     sources: dict[str, Any] = {
         "base_model": document["base_model"] | {"name": where["base"]},
         "checkpoint": document["checkpoint"] | {"path": where.get("adapter", "")},
         "combination": document["combination"] | {"adapters": adapters},
-        "validation": document["validation"] | {"heldout": heldout},
+        "validation": document["validation"] | {"heldout": at["heldout"], "test_input_samples": at["test_inputs"]},
     }
     inputs = {name: str(Source(name)) for name in sorted(given)}
     return PlannedTask(TASK, IMPORT, {"sources": sources, "imports": dict(sorted(imports.items()))}, inputs)

@@ -23,6 +23,8 @@ TIME = "time"
 """The line that requests a round of timing."""
 WAITING, ROUND = "waiting", "round"
 """Keys of a runner's lines: the result is written and the runner waits; the result of a round."""
+INPUTS_FILE = "inputs.json"
+"""In the folder of the samples: :class:`EncodedInputs`; missing if the user gave none."""
 BASE_LOGITS_FILE = "base_logits.npy"
 """Like LOGITS_FILE, with the adapter switched off; written by the reference only."""
 
@@ -132,6 +134,47 @@ class LongResult(_Message):
     skipped: str = ""
 
 
+class EncodedInput(_Message):
+    """One of the user's test inputs.
+
+    Attributes:
+        ids: Tokens of the text; for an encoder–decoder, of its source.
+        second: Tokens of the text that it is compared with.
+        most: Most tokens of the answer.
+        keep: Places of the tokens that answer: the first of each word (-1 where it was cut off), those of the context.
+        offsets: Begin and end of each of these tokens in the context, in characters.
+    """
+
+    ids: tuple[int, ...]
+    second: tuple[int, ...] = ()
+    most: int = 0
+    keep: tuple[int, ...] = ()
+    offsets: tuple[tuple[int, int], ...] = ()
+
+
+class EncodedInputs(_Message):
+    """Contents of INPUTS_FILE in the samples' folder.
+
+    Attributes:
+        inputs: The test inputs.
+        stops: Tokens that end an answer.
+        start: First tokens of a decoder with an encoder.
+        banned: Tokens that no answer has.
+    """
+
+    inputs: tuple[EncodedInput, ...]
+    stops: tuple[int, ...] = ()
+    start: tuple[int, ...] = ()
+    banned: tuple[int, ...] = ()
+
+
+class Answers(_Message):
+    """A model's answers to the test inputs: for each, numbers as :mod:`slipway_validate.runner.answering` returns them; or why there are none."""
+
+    answers: tuple[tuple[float, ...], ...] = ()
+    skipped: str = ""
+
+
 class RunSpec(_Message):
     """One model to run.
 
@@ -179,6 +222,7 @@ class TokenizeSpec(_Message):
         length: Requested tokens per window.
         seed: Seed of the places of the windows in the text, and of random inputs.
         samples: Folder in which to write :class:`slipway_validate.samples.Samples`.
+        records: File with the user's test inputs, a list in JSON; None if there are none.
     """
 
     tokenizer: Path
@@ -189,6 +233,7 @@ class TokenizeSpec(_Message):
     length: int
     seed: int
     samples: Path
+    records: Path | None = None
 
 
 class Spec(_Message):
@@ -213,6 +258,7 @@ class RunResult(_Message):
         skipped_cases: Names of cases that do not apply, with the reason.
         continuations: Greedy continuations, one per prompt.
         long: Long continuations; None if none were asked for.
+        answers: Answers to the user's test inputs; None if there are none.
         architecture: Class of the model, if known.
         adapter: For the reference: description of its adapter.
         device: The device that computed it: ``cpu`` or the GPU's name.
@@ -231,6 +277,7 @@ class RunResult(_Message):
     skipped_cases: dict[str, str] = {}
     continuations: tuple[tuple[int, ...], ...] = ()
     long: LongResult | None = None
+    answers: Answers | None = None
     architecture: str = ""
     adapter: str = ""
     device: str = ""

@@ -23,6 +23,7 @@ def generate(
     *,
     source: Source | None = None,
     stops: Collection[int] = (),
+    banned: Collection[int] = (),
     on_logits: OnLogits = lambda logits, where: None,  # noqa: ARG005
 ) -> tuple[int, ...]:
     """Continue a prompt with the most likely token each time, through the KV cache if the model has one.
@@ -33,6 +34,7 @@ def generate(
         most: Most tokens to generate.
         source: Input of the encoder, if there is one.
         stops: Tokens that end the text; the one that does is not returned.
+        banned: Tokens that are never chosen.
         on_logits: Called with the logits of each call.
     """
     tokens, past = list(prompt), None
@@ -41,7 +43,9 @@ def generate(
         step = plain_step(fresh, past=past, past_length=len(tokens) - len(fresh), source=source)
         logits, cache = model.forward(step)
         on_logits(logits, f"greedy continuation, token {len(tokens)}")
-        chosen = int(logits[0, -1].argmax())
+        last = logits[0, -1].copy()
+        last[list(banned)] = -np.inf
+        chosen = int(last.argmax())
         if chosen in stops:
             break
         tokens = [*tokens, chosen]

@@ -23,18 +23,22 @@ from slipway.validation.speed import Memory
 from slipway_validate.cases import family_named, native_case
 from slipway_validate.protocol.messages import (
     BASE_LOGITS_FILE,
+    INPUTS_FILE,
     LOGITS_FILE,
     RESULT_FILE,
     ROUND,
     SPEC_FILE,
     TIME,
     WAITING,
+    Answers,
+    EncodedInputs,
     RunResult,
     RunSpec,
     Spec,
     TokenizeSpec,
 )
 from slipway_validate.runner import guard
+from slipway_validate.runner.answering import answer_inputs
 from slipway_validate.runner.benchmark import time_round
 from slipway_validate.runner.collect import Collector
 from slipway_validate.runner.model import LanguageModel, NotRunnable, Unusable
@@ -87,6 +91,7 @@ def run_model(spec: RunSpec, folder: Path) -> tuple[RunResult, LanguageModel]:
         collector.plain_rows(case)
     prompts = enumerate(spec.prompts)
     continuations = tuple(collector.continuation(index, prompt, spec.new_tokens) for index, prompt in prompts)
+    answers = _answers(model, spec) if spec.write_logits else None
     long = collector.long_continuations(spec.long) if spec.long else None
     adapter = _base_logits(model, collector) if spec.adapter else ""
     result = RunResult(
@@ -99,11 +104,21 @@ def run_model(spec: RunSpec, folder: Path) -> tuple[RunResult, LanguageModel]:
         skipped_cases=collector.skipped,
         continuations=continuations,
         long=long,
+        answers=answers,
         architecture=model.architecture,
         adapter=adapter,
         device=model.device,
     )
     return result, model
+
+
+def _answers(model: LanguageModel, spec: RunSpec) -> Answers | None:
+    """Answer the user's test inputs; None if there are none."""
+    file = spec.samples / INPUTS_FILE
+    if not file.is_file():
+        return None
+    inputs = EncodedInputs.model_validate_json(file.read_bytes())
+    return answer_inputs(model, family_named(spec.family), inputs, report=_report)
 
 
 def take_rounds(spec: RunSpec, model: LanguageModel, commands: SimpleQueue[str]) -> NoReturn:
@@ -137,6 +152,12 @@ def tokenize(spec: TokenizeSpec) -> RunResult:
 
     samples, source = make_samples(spec)
     samples.write(spec.samples)
+    if spec.records is not None:
+        from slipway_validate.runner.encoding import encode_inputs
+        from slipway_validate.runner.windows import load_tokenizer
+
+        encoded = encode_inputs(load_tokenizer(spec.tokenizer), spec)
+        (spec.samples / INPUTS_FILE).write_text(encoded.model_dump_json(), encoding="utf-8")
     return RunResult(source=source)
 
 

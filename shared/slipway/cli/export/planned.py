@@ -21,10 +21,12 @@ from slipway.client.requests import DEFAULT_PROJECT
 from slipway.configuration import ExportConfiguration, LoadedConfiguration
 from slipway.errors import ModelExportError
 from slipway.export_sources.found import Sources, find_sources
+from slipway.export_sources.naming import source_settings
+from slipway.export_sources.test_inputs import TEST_INPUTS
 from slipway.formats.tasks import PlannedTask
 from slipway.models.base_format import read_config
 from slipway.models.families import model_class
-from slipway.planning.plan import more_adapters, plan
+from slipway.planning.plan import OPTIONAL_SOURCES, more_adapters, plan
 from slipway.planning.precedents import Precedent, precedent_key, with_precedent
 from slipway.planning.preflight import Finding, Preflight, Verdict, preflight
 from slipway.planning.references import Source, parse_reference
@@ -56,8 +58,7 @@ def examine(
     configuration, here = loaded.configuration, not settings.coordinator
     adapters = {"adapter", *more_adapters(configuration)} if configuration.checkpoint.path else set()
     names = {"base", *adapters}
-    if configuration.validation.heldout:
-        names.add("heldout")
+    names |= {name for name in source_settings(configuration) if name in OPTIONAL_SOURCES}
     tasks = plan(configuration, names)
     try:
         with contextlib.ExitStack() as stack:
@@ -136,6 +137,7 @@ def _document(
             "base": sources.folders.show(str(sources.base)),
             "checkpoint": sources.folders.show(str(sources.checkpoint.path)) if sources.checkpoint else None,
             "heldout": sources.folders.show(str(sources.heldout)) if sources.heldout else None,
+            **({TEST_INPUTS: sources.folders.show(str(sources.test_inputs))} if sources.test_inputs else {}),
         },
         "base_match": sources.base_match.model_dump(mode="json") if sources and sources.base_match else None,
         "trained_as": {"class": sources.trained.name, "labels": sources.trained.labels}
@@ -167,9 +169,14 @@ def _tables(
 def _folders(sources: Sources) -> list[Text]:
     """Show the chosen folders: the newest complete checkpoint, the base model and the held-out text."""
     checkpoint = sources.checkpoint.path if sources.checkpoint else None
-    found = {"checkpoint": checkpoint, "base": sources.base, "heldout": sources.heldout}
+    found = {
+        "checkpoint": checkpoint,
+        "base": sources.base,
+        "heldout": sources.heldout,
+        "test inputs": sources.test_inputs,
+    }
     show_path = sources.folders.show
-    return [unbroken(f"{name:<11}", show_path(str(path)), style="dim") for name, path in found.items() if path]
+    return [unbroken(f"{name:<12}", show_path(str(path)), style="dim") for name, path in found.items() if path]
 
 
 def _settings(loaded: LoadedConfiguration) -> FittedTable:

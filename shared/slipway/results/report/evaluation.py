@@ -66,9 +66,13 @@ def rows(report: Report) -> list[Row]:
     """Return the table's lines, output by output; the last one of each counts the checks without a line of their own."""
     found: list[Row] = []
     for output in report.outputs:
-        shown = [check for check in output.checks if check.name in _MEASURES and check.against == "reference"]
-        found += [_row(output, check) for check in shown]
-        others = [check for check in output.checks if check not in shown]
+        shown = [
+            (check, measure)
+            for check in output.checks
+            if check.against == "reference" and (measure := _measure(check)) is not None
+        ]
+        found += [_row(output, check, measure) for check, measure in shown]
+        others = [check for check in output.checks if all(check is not each for each, _ in shown)]
         if others:
             kept = sum(check.passed for check in others)
             found.append(
@@ -108,12 +112,33 @@ def model_index(report: Report, task: str) -> list[dict[str, Any]]:
     metrics = [metric for output in report.outputs if output.passed for metric in _metrics(validation, output)]
     if not metrics:
         return []
-    result = {"task": {"type": task or "other"}, "dataset": _dataset(report, validation), "metrics": metrics}
-    return [{"name": report.name, "results": [result]}]
+    kind = {"type": task or "other"}
+    results = [{"task": kind, "dataset": _dataset(report, validation), "metrics": metrics}]
+    answers = [
+        {"type": score.name, "value": score.value, "name": f"{score.name.replace('_', ' ')} ({output.name})"}
+        for output in report.outputs
+        if output.passed and output.answers is not None
+        for score in output.answers.scores
+        if score.value is not None
+    ]
+    if answers:
+        results.append({"task": kind, "dataset": _test_inputs(report), "metrics": answers})
+    return [{"name": report.name, "results": results}]
 
 
-def _row(output: OutputValidation, check: Check) -> Row:
-    measure = _MEASURES[check.name]
+def _test_inputs(report: Report) -> dict[str, Any]:
+    digest = report.lineage.get("sources", {}).get("test_inputs", "")
+    return {"type": "test-inputs", "name": "test inputs", **({"revision": digest} if digest else {})}
+
+
+def _measure(check: Check) -> Measure | None:
+    score = check.name.removeprefix("answers.").removesuffix("_loss")
+    if score != check.name:
+        return Measure(f"Loss of {score.replace('_', ' ')} on the test inputs", figures.share)
+    return _MEASURES.get(check.name)
+
+
+def _row(output: OutputValidation, check: Check, measure: Measure) -> Row:
     value = "not finite" if check.value is None else measure.show(check.value)
     words = {"<=": "at most", ">=": "at least"}[check.comparison]
     return Row(output.name, measure.title, value, f"{words} {measure.show(check.limit)}", check.passed)
