@@ -48,6 +48,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "texts").mkdir()
     (folder / "texts" / "one.txt").write_text("text that the training has not seen")
     (folder / "train.jsonl").write_text('{"text": "text that the training has seen"}')
+    (folder / "questions.jsonl").write_text('{"prompt": "one", "expected": "two"}\n')
     (folder / "export.yaml").write_text(
         "export: {checkpoint: {path: qwen3-finetuned}, base_model: {name: base}, output: {directory: out}}"
     )

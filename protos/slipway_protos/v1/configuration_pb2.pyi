@@ -115,7 +115,7 @@ class FormatConfiguration(_message.Message):
     def __init__(self, enabled: _Optional[bool] = ..., unquantized: _Optional[bool] = ..., quantization: _Optional[_Union[QuantizationLevels, _Mapping]] = ..., settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
 
 class ValidationConfiguration(_message.Message):
-    __slots__ = ("enabled", "test_samples", "compare_outputs", "benchmark_performance", "heldout", "limits", "effort", "on_failure")
+    __slots__ = ("enabled", "test_samples", "compare_outputs", "benchmark_performance", "heldout", "limits", "effort", "on_failure", "continuation_tokens", "test_input_samples")
     class LimitsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -131,6 +131,8 @@ class ValidationConfiguration(_message.Message):
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     EFFORT_FIELD_NUMBER: _ClassVar[int]
     ON_FAILURE_FIELD_NUMBER: _ClassVar[int]
+    CONTINUATION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TEST_INPUT_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     enabled: bool
     test_samples: int
     compare_outputs: bool
@@ -139,10 +141,12 @@ class ValidationConfiguration(_message.Message):
     limits: _containers.MessageMap[str, LimitOverrides]
     effort: str
     on_failure: str
-    def __init__(self, enabled: _Optional[bool] = ..., test_samples: _Optional[int] = ..., compare_outputs: _Optional[bool] = ..., benchmark_performance: _Optional[bool] = ..., heldout: _Optional[str] = ..., limits: _Optional[_Mapping[str, LimitOverrides]] = ..., effort: _Optional[str] = ..., on_failure: _Optional[str] = ...) -> None: ...
+    continuation_tokens: int
+    test_input_samples: _struct_pb2.Value
+    def __init__(self, enabled: _Optional[bool] = ..., test_samples: _Optional[int] = ..., compare_outputs: _Optional[bool] = ..., benchmark_performance: _Optional[bool] = ..., heldout: _Optional[str] = ..., limits: _Optional[_Mapping[str, LimitOverrides]] = ..., effort: _Optional[str] = ..., on_failure: _Optional[str] = ..., continuation_tokens: _Optional[int] = ..., test_input_samples: _Optional[_Union[_struct_pb2.Value, _Mapping]] = ...) -> None: ...
 
 class LimitOverrides(_message.Message):
-    __slots__ = ("max_abs_diff", "mean_kl", "top1_agreement", "perplexity_ratio", "case_mean_kl", "adapter_strength_error", "cosine_distance", "relative_error", "module_strength_error", "module_weight_error")
+    __slots__ = ("max_abs_diff", "mean_kl", "top1_agreement", "perplexity_ratio", "case_mean_kl", "adapter_strength_error", "cosine_distance", "relative_error", "module_strength_error", "module_weight_error", "quality_loss")
     MAX_ABS_DIFF_FIELD_NUMBER: _ClassVar[int]
     MEAN_KL_FIELD_NUMBER: _ClassVar[int]
     TOP1_AGREEMENT_FIELD_NUMBER: _ClassVar[int]
@@ -153,6 +157,7 @@ class LimitOverrides(_message.Message):
     RELATIVE_ERROR_FIELD_NUMBER: _ClassVar[int]
     MODULE_STRENGTH_ERROR_FIELD_NUMBER: _ClassVar[int]
     MODULE_WEIGHT_ERROR_FIELD_NUMBER: _ClassVar[int]
+    QUALITY_LOSS_FIELD_NUMBER: _ClassVar[int]
     max_abs_diff: float
     mean_kl: float
     top1_agreement: float
@@ -163,7 +168,8 @@ class LimitOverrides(_message.Message):
     relative_error: float
     module_strength_error: float
     module_weight_error: float
-    def __init__(self, max_abs_diff: _Optional[float] = ..., mean_kl: _Optional[float] = ..., top1_agreement: _Optional[float] = ..., perplexity_ratio: _Optional[float] = ..., case_mean_kl: _Optional[float] = ..., adapter_strength_error: _Optional[float] = ..., cosine_distance: _Optional[float] = ..., relative_error: _Optional[float] = ..., module_strength_error: _Optional[float] = ..., module_weight_error: _Optional[float] = ...) -> None: ...
+    quality_loss: float
+    def __init__(self, max_abs_diff: _Optional[float] = ..., mean_kl: _Optional[float] = ..., top1_agreement: _Optional[float] = ..., perplexity_ratio: _Optional[float] = ..., case_mean_kl: _Optional[float] = ..., adapter_strength_error: _Optional[float] = ..., cosine_distance: _Optional[float] = ..., relative_error: _Optional[float] = ..., module_strength_error: _Optional[float] = ..., module_weight_error: _Optional[float] = ..., quality_loss: _Optional[float] = ...) -> None: ...
 
 class OutputConfiguration(_message.Message):
     __slots__ = ("directory", "naming_pattern")

@@ -28,7 +28,7 @@ from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 from . import configuration_pb2 as slipway_dot_v1_dot_configuration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17slipway/v1/export.proto\x12\nslipway.v1\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\x1a\x1eslipway/v1/configuration.proto\"\xab\x05\n\x06\x45xport\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x36\n\rconfiguration\x18\x02 \x01(\x0b\x32\x1f.slipway.v1.ExportConfiguration\x12\x30\n\x07sources\x18\x03 \x03(\x0b\x32\x1f.slipway.v1.Export.SourcesEntry\x12&\n\x05state\x18\x04 \x01(\x0e\x32\x17.slipway.v1.ExportState\x12!\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x12.google.rpc.Status\x12\x1f\n\x05tasks\x18\x06 \x03(\x0b\x32\x10.slipway.v1.Task\x12\x30\n\x07outputs\x18\x07 \x03(\x0b\x32\x1f.slipway.v1.Export.OutputsEntry\x12\x10\n\x08warnings\x18\x08 \x03(\t\x12\x18\n\x10recovery_profile\x18\t \x01(\t\x12\x10\n\x08trace_id\x18\n \x01(\t\x12\x0c\n\x04\x65tag\x18\x0b \x01(\t\x12/\n\x0b\x63reate_time\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\r \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\x06labels\x18\x0e \x03(\x0b\x32\x1e.slipway.v1.Export.LabelsEntry\x12\x10\n\x08priority\x18\x0f \x01(\x05\x12\x0f\n\x07\x63reator\x18\x10 \x01(\t\x1a.\n\x0cSourcesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a.\n\x0cOutputsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xa6\x03\n\x04Task\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05stage\x18\x02 \x01(\t\x12\'\n\x06params\x18\x03 \x01(\x0b\x32\x17.google.protobuf.Struct\x12,\n\x06inputs\x18\x04 \x03(\x0b\x32\x1c.slipway.v1.Task.InputsEntry\x12\x0e\n\x06\x66ormat\x18\x05 \x01(\t\x12$\n\x05state\x18\x06 \x01(\x0e\x32\x15.slipway.v1.TaskState\x12%\n\x08\x61ttempts\x18\x07 \x03(\x0b\x32\x13.slipway.v1.Attempt\x12.\n\x07outputs\x18\x08 \x03(\x0b\x32\x1d.slipway.v1.Task.OutputsEntry\x12&\n\x05\x66\x61\x63ts\x18\t \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x18\n\x10requested_format\x18\n \x01(\t\x1a-\n\x0bInputsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a.\n\x0cOutputsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xc0\x02\n\x07\x41ttempt\x12\x0e\n\x06number\x18\x01 \x01(\x05\x12$\n\x05state\x18\x02 \x01(\x0e\x32\x15.slipway.v1.TaskState\x12\'\n\x06params\x18\x03 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x0e\n\x06worker\x18\x04 \x01(\t\x12!\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x12.google.rpc.Status\x12\x0c\n\x04rule\x18\x06 \x01(\t\x12\x0e\n\x06reused\x18\x07 \x01(\x08\x12.\n\nstart_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x19\n\x11peak_memory_bytes\x18\n \x01(\x03\x12\x0c\n\x04note\x18\x0b \x01(\t\"\x8a\x04\n\x13\x43reateExportRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\texport_id\x18\x02 \x01(\t\x12\x36\n\rconfiguration\x18\x03 \x01(\x0b\x32\x1f.slipway.v1.ExportConfiguration\x12=\n\x07sources\x18\x04 \x03(\x0b\x32,.slipway.v1.CreateExportRequest.SourcesEntry\x12;\n\x06labels\x18\x05 \x03(\x0b\x32+.slipway.v1.CreateExportRequest.LabelsEntry\x12\x15\n\rvalidate_only\x18\x06 \x01(\x08\x12\x12\n\nrequest_id\x18\x07 \x01(\t\x12\x10\n\x08priority\x18\x08 \x01(\x05\x12J\n\x0esource_formats\x18\t \x03(\x0b\x32\x32.slipway.v1.CreateExportRequest.SourceFormatsEntry\x1a.\n\x0cSourcesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x34\n\x12SourceFormatsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\" \n\x10GetExportRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x81\x01\n\x12ListExportsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x04 \x01(\t\x12$\n\x04view\x18\x05 \x01(\x0e\x32\x16.slipway.v1.ExportView\"S\n\x13ListExportsResponse\x12#\n\x07\x65xports\x18\x01 \x03(\x0b\x32\x12.slipway.v1.Export\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"1\n\x13\x43\x61ncelExportRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\"0\n\x12RetryExportRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\"1\n\x13\x44\x65leteExportRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\"\x16\n\x14\x44\x65leteExportResponse\":\n\x12WatchExportRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x03\"\xca\x01\n\x0b\x45xportEvent\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12$\n\x06\x65xport\x18\x03 \x01(\x0b\x32\x12.slipway.v1.ExportH\x00\x12,\n\x08progress\x18\x04 \x01(\x0b\x32\x18.slipway.v1.TaskProgressH\x00\x12\"\n\x03log\x18\x05 \x01(\x0b\x32\x13.slipway.v1.LogLineH\x00\x42\x07\n\x05\x65vent\"}\n\x0cTaskProgress\x12\x0c\n\x04task\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\r\n\x05phase\x18\x03 \x01(\t\x12\x0c\n\x04\x64one\x18\x04 \x01(\x03\x12\r\n\x05total\x18\x05 \x01(\x03\x12\x0c\n\x04unit\x18\x06 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x07 \x01(\x03\"7\n\x07LogLine\x12\x0c\n\x04task\x18\x01 \x01(\t\x12\r\n\x05level\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t*X\n\nExportView\x12\x1b\n\x17\x45XPORT_VIEW_UNSPECIFIED\x10\x00\x12\x17\n\x13\x45XPORT_VIEW_SUMMARY\x10\x01\x12\x14\n\x10\x45XPORT_VIEW_FULL\x10\x02*\xcc\x01\n\x0b\x45xportState\x12\x1c\n\x18\x45XPORT_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13\x45XPORT_STATE_QUEUED\x10\x01\x12\x18\n\x14\x45XPORT_STATE_RUNNING\x10\x02\x12\x1b\n\x17\x45XPORT_STATE_CANCELLING\x10\x03\x12\x1a\n\x16\x45XPORT_STATE_SUCCEEDED\x10\x04\x12\x17\n\x13\x45XPORT_STATE_FAILED\x10\x05\x12\x1a\n\x16\x45XPORT_STATE_CANCELLED\x10\x06*\xd1\x01\n\tTaskState\x12\x1a\n\x16TASK_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12TASK_STATE_WAITING\x10\x01\x12\x15\n\x11TASK_STATE_QUEUED\x10\x02\x12\x16\n\x12TASK_STATE_RUNNING\x10\x03\x12\x18\n\x14TASK_STATE_SUCCEEDED\x10\x04\x12\x15\n\x11TASK_STATE_FAILED\x10\x05\x12\x18\n\x14TASK_STATE_CANCELLED\x10\x06\x12\x16\n\x12TASK_STATE_SKIPPED\x10\x07\x32\x88\x04\n\rExportService\x12\x43\n\x0c\x43reateExport\x12\x1f.slipway.v1.CreateExportRequest\x1a\x12.slipway.v1.Export\x12=\n\tGetExport\x12\x1c.slipway.v1.GetExportRequest\x1a\x12.slipway.v1.Export\x12N\n\x0bListExports\x12\x1e.slipway.v1.ListExportsRequest\x1a\x1f.slipway.v1.ListExportsResponse\x12\x43\n\x0c\x43\x61ncelExport\x12\x1f.slipway.v1.CancelExportRequest\x1a\x12.slipway.v1.Export\x12\x41\n\x0bRetryExport\x12\x1e.slipway.v1.RetryExportRequest\x1a\x12.slipway.v1.Export\x12Q\n\x0c\x44\x65leteExport\x12\x1f.slipway.v1.DeleteExportRequest\x1a .slipway.v1.DeleteExportResponse\x12H\n\x0bWatchExport\x12\x1e.slipway.v1.WatchExportRequest\x1a\x17.slipway.v1.ExportEvent0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17slipway/v1/export.proto\x12\nslipway.v1\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\x1a\x1eslipway/v1/configuration.proto\"\xab\x05\n\x06\x45xport\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x36\n\rconfiguration\x18\x02 \x01(\x0b\x32\x1f.slipway.v1.ExportConfiguration\x12\x30\n\x07sources\x18\x03 \x03(\x0b\x32\x1f.slipway.v1.Export.SourcesEntry\x12&\n\x05state\x18\x04 \x01(\x0e\x32\x17.slipway.v1.ExportState\x12!\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x12.google.rpc.Status\x12\x1f\n\x05tasks\x18\x06 \x03(\x0b\x32\x10.slipway.v1.Task\x12\x30\n\x07outputs\x18\x07 \x03(\x0b\x32\x1f.slipway.v1.Export.OutputsEntry\x12\x10\n\x08warnings\x18\x08 \x03(\t\x12\x18\n\x10recovery_profile\x18\t \x01(\t\x12\x10\n\x08trace_id\x18\n \x01(\t\x12\x0c\n\x04\x65tag\x18\x0b \x01(\t\x12/\n\x0b\x63reate_time\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\r \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\x06labels\x18\x0e \x03(\x0b\x32\x1e.slipway.v1.Export.LabelsEntry\x12\x10\n\x08priority\x18\x0f \x01(\x05\x12\x0f\n\x07\x63reator\x18\x10 \x01(\t\x1a.\n\x0cSourcesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a.\n\x0cOutputsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xa6\x03\n\x04Task\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05stage\x18\x02 \x01(\t\x12\'\n\x06params\x18\x03 \x01(\x0b\x32\x17.google.protobuf.Struct\x12,\n\x06inputs\x18\x04 \x03(\x0b\x32\x1c.slipway.v1.Task.InputsEntry\x12\x0e\n\x06\x66ormat\x18\x05 \x01(\t\x12$\n\x05state\x18\x06 \x01(\x0e\x32\x15.slipway.v1.TaskState\x12%\n\x08\x61ttempts\x18\x07 \x03(\x0b\x32\x13.slipway.v1.Attempt\x12.\n\x07outputs\x18\x08 \x03(\x0b\x32\x1d.slipway.v1.Task.OutputsEntry\x12&\n\x05\x66\x61\x63ts\x18\t \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x18\n\x10requested_format\x18\n \x01(\t\x1a-\n\x0bInputsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a.\n\x0cOutputsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xec\x02\n\x07\x41ttempt\x12\x0e\n\x06number\x18\x01 \x01(\x05\x12$\n\x05state\x18\x02 \x01(\x0e\x32\x15.slipway.v1.TaskState\x12\'\n\x06params\x18\x03 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x0e\n\x06worker\x18\x04 \x01(\t\x12!\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x12.google.rpc.Status\x12\x0c\n\x04rule\x18\x06 \x01(\t\x12\x0e\n\x06reused\x18\x07 \x01(\x08\x12.\n\nstart_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x19\n\x11peak_memory_bytes\x18\n \x01(\x03\x12\x0c\n\x04note\x18\x0b \x01(\t\x12*\n\x06memory\x18\x0c \x01(\x0b\x32\x1a.slipway.v1.MemoryOverTime\"?\n\x0eMemoryOverTime\x12\x16\n\x0esample_seconds\x18\x01 \x01(\x01\x12\x15\n\rsamples_bytes\x18\x02 \x03(\x03\"\x8a\x04\n\x13\x43reateExportRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\texport_id\x18\x02 \x01(\t\x12\x36\n\rconfiguration\x18\x03 \x01(\x0b\x32\x1f.slipway.v1.ExportConfiguration\x12=\n\x07sources\x18\x04 \x03(\x0b\x32,.slipway.v1.CreateExportRequest.SourcesEntry\x12;\n\x06labels\x18\x05 \x03(\x0b\x32+.slipway.v1.CreateExportRequest.LabelsEntry\x12\x15\n\rvalidate_only\x18\x06 \x01(\x08\x12\x12\n\nrequest_id\x18\x07 \x01(\t\x12\x10\n\x08priority\x18\x08 \x01(\x05\x12J\n\x0esource_formats\x18\t \x03(\x0b\x32\x32.slipway.v1.CreateExportRequest.SourceFormatsEntry\x1a.\n\x0cSourcesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x34\n\x12SourceFormatsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\" \n\x10GetExportRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x81\x01\n\x12ListExportsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x04 \x01(\t\x12$\n\x04view\x18\x05 \x01(\x0e\x32\x16.slipway.v1.ExportView\"S\n\x13ListExportsResponse\x12#\n\x07\x65xports\x18\x01 \x03(\x0b\x32\x12.slipway.v1.Export\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"1\n\x13\x43\x61ncelExportRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\"0\n\x12RetryExportRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\"1\n\x13\x44\x65leteExportRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\"\x16\n\x14\x44\x65leteExportResponse\":\n\x12WatchExportRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x03\"\xca\x01\n\x0b\x45xportEvent\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12$\n\x06\x65xport\x18\x03 \x01(\x0b\x32\x12.slipway.v1.ExportH\x00\x12,\n\x08progress\x18\x04 \x01(\x0b\x32\x18.slipway.v1.TaskProgressH\x00\x12\"\n\x03log\x18\x05 \x01(\x0b\x32\x13.slipway.v1.LogLineH\x00\x42\x07\n\x05\x65vent\"}\n\x0cTaskProgress\x12\x0c\n\x04task\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\r\n\x05phase\x18\x03 \x01(\t\x12\x0c\n\x04\x64one\x18\x04 \x01(\x03\x12\r\n\x05total\x18\x05 \x01(\x03\x12\x0c\n\x04unit\x18\x06 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x07 \x01(\x03\"7\n\x07LogLine\x12\x0c\n\x04task\x18\x01 \x01(\t\x12\r\n\x05level\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t*X\n\nExportView\x12\x1b\n\x17\x45XPORT_VIEW_UNSPECIFIED\x10\x00\x12\x17\n\x13\x45XPORT_VIEW_SUMMARY\x10\x01\x12\x14\n\x10\x45XPORT_VIEW_FULL\x10\x02*\xcc\x01\n\x0b\x45xportState\x12\x1c\n\x18\x45XPORT_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13\x45XPORT_STATE_QUEUED\x10\x01\x12\x18\n\x14\x45XPORT_STATE_RUNNING\x10\x02\x12\x1b\n\x17\x45XPORT_STATE_CANCELLING\x10\x03\x12\x1a\n\x16\x45XPORT_STATE_SUCCEEDED\x10\x04\x12\x17\n\x13\x45XPORT_STATE_FAILED\x10\x05\x12\x1a\n\x16\x45XPORT_STATE_CANCELLED\x10\x06*\xd1\x01\n\tTaskState\x12\x1a\n\x16TASK_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12TASK_STATE_WAITING\x10\x01\x12\x15\n\x11TASK_STATE_QUEUED\x10\x02\x12\x16\n\x12TASK_STATE_RUNNING\x10\x03\x12\x18\n\x14TASK_STATE_SUCCEEDED\x10\x04\x12\x15\n\x11TASK_STATE_FAILED\x10\x05\x12\x18\n\x14TASK_STATE_CANCELLED\x10\x06\x12\x16\n\x12TASK_STATE_SKIPPED\x10\x07\x32\x88\x04\n\rExportService\x12\x43\n\x0c\x43reateExport\x12\x1f.slipway.v1.CreateExportRequest\x1a\x12.slipway.v1.Export\x12=\n\tGetExport\x12\x1c.slipway.v1.GetExportRequest\x1a\x12.slipway.v1.Export\x12N\n\x0bListExports\x12\x1e.slipway.v1.ListExportsRequest\x1a\x1f.slipway.v1.ListExportsResponse\x12\x43\n\x0c\x43\x61ncelExport\x12\x1f.slipway.v1.CancelExportRequest\x1a\x12.slipway.v1.Export\x12\x41\n\x0bRetryExport\x12\x1e.slipway.v1.RetryExportRequest\x1a\x12.slipway.v1.Export\x12Q\n\x0c\x44\x65leteExport\x12\x1f.slipway.v1.DeleteExportRequest\x1a .slipway.v1.DeleteExportResponse\x12H\n\x0bWatchExport\x12\x1e.slipway.v1.WatchExportRequest\x1a\x17.slipway.v1.ExportEvent0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -51,12 +51,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CREATEEXPORTREQUEST_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_CREATEEXPORTREQUEST_SOURCEFORMATSENTRY']._loaded_options = None
   _globals['_CREATEEXPORTREQUEST_SOURCEFORMATSENTRY']._serialized_options = b'8\001'
-  _globals['_EXPORTVIEW']._serialized_start=2994
-  _globals['_EXPORTVIEW']._serialized_end=3082
-  _globals['_EXPORTSTATE']._serialized_start=3085
-  _globals['_EXPORTSTATE']._serialized_end=3289
-  _globals['_TASKSTATE']._serialized_start=3292
-  _globals['_TASKSTATE']._serialized_end=3501
+  _globals['_EXPORTVIEW']._serialized_start=3103
+  _globals['_EXPORTVIEW']._serialized_end=3191
+  _globals['_EXPORTSTATE']._serialized_start=3194
+  _globals['_EXPORTSTATE']._serialized_end=3398
+  _globals['_TASKSTATE']._serialized_start=3401
+  _globals['_TASKSTATE']._serialized_end=3610
   _globals['_EXPORT']._serialized_start=160
   _globals['_EXPORT']._serialized_end=843
   _globals['_EXPORT_SOURCESENTRY']._serialized_start=702
@@ -72,37 +72,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TASK_OUTPUTSENTRY']._serialized_start=750
   _globals['_TASK_OUTPUTSENTRY']._serialized_end=796
   _globals['_ATTEMPT']._serialized_start=1271
-  _globals['_ATTEMPT']._serialized_end=1591
-  _globals['_CREATEEXPORTREQUEST']._serialized_start=1594
-  _globals['_CREATEEXPORTREQUEST']._serialized_end=2116
+  _globals['_ATTEMPT']._serialized_end=1635
+  _globals['_MEMORYOVERTIME']._serialized_start=1637
+  _globals['_MEMORYOVERTIME']._serialized_end=1700
+  _globals['_CREATEEXPORTREQUEST']._serialized_start=1703
+  _globals['_CREATEEXPORTREQUEST']._serialized_end=2225
   _globals['_CREATEEXPORTREQUEST_SOURCESENTRY']._serialized_start=702
   _globals['_CREATEEXPORTREQUEST_SOURCESENTRY']._serialized_end=748
   _globals['_CREATEEXPORTREQUEST_LABELSENTRY']._serialized_start=798
   _globals['_CREATEEXPORTREQUEST_LABELSENTRY']._serialized_end=843
-  _globals['_CREATEEXPORTREQUEST_SOURCEFORMATSENTRY']._serialized_start=2064
-  _globals['_CREATEEXPORTREQUEST_SOURCEFORMATSENTRY']._serialized_end=2116
-  _globals['_GETEXPORTREQUEST']._serialized_start=2118
-  _globals['_GETEXPORTREQUEST']._serialized_end=2150
-  _globals['_LISTEXPORTSREQUEST']._serialized_start=2153
-  _globals['_LISTEXPORTSREQUEST']._serialized_end=2282
-  _globals['_LISTEXPORTSRESPONSE']._serialized_start=2284
-  _globals['_LISTEXPORTSRESPONSE']._serialized_end=2367
-  _globals['_CANCELEXPORTREQUEST']._serialized_start=2369
-  _globals['_CANCELEXPORTREQUEST']._serialized_end=2418
-  _globals['_RETRYEXPORTREQUEST']._serialized_start=2420
-  _globals['_RETRYEXPORTREQUEST']._serialized_end=2468
-  _globals['_DELETEEXPORTREQUEST']._serialized_start=2470
-  _globals['_DELETEEXPORTREQUEST']._serialized_end=2519
-  _globals['_DELETEEXPORTRESPONSE']._serialized_start=2521
-  _globals['_DELETEEXPORTRESPONSE']._serialized_end=2543
-  _globals['_WATCHEXPORTREQUEST']._serialized_start=2545
-  _globals['_WATCHEXPORTREQUEST']._serialized_end=2603
-  _globals['_EXPORTEVENT']._serialized_start=2606
-  _globals['_EXPORTEVENT']._serialized_end=2808
-  _globals['_TASKPROGRESS']._serialized_start=2810
-  _globals['_TASKPROGRESS']._serialized_end=2935
-  _globals['_LOGLINE']._serialized_start=2937
-  _globals['_LOGLINE']._serialized_end=2992
-  _globals['_EXPORTSERVICE']._serialized_start=3504
-  _globals['_EXPORTSERVICE']._serialized_end=4024
+  _globals['_CREATEEXPORTREQUEST_SOURCEFORMATSENTRY']._serialized_start=2173
+  _globals['_CREATEEXPORTREQUEST_SOURCEFORMATSENTRY']._serialized_end=2225
+  _globals['_GETEXPORTREQUEST']._serialized_start=2227
+  _globals['_GETEXPORTREQUEST']._serialized_end=2259
+  _globals['_LISTEXPORTSREQUEST']._serialized_start=2262
+  _globals['_LISTEXPORTSREQUEST']._serialized_end=2391
+  _globals['_LISTEXPORTSRESPONSE']._serialized_start=2393
+  _globals['_LISTEXPORTSRESPONSE']._serialized_end=2476
+  _globals['_CANCELEXPORTREQUEST']._serialized_start=2478
+  _globals['_CANCELEXPORTREQUEST']._serialized_end=2527
+  _globals['_RETRYEXPORTREQUEST']._serialized_start=2529
+  _globals['_RETRYEXPORTREQUEST']._serialized_end=2577
+  _globals['_DELETEEXPORTREQUEST']._serialized_start=2579
+  _globals['_DELETEEXPORTREQUEST']._serialized_end=2628
+  _globals['_DELETEEXPORTRESPONSE']._serialized_start=2630
+  _globals['_DELETEEXPORTRESPONSE']._serialized_end=2652
+  _globals['_WATCHEXPORTREQUEST']._serialized_start=2654
+  _globals['_WATCHEXPORTREQUEST']._serialized_end=2712
+  _globals['_EXPORTEVENT']._serialized_start=2715
+  _globals['_EXPORTEVENT']._serialized_end=2917
+  _globals['_TASKPROGRESS']._serialized_start=2919
+  _globals['_TASKPROGRESS']._serialized_end=3044
+  _globals['_LOGLINE']._serialized_start=3046
+  _globals['_LOGLINE']._serialized_end=3101
+  _globals['_EXPORTSERVICE']._serialized_start=3613
+  _globals['_EXPORTSERVICE']._serialized_end=4133
 # @@protoc_insertion_point(module_scope)

@@ -154,7 +154,7 @@ class Task(_message.Message):
     def __init__(self, id: _Optional[str] = ..., stage: _Optional[str] = ..., params: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., inputs: _Optional[_Mapping[str, str]] = ..., format: _Optional[str] = ..., state: _Optional[_Union[TaskState, str]] = ..., attempts: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., outputs: _Optional[_Mapping[str, str]] = ..., facts: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., requested_format: _Optional[str] = ...) -> None: ...
 
 class Attempt(_message.Message):
-    __slots__ = ("number", "state", "params", "worker", "error", "rule", "reused", "start_time", "end_time", "peak_memory_bytes", "note")
+    __slots__ = ("number", "state", "params", "worker", "error", "rule", "reused", "start_time", "end_time", "peak_memory_bytes", "note", "memory")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
@@ -166,6 +166,7 @@ class Attempt(_message.Message):
     END_TIME_FIELD_NUMBER: _ClassVar[int]
     PEAK_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
     number: int
     state: TaskState
     params: _struct_pb2.Struct
@@ -177,7 +178,16 @@ class Attempt(_message.Message):
     end_time: _timestamp_pb2.Timestamp
     peak_memory_bytes: int
     note: str
-    def __init__(self, number: _Optional[int] = ..., state: _Optional[_Union[TaskState, str]] = ..., params: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., worker: _Optional[str] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ..., rule: _Optional[str] = ..., reused: _Optional[bool] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., peak_memory_bytes: _Optional[int] = ..., note: _Optional[str] = ...) -> None: ...
+    memory: MemoryOverTime
+    def __init__(self, number: _Optional[int] = ..., state: _Optional[_Union[TaskState, str]] = ..., params: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., worker: _Optional[str] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ..., rule: _Optional[str] = ..., reused: _Optional[bool] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., peak_memory_bytes: _Optional[int] = ..., note: _Optional[str] = ..., memory: _Optional[_Union[MemoryOverTime, _Mapping]] = ...) -> None: ...
+
+class MemoryOverTime(_message.Message):
+    __slots__ = ("sample_seconds", "samples_bytes")
+    SAMPLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_BYTES_FIELD_NUMBER: _ClassVar[int]
+    sample_seconds: float
+    samples_bytes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, sample_seconds: _Optional[float] = ..., samples_bytes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CreateExportRequest(_message.Message):
     __slots__ = ("parent", "export_id", "configuration", "sources", "labels", "validate_only", "request_id", "priority", "source_formats")

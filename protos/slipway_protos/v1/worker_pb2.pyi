@@ -121,7 +121,7 @@ class TaskLease(_message.Message):
     def __init__(self, task: _Optional[str] = ..., lease_epoch: _Optional[int] = ..., stage: _Optional[str] = ..., params: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., inputs: _Optional[_Mapping[str, str]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_memory_bytes: _Optional[int] = ..., threads: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class CompleteTaskRequest(_message.Message):
-    __slots__ = ("worker_id", "task", "lease_epoch", "output", "error", "cancelled", "peak_memory_bytes", "logs")
+    __slots__ = ("worker_id", "task", "lease_epoch", "output", "error", "cancelled", "peak_memory_bytes", "logs", "memory")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     LEASE_EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -130,6 +130,7 @@ class CompleteTaskRequest(_message.Message):
     CANCELLED_FIELD_NUMBER: _ClassVar[int]
     PEAK_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     LOGS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     task: str
     lease_epoch: int
@@ -138,7 +139,8 @@ class CompleteTaskRequest(_message.Message):
     cancelled: _empty_pb2.Empty
     peak_memory_bytes: int
     logs: _containers.RepeatedCompositeFieldContainer[_export_pb2.LogLine]
-    def __init__(self, worker_id: _Optional[str] = ..., task: _Optional[str] = ..., lease_epoch: _Optional[int] = ..., output: _Optional[_Union[TaskOutput, _Mapping]] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ..., cancelled: _Optional[_Union[_empty_pb2.Empty, _Mapping]] = ..., peak_memory_bytes: _Optional[int] = ..., logs: _Optional[_Iterable[_Union[_export_pb2.LogLine, _Mapping]]] = ...) -> None: ...
+    memory: _export_pb2.MemoryOverTime
+    def __init__(self, worker_id: _Optional[str] = ..., task: _Optional[str] = ..., lease_epoch: _Optional[int] = ..., output: _Optional[_Union[TaskOutput, _Mapping]] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ..., cancelled: _Optional[_Union[_empty_pb2.Empty, _Mapping]] = ..., peak_memory_bytes: _Optional[int] = ..., logs: _Optional[_Iterable[_Union[_export_pb2.LogLine, _Mapping]]] = ..., memory: _Optional[_Union[_export_pb2.MemoryOverTime, _Mapping]] = ...) -> None: ...
 
 class TaskOutput(_message.Message):
     __slots__ = ("outputs", "facts", "reused")

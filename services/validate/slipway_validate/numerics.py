@@ -20,6 +20,10 @@ Ints = npt.NDArray[np.int64]
 
 BLOCK_VALUES = 1 << 17
 """Logits held in float64 at a time (1 MiB per array): several arrays fit into a processor's cache."""
+POSITION_PARTS = 32
+"""Most parts of a window for the divergence by position."""
+SHORTEST_SPLIT = 8
+"""Fewest positions of a window that is split."""
 NEAR_TIE = 0.05
 """Choices whose probabilities differ by at most this count as equal: rounding may turn one into the other."""
 
@@ -131,9 +135,18 @@ class LogitComparer:
             max_kl=finite(kl.max()),
             kl_quantiles={f"p{percent}": _quantile(kl, percent) for percent in (50, 90, 99)},
             kl_per_window=tuple(finite(window.mean()) for window in self._kl),
+            kl_by_position=tuple(finite(part.mean()) for part in _by_position(self._kl)),
             top1_agreement=self._same_top1 / self._tokens,
             choice_agreement=self._same_choice / self._tokens,
         )
+
+
+def _by_position(windows: Sequence[Floats]) -> list[Floats]:
+    """Split windows of one length into POSITION_PARTS parts by position; none if they are too short to have a begin and an end."""
+    lengths = {len(window) for window in windows}
+    if len(lengths) > 1 or min(lengths) < SHORTEST_SPLIT:
+        return []
+    return np.array_split(np.stack(windows).T, min(POSITION_PARTS, len(windows[0])))
 
 
 def _quantile(values: Floats, percent: int) -> float | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field
 
 from slipway.stage import StageParams
@@ -18,6 +20,14 @@ class SampleParams(StageParams):
     sequence_length: int = Field(default=128, ge=8, le=32_768, description="tokens per window")
     greedy_prompts: int = Field(default=4, ge=0, le=100, description="prompts continued greedily")
     max_new_tokens: int = Field(default=16, ge=1, le=1024, description="tokens generated for each prompt")
+    continuation_tokens: int = Field(
+        default=0, ge=0, le=4096, description="tokens of long greedy continuations; 0 leaves them out"
+    )
+    continuation_prompts: int = Field(default=1, ge=1, le=16, description="prompts continued at length")
+    test_inputs: list[dict[str, Any]] = Field(
+        default_factory=list, max_length=1000, description="test inputs, if there is no input of this name"
+    )
+    most_test_inputs: int = Field(default=100, ge=1, le=10_000, description="test inputs that are answered")
     seed: int = Field(default=0, ge=0, description="chooses the places of the windows in the text")
     max_logit_bytes: int = Field(
         default=2 << 30, ge=1 << 20, description="disk space for logits; fewer samples are used if it does not suffice"

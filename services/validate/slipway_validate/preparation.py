@@ -18,8 +18,10 @@ from slipway.models.trained.trained_model import trained_model
 from slipway.stage import Context
 from slipway.validation import heldout as texts
 from slipway.validation.findings import ValidationInputs
+from slipway_validate.answers.records import test_inputs, write_records
 from slipway_validate.cases import MIN_LENGTH, shape_cases
 from slipway_validate.folders import read_json
+from slipway_validate.lengths import longest_text, size_of, text_config
 from slipway_validate.params import SampleParams, ValidateParams
 from slipway_validate.protocol import process
 from slipway_validate.protocol.messages import Benchmark, RunResult, RunSpec, Spec, TokenizeSpec
@@ -29,8 +31,6 @@ LOGIT_FILES = 4
 """Sets of logits on disk at the same time: reference, base, merged model and the current output."""
 DEFAULT_VOCABULARY = 1 << 18
 PROMPT_TOKENS = 16
-LENGTHS = ("max_position_embeddings", "max_target_positions", "n_positions")
-"""Settings with the largest number of tokens that a model accepts."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
@@ -160,6 +160,7 @@ def prepare(inputs: Mapping[str, Path], family: Family, params: SampleParams, ct
     text_file, folder = work / "text.txt", work / "samples"
     text_file.write_text(text.text, encoding="utf-8")
     tokenizer = tokenizer_folder(inputs)
+    records = write_records(test_inputs(inputs, family, params), work / "records.json")
     windows, length = _affordable(inputs["base"], family, params)
     spec = TokenizeSpec(
         tokenizer=tokenizer.absolute(),
@@ -170,6 +171,7 @@ def prepare(inputs: Mapping[str, Path], family: Family, params: SampleParams, ct
         length=length,
         seed=params.seed,
         samples=folder.absolute(),
+        records=records,
     )
     timeout = params.output_timeout_seconds
     result = process.run(Spec(tokenize=spec), work / "tokenize", ctx, label="tokenize", timeout_seconds=timeout)
@@ -243,19 +245,13 @@ def tokenizer_folder(inputs: Mapping[str, Path]) -> Path:
 def padding_token(base: Path, family: Family) -> int:
     """Return the token that pads a batch; a decoder reads the mask, so it accepts any. A token that does not exist becomes 0."""
     config = read_json(base / CONFIG)
-    token = 0 if family.comparison is Comparison.NEXT_TOKEN else _size(config, "pad_token_id")
-    return token if token < (_size(config, "vocab_size") or DEFAULT_VOCABULARY) else 0
+    token = 0 if family.comparison is Comparison.NEXT_TOKEN else size_of(config, "pad_token_id")
+    return token if token < (size_of(config, "vocab_size") or DEFAULT_VOCABULARY) else 0
 
 
 def _affordable(base: Path, family: Family, params: SampleParams) -> tuple[int, int]:
     """Return the number of windows and of tokens per window whose results stay within ``max_logit_bytes``."""
-    config = read_json(base / CONFIG)
-    text = config.get("text_config")
-    config = text if isinstance(text, dict) else config
-    longest = min((size for name in LENGTHS if (size := _size(config, name))), default=1 << 30)
-    counted_from = _size(config, "pad_token_id") + 1  # RoBERTa and its kin count positions from there
-    if family.comparison is not Comparison.NEXT_TOKEN and longest - counted_from >= MIN_LENGTH:
-        longest -= counted_from
+    config, longest = text_config(base), longest_text(base, family)
     values = _values_per_token(config, family)
     tokens = max(MIN_LENGTH, params.logit_bytes // (LOGIT_FILES * values * 4))
     length = max(MIN_LENGTH, min(params.sequence_length, longest, tokens))
@@ -271,11 +267,5 @@ def _values_per_token(config: Mapping[str, Any], family: Family) -> int:
         case Comparison.SPANS:
             return 2
         case Comparison.EMBEDDINGS:
-            return _size(config, "hidden_size") or _size(config, "d_model") or DEFAULT_VOCABULARY
-    return _size(config, "vocab_size") or DEFAULT_VOCABULARY
-
-
-def _size(config: Mapping[str, Any], name: str) -> int:
-    """Return a count in a configuration; 0 if it is not one."""
-    value = config.get(name)
-    return value if isinstance(value, int) and value > 0 else 0
+            return size_of(config, "hidden_size") or size_of(config, "d_model") or DEFAULT_VOCABULARY
+    return size_of(config, "vocab_size") or DEFAULT_VOCABULARY

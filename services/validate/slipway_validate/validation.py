@@ -10,11 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slipway.errors import ValidationError
+from slipway.models.base_format import read_config
 from slipway.models.families import Family, described, family_of
 from slipway.stage import Context
 from slipway.validation.findings import OutputStatus, OutputValidation, Reference, ValidationInputs, ValidationReport
 from slipway.validation.speed import Engine, Speed
+from slipway_validate.answers.records import FORMS, TEST_INPUTS, test_inputs
+from slipway_validate.continuing import long_spec
 from slipway_validate.folders import float32_bytes, runtime_for, why_not_run
+from slipway_validate.judging.answers import Scorer
 from slipway_validate.judging.evaluate import MERGED, Evaluator, begin_result, result_not_run
 from slipway_validate.judging.limits import LIMITS, limits_by_level
 from slipway_validate.judging.reference_run import ReferenceRun
@@ -29,7 +33,15 @@ from slipway_validate.preparation import (
     tokenizer_folder,
 )
 from slipway_validate.protocol import process
-from slipway_validate.protocol.messages import NOT_OUTPUTS, RunResult, RunSpec, Spec
+from slipway_validate.protocol.messages import (
+    INPUTS_FILE,
+    NOT_OUTPUTS,
+    EncodedInputs,
+    LongSpec,
+    RunResult,
+    RunSpec,
+    Spec,
+)
 from slipway_validate.reference.describing import describe, warn_of_weak_effect
 from slipway_validate.reference.files import read_reference
 from slipway_validate.reference.running import merged_level, run_reference, start_timing
@@ -112,9 +124,16 @@ def _validated(
             timeout = params.output_timeout_seconds
             stored = compare_stored_weights(inputs, ctx, folder=work / "stored_weights", timeout_seconds=timeout)
             reference = replace(reference, survival=stored)
-        evaluator = Evaluator(reference, family, limits_by_level(params.limits), decode=decoder(prepared.tokenizer))
+        evaluator = Evaluator(
+            reference,
+            family,
+            limits_by_level(params.limits),
+            decode=decoder(prepared.tokenizer),
+            scorer=_scorer({**inputs, "base": settings}, prepared, params, ctx),
+        )
         stopwatch = Stopwatch(begun.waiting, params, ctx, model_bytes=float32_bytes(inputs["base"]), why=begun.alone)
-        one = _OneOutput(prepared, params, ctx, evaluator=evaluator, stopwatch=stopwatch)
+        long = long_spec(prepared, settings, params, reference=reference.result) if reference else None
+        one = _OneOutput(prepared, params, ctx, evaluator=evaluator, stopwatch=stopwatch, long=long)
         results = [
             one.validate(
                 name, inputs[name], work / "outputs" / name, label=f"output {number} of {len(outputs)}: {name}"
@@ -128,6 +147,23 @@ def _validated(
         outputs=tuple(sorted(results, key=lambda result: result.name)),
         warnings=(*begun.warnings, *ctx.facts.get("warnings", ())),
         seconds=time.monotonic() - begin,
+    )
+
+
+def _scorer(inputs: Mapping[str, Path], prepared: Prepared, params: ValidateParams, ctx: Context) -> Scorer | None:
+    """Return what scores the answers to test inputs; None if there are none."""
+    family, encoded = prepared.family, prepared.folder / INPUTS_FILE
+    if (TEST_INPUTS in inputs or params.test_inputs) and family.name not in FORMS:
+        ctx.warn(f"the test inputs were not answered: a {family.name} answers none")
+    if not encoded.is_file():
+        return None
+    readable = (prepared.tokenizer / "tokenizer.json").is_file()
+    return Scorer(
+        records=test_inputs(inputs, family, params),
+        encoded=EncodedInputs.model_validate_json(encoded.read_bytes()),
+        family=family,
+        config=read_config(inputs["base"]),
+        decode=decoder(prepared.tokenizer) if readable else None,
     )
 
 
@@ -217,8 +253,16 @@ class _OneOutput:
     """Runs, times and judges one output after the other."""
 
     def __init__(
-        self, prepared: Prepared, params: ValidateParams, ctx: Context, *, evaluator: Evaluator, stopwatch: Stopwatch
+        self,
+        prepared: Prepared,
+        params: ValidateParams,
+        ctx: Context,
+        *,
+        evaluator: Evaluator,
+        stopwatch: Stopwatch,
+        long: LongSpec | None,
     ) -> None:
+        self._long = long
         self._prepared = prepared
         self._params = params
         self._ctx = ctx
@@ -236,6 +280,7 @@ class _OneOutput:
             compare=self._params.compare_outputs,
             benchmark=benchmark_of(self._params),
         )
+        spec = spec.model_copy(update={"long": self._long})
         speed, note = None, ""
         result = why_not_run(name, model, runtime, self._prepared.family)
         if result is None:

@@ -28,6 +28,7 @@ PATH_KEYS = (
     "combination.adapters",
     "optimization.calibration",
     "validation.heldout",
+    "validation.test_input_samples",
     "output.directory",
 )
 """Settings that are paths or lists of paths. A relative path in the YAML file starts at the file's folder, any other at the current one."""

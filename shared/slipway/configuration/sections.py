@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
@@ -14,6 +14,7 @@ from slipway.configuration.values import (
     Levels,
     check_limit_names,
     check_stage_names,
+    check_test_inputs,
     is_none,
 )
 from slipway.files.local_folders import is_address
@@ -150,12 +151,17 @@ class ValidationConfiguration(Section):
         effort: How much evidence is gathered: ``standard``; ``quick`` compares at most four samples and leaves out most shapes of the same
             inputs, continuations and timing beside the reference; ``thorough`` compares four times the samples and takes every
             round of timing.
+        continuation_tokens: Length of a long greedy continuation through the KV cache, where faults that begin late show; 0 leaves it out, 256 is a
+            good length.
         heldout: Folder of .txt files with text that the model was not trained on; empty uses the built-in text.
+        test_input_samples: Inputs of your own with the expected answers: a .jsonl, .json or .txt file, a folder with one, or a list. What an input holds
+            depends on the kind of model (``services/validate/README.md``): ``{prompt: "…", expected: "…"}`` for a decoder, ``{text: "…", label: "…"}``
+            for a classifier. Each output is judged by how much worse it answers than the fine-tuned model.
         limits: Limits of the comparison that replace those of the table (``services/validate/slipway_validate/judging/limits.py``), by the
             stored type of the weights (float32, float16, bfloat16, int8, int4): ``{int4: {mean_kl: 0.03}}``, or as text
             ``int4.mean_kl=0.03,int8.top1_agreement=0.97``. The limits are ``max_abs_diff``, ``mean_kl``, ``top1_agreement``,
-            ``perplexity_ratio``, ``case_mean_kl``, ``adapter_strength_error``, ``cosine_distance``, ``relative_error``, ``module_strength_error``
-            and ``module_weight_error``.
+            ``perplexity_ratio``, ``case_mean_kl``, ``adapter_strength_error``, ``cosine_distance``, ``relative_error``, ``module_strength_error``,
+            ``module_weight_error`` and ``quality_loss``.
         on_failure: What follows if a quantized output exceeds its limits. ``fail`` fails the export, and still delivers the output for
             examination. ``fallback`` makes it again by rule (smaller groups, the worst layers kept wider, the next wider level), validates
             it again, and fails if no rule is left. ``keep`` delivers it with a warning, and the export succeeds.
@@ -166,7 +172,9 @@ class ValidationConfiguration(Section):
     compare_outputs: bool = True
     benchmark_performance: bool = True
     effort: Effort = "standard"
+    continuation_tokens: int = Field(default=0, ge=0, le=4096, examples=[256])
     heldout: Text = ""
+    test_input_samples: Annotated[Text | tuple[dict[str, Any], ...], BeforeValidator(check_test_inputs)] = ""
     limits: Annotated[Mapping[str, LimitOverrides], BeforeValidator(check_limit_names)] = Field(default_factory=dict)
     on_failure: Literal["fail", "fallback", "keep"] = "fail"
 

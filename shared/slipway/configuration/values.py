@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -14,6 +15,8 @@ from slipway.settings.sections import Level, wrong_value
 from slipway.validation.limit_overrides import LIMIT_LEVELS, LimitOverrides
 
 GROUP_SIZES = (16, 32, 64, 128, 256)
+MOST_TEST_INPUTS, LARGEST_TEST_INPUTS = 1000, 128 << 10
+"""Most test inputs in a configuration itself, and their bytes; they travel in every message about the export."""
 
 
 def _levels(value: Any) -> Any:
@@ -33,6 +36,24 @@ def check_stage_names(value: Any) -> Any:
     for name in value if isinstance(value, Mapping) else ():
         _refuse_unknown(name, stage_names(), kind="stage")
     return value
+
+
+def check_test_inputs(value: Any) -> Any:
+    """Return a path, or a list of objects as a tuple; refuse anything else. A stage checks the objects for the model's family."""
+    if isinstance(value, str):
+        return value
+    form = 'name a file, or write a list like [{prompt: "…", expected: "…"}]'
+    if not isinstance(value, list | tuple) or not all(isinstance(each, Mapping) for each in value):
+        raise wrong_value(value, "is neither a path nor a list of objects", form)
+    try:
+        document = json.dumps(value, allow_nan=False, sort_keys=True)  # messages keep no order of keys
+    except (TypeError, ValueError, RecursionError):
+        raise wrong_value(value, "holds values that JSON cannot express", form) from None
+    if len(value) > MOST_TEST_INPUTS or len(document) > LARGEST_TEST_INPUTS:
+        fault = f"has {len(value)} objects of {len(document)} bytes"
+        remedy = f"use at most {MOST_TEST_INPUTS} and {LARGEST_TEST_INPUTS}, or name a file"
+        raise wrong_value([], fault, remedy)
+    return tuple(json.loads(document))
 
 
 def check_limit_names(value: Any) -> Any:

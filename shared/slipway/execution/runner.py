@@ -13,12 +13,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypedDict, TypeVar
 
 from slipway.artifacts import ActionResult, ArtifactStore, LocalStore, action_key
 from slipway.errors import Failure, ModelExportError, StageError
 from slipway.execution.execution import Execution
 from slipway.execution.failures import failure_of
+from slipway.execution.memory_curve import MemoryOverTime
 from slipway.execution.supervisor import OnLog, OnProgress, execute
 from slipway.execution.surroundings import with_surroundings
 from slipway.files.user_paths import user_path
@@ -46,6 +47,14 @@ class TaskResult:
     reused: bool = False
     failure: Failure | None = None
     peak_memory_bytes: int = 0
+    memory: MemoryOverTime = field(default_factory=MemoryOverTime)
+
+
+class _Used(TypedDict):
+    """Memory that a task's processes used."""
+
+    peak_memory_bytes: int
+    memory: MemoryOverTime
 
 
 class TaskRunner:
@@ -118,12 +127,12 @@ class TaskRunner:
                 environment=environment,
             )
             outcome = await execute(execution, on_progress=on_progress, on_log=on_log)
-        peak = outcome.peak_memory_bytes
+        used: _Used = {"peak_memory_bytes": outcome.peak_memory_bytes, "memory": outcome.memory}
         if outcome.failure is not None:
-            return TaskResult(failure=with_surroundings(outcome.failure, **self._folders()), peak_memory_bytes=peak)
+            return TaskResult(failure=with_surroundings(outcome.failure, **self._folders()), **used)
         digests = {str(name): str(digest) for name, digest in outcome.facts.pop("digests", {}).items()}
         reused = not outcome.facts.get("read_bytes")
-        return TaskResult(outputs=digests, facts=outcome.facts, reused=reused, peak_memory_bytes=peak)
+        return TaskResult(outputs=digests, facts=outcome.facts, reused=reused, **used)
 
     def _folders(self) -> dict[str, Path]:
         """Return the folders in which a task uses disk space on this machine."""
@@ -156,16 +165,17 @@ class TaskRunner:
         # Shown until the stage reports progress itself, some time after its libraries are imported.
         on_progress(Progress(phase="starting", done=0, total=0, unit=""), 0)
         outcome = await execute(execution, on_progress=on_progress, on_log=on_log)
+        used: _Used = {"peak_memory_bytes": outcome.peak_memory_bytes, "memory": outcome.memory}
         if outcome.failure is not None:
             failure = with_surroundings(outcome.failure, **self._folders())
-            return TaskResult(failure=failure, peak_memory_bytes=outcome.peak_memory_bytes)
+            return TaskResult(failure=failure, **used)
         outputs = {}
         for name, path in sorted(outcome.outputs.items()):
             with _Transfer("stored", name, stage=call.stage, on_progress=on_progress) as storing:
                 outputs[name] = await storing.run(partial(self._store.put, known=outcome.digests), path)
         result = ActionResult(outputs=outputs, facts=outcome.facts)
         await asyncio.to_thread(self._store.record_action, key, result)
-        return TaskResult(outputs=outputs, facts=outcome.facts, peak_memory_bytes=outcome.peak_memory_bytes)
+        return TaskResult(outputs=outputs, facts=outcome.facts, **used)
 
 
 def _environment_for_import() -> dict[str, str]:

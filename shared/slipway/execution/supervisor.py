@@ -18,6 +18,7 @@ from slipway.execution.child_process import GRACE_SECONDS, ChildProcess, child_e
 from slipway.execution.execution import Execution
 from slipway.execution.failures import failure_of
 from slipway.execution.memory import tree_memory
+from slipway.execution.memory_curve import MemoryCurve, MemoryOverTime
 from slipway.execution.pressure import Pressure
 from slipway.execution.surroundings import with_surroundings
 from slipway.observability.telemetry import record
@@ -39,6 +40,7 @@ class Outcome:
     digests: dict[Path, str] = field(default_factory=dict)
     failure: Failure | None = None
     peak_memory_bytes: int = 0
+    memory: MemoryOverTime = field(default_factory=MemoryOverTime)
 
 
 async def execute(
@@ -89,6 +91,7 @@ class _Child:
         self._on_log = on_log
         self._memory_bytes = 0
         self._peak_bytes = 0
+        self._curve = MemoryCurve(_SAMPLE_SECONDS)
         self._pressure = Pressure(
             execution.call.stage, execution.workdir, max_memory_bytes=execution.limits.max_memory_bytes, warn=self._warn
         )
@@ -122,7 +125,7 @@ class _Child:
             else:
                 failure = self._process.explain(name=stage, said="\n".join(self._output))
             outcome = Outcome(failure=with_surroundings(failure, scratch=self._execution.workdir))
-        outcome.peak_memory_bytes = self._peak_bytes
+        outcome.peak_memory_bytes, outcome.memory = self._peak_bytes, self._curve.result()
         return outcome
 
     async def _end(self) -> None:
@@ -182,6 +185,7 @@ class _Child:
             memory = tree_memory(self._process.pid)
             self._memory_bytes = memory.resident
             self._peak_bytes = max(self._peak_bytes, memory.peak)
+            self._curve.add(memory.resident)
             self._pressure.check(memory)
             await asyncio.sleep(_SAMPLE_SECONDS)
 

@@ -19,6 +19,7 @@ from slipway.export_sources.found import (
     plain_name,
 )
 from slipway.export_sources.naming import source_settings
+from slipway.export_sources.test_inputs import TEST_INPUTS, find_test_inputs
 from slipway.models.model_files import model_files, resolve_base_model, travelling_files
 from slipway.planning.calibration import SOURCE as CALIBRATION
 from slipway.sources.folders import SourceFolders
@@ -69,5 +70,8 @@ def _find(configuration: ExportConfiguration, folders: SourceFolders, imports: C
     if CALIBRATION in settings and CALIBRATION not in imports:
         data = check_calibration(folders.find(settings[CALIBRATION]))
         files[CALIBRATION] = files_by_name(folder_of(data), calibration_files(data))
+    if TEST_INPUTS in settings and TEST_INPUTS not in imports:
+        file = find_test_inputs(folders.find(settings[TEST_INPUTS]))
+        files[TEST_INPUTS] = files_by_name(file.parent, [file])
     warnings = tuple(folders.show(warning) for each in checkpoints.values() for warning in each.warnings)
     return Brought(files, clean_labels(labels), warnings)

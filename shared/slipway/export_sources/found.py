@@ -18,6 +18,8 @@ from slipway.configuration import ExportConfiguration
 from slipway.configuration.calibration import calibrated_levels
 from slipway.errors import ArtifactError, ConfigurationError, ModelExportError
 from slipway.export_sources.calibration_files import calibration_files, check_calibration, folder_of, sample_of_run
+from slipway.export_sources.naming import source_settings
+from slipway.export_sources.test_inputs import TEST_INPUTS, find_test_inputs
 from slipway.export_sources.titles import title
 from slipway.files.links import real_file
 from slipway.models.base_format import base_format
@@ -44,6 +46,7 @@ class Sources:
         more: Further checkpoints whose adapters are combined with it.
         heldout: Folder of held-out text, or None.
         calibration: File or folder with text for calibration, or None.
+        test_inputs: File with the user's test inputs, or None.
         base_match: The files' verdict on whether the base is the one the adapter was trained on; None without an adapter.
         formats: Formats of sources that must be prepared first, by source (``slipway.models.base_format``).
         trained: The class the adapter was trained on, if it brings a head that the base lacks; None also without transformers.
@@ -57,6 +60,7 @@ class Sources:
     more: tuple[Checkpoint, ...]
     heldout: Path | None
     calibration: Path | None
+    test_inputs: Path | None
     base_match: BaseMatch | None
     formats: Mapping[str, str]
     trained: TrainedModel | None
@@ -78,6 +82,8 @@ class Sources:
             found["heldout"] = files_by_name(self.heldout, _texts(self.heldout))
         if self.calibration is not None:
             found[CALIBRATION] = files_by_name(folder_of(self.calibration), calibration_files(self.calibration))
+        if self.test_inputs is not None:
+            found[TEST_INPUTS] = files_by_name(self.test_inputs.parent, [self.test_inputs])
         return found
 
     @property
@@ -183,6 +189,7 @@ def _find(
         more=more,
         heldout=heldout if configuration.validation.enabled else None,
         calibration=_calibration(configuration, folders, checkpoint, here=here),
+        test_inputs=_test_inputs(configuration, folders),
         base_match=base_match,
         formats={"base": stored_as} if stored_as else {},
         trained=_trained(base, checkpoint) if checkpoint and not more else None,
@@ -201,6 +208,11 @@ def _calibration(
     if named:
         return check_calibration(folders.find(named))
     return sample_of_run(checkpoint.path) if checkpoint is not None and here else None
+
+
+def _test_inputs(configuration: ExportConfiguration, folders: SourceFolders) -> Path | None:
+    named = source_settings(configuration).get(TEST_INPUTS)
+    return find_test_inputs(folders.find(named)) if named else None
 
 
 def chosen_checkpoint(configuration: ExportConfiguration, folders: SourceFolders, path: str) -> Checkpoint:

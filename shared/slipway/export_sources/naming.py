@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from slipway.configuration import ExportConfiguration
+from slipway.export_sources.test_inputs import TEST_INPUTS
 from slipway.planning.calibration import SOURCE as CALIBRATION
 from slipway.planning.calibration import names_calibration
 from slipway.planning.references import by_source_name
@@ -17,8 +18,15 @@ def source_settings(configuration: ExportConfiguration) -> dict[str, str]:
     adapter = {"adapter": configuration.checkpoint.path} if configuration.checkpoint.path else {}
     named = {"base": configuration.base_model.name, **adapter, **combined}
     validation = configuration.validation
-    named |= {"heldout": validation.heldout} if validation.enabled and validation.heldout else {}
-    return named | ({CALIBRATION: configuration.optimization.calibration} if names_calibration(configuration) else {})
+    named |= {CALIBRATION: configuration.optimization.calibration} if names_calibration(configuration) else {}
+    if not validation.enabled:
+        return named
+    inputs = validation.test_input_samples
+    return (
+        named
+        | ({"heldout": validation.heldout} if validation.heldout else {})
+        | ({TEST_INPUTS: inputs} if isinstance(inputs, str) and inputs else {})
+    )
 
 
 def sources_to_import(configuration: ExportConfiguration, given: Collection[str] = ()) -> dict[str, str]:

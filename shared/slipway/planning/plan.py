@@ -25,8 +25,8 @@ from slipway.stage import Role
 from slipway.texts import quoted
 
 REQUIRED_SOURCES = ("adapter", "base")
-HELDOUT = "heldout"
-OPTIONAL_SOURCES = (HELDOUT, CALIBRATION)
+HELDOUT, TEST_INPUTS = "heldout", "test_inputs"
+OPTIONAL_SOURCES = (HELDOUT, TEST_INPUTS, CALIBRATION)
 
 
 def plan(
@@ -39,8 +39,8 @@ def plan(
 
     Args:
         configuration: The configuration; only the tasks that it needs are planned.
-        source_names: Names of the artifacts from which the export starts: ``base``, ``adapter``, optionally ``heldout`` and
-            ``calibration``, and ``adapter-02`` and so on for each of ``combination.adapters``.
+        source_names: Names of the artifacts from which the export starts: ``base``, ``adapter``, optionally ``heldout``,
+            ``test_inputs`` and ``calibration``, and ``adapter-02`` and so on for each of ``combination.adapters``.
         source_formats: Storage format, by name, of the sources that are not plain 16- or 32-bit safetensors (``slipway.models.base_format``).
 
     Raises:
@@ -273,9 +273,16 @@ def _validation(
 ) -> list[PlannedTask]:
     """Plan the reference, which exports of the same adapter share, and the comparison of all outputs with it."""
     validation = configuration.validation
+    given = validation.test_input_samples
+    inline = [] if isinstance(given, str) else list(given)
     sources = {"base": base} | ({"adapter": adapter} if adapter else {})
-    sources |= {HELDOUT: f"source:{HELDOUT}"} if HELDOUT in source_names else {}
-    samples = {"effort": validation.effort, "test_samples": validation.test_samples}
+    sources |= {name: f"source:{name}" for name in (HELDOUT, TEST_INPUTS) if name in source_names}
+    samples = {
+        "effort": validation.effort,
+        "test_samples": validation.test_samples,
+        **({"continuation_tokens": validation.continuation_tokens} if validation.continuation_tokens else {}),
+        **({"test_inputs": inline} if inline else {}),
+    }
     reference = [_task(Role.REFERENCE, params=samples, inputs=sources)] if validation.compare_outputs else []
     outputs = {task.format: task.reference for task in tasks if task.format}
     runtimes = [formats()[split_output(name)[0]].runtime for name in outputs]

@@ -326,5 +326,7 @@ def _attempt(task: pb.Task, attempt: pb.Attempt) -> AttemptResult:
         error_message=str(failure) if failure else "",
         duration_seconds=seconds,
         peak_memory_bytes=attempt.peak_memory_bytes,
+        memory_sample_seconds=attempt.memory.sample_seconds,
+        memory_samples_bytes=tuple(attempt.memory.samples_bytes),
         machine=surroundings_of(failure.about) if failure else {},
     )

@@ -31,6 +31,8 @@ class AttemptResult(_Value):
         error_message: The fault with its remedy; empty on success.
         duration_seconds: Time from start to end; None while unknown.
         peak_memory_bytes: Peak memory of the stage's process; 0 if not measured.
+        memory_sample_seconds: Time that each of ``memory_samples_bytes`` stands for.
+        memory_samples_bytes: Resident memory of the stage's processes over time: the largest in each such time; empty if not measured.
         machine: Free resources of the machine when the attempt failed, in bytes: ``memory_available_bytes``,
             ``memory_total_bytes``, ``scratch_free_bytes``, ``store_free_bytes``; empty otherwise.
     """
@@ -47,6 +49,8 @@ class AttemptResult(_Value):
     error_message: str = ""
     duration_seconds: float | None = None
     peak_memory_bytes: int = 0
+    memory_sample_seconds: float = 0.0
+    memory_samples_bytes: tuple[int, ...] = ()
     machine: dict[str, int] = {}
 
     @property

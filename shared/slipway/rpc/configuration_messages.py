@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from slipway.rpc.structs import dict_of, struct_of
+from slipway.rpc.structs import dict_of, of_value, struct_of, value_of
 from slipway_protos.v1 import configuration_pb2
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ def _fill(message: Message, data: Mapping[str, Any]) -> None:
         field = fields[name]
         if _is_map(field):
             _fill_map(getattr(message, name), value)
+        elif _is_value(field):
+            getattr(message, name).MergeFrom(value_of(value))
         elif field.type != FieldDescriptor.TYPE_MESSAGE:
             if field.is_repeated:
                 getattr(message, name).extend(value)
@@ -84,6 +86,8 @@ def _data(message: Message) -> dict[str, Any]:
             data[field.name] = list(value) if field.is_repeated else value
         elif _type_name(field) == "QuantizationLevels":
             data[field.name] = list(value.levels)
+        elif _is_value(field):
+            data[field.name] = of_value(value)
         elif _is_struct(field):
             data = {**dict_of(value), **data}
         else:
@@ -97,6 +101,10 @@ def _is_map(field: Any) -> bool:
 
 def _is_struct(field: Any) -> bool:
     return field.message_type is not None and field.message_type.full_name == "google.protobuf.Struct"
+
+
+def _is_value(field: Any) -> bool:
+    return field.message_type is not None and field.message_type.full_name == "google.protobuf.Value"
 
 
 def _type_name(field: Any) -> str:

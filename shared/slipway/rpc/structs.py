@@ -28,7 +28,12 @@ def struct_of(data: Mapping[str, Any]) -> struct_pb2.Struct:
 
 def dict_of(struct: struct_pb2.Struct) -> dict[str, Any]:
     """Return the data of a Struct; whole numbers become integers."""
-    return {key: _value(value) for key, value in struct.fields.items()}
+    return {key: of_value(value) for key, value in struct.fields.items()}
+
+
+def value_of(data: Any) -> struct_pb2.Value:
+    """Convert JSON-ready data to a Value, as :func:`struct_of`."""
+    return struct_of({"": data}).fields[""]
 
 
 def _plain(data: Any) -> Any:
@@ -47,12 +52,13 @@ def _plain(data: Any) -> Any:
     return data
 
 
-def _value(value: struct_pb2.Value) -> Any:
+def of_value(value: struct_pb2.Value) -> Any:
+    """Return the data of a Value; whole numbers become integers."""
     match value.WhichOneof("kind"):
         case "struct_value":
             return dict_of(value.struct_value)
         case "list_value":
-            return [_value(item) for item in value.list_value.values]
+            return [of_value(item) for item in value.list_value.values]
         case "number_value":
             return _number(value.number_value)
         case "string_value":

@@ -49,6 +49,8 @@ class LogitComparison(Value):
         max_kl: Largest of them.
         kl_quantiles: Quantiles of the per-position KL by name: ``p50``, ``p90``, ``p99``.
         kl_per_window: Mean KL of each window, in window order (for plots).
+        kl_by_position: Mean KL over all windows by position in the window, in at most 32 equal parts from its begin to its end; empty below
+            8 positions.
         top1_agreement: Share of positions where both rank the same token, class or place first, 0 to 1.
         choice_agreement: The same, but a choice also counts as equal if the other model finds it as likely as its own, to within 0.05.
         cosine_distance: Mean over positions of 1 - cos between the two embeddings, 0 (alike) to 2.
@@ -63,6 +65,7 @@ class LogitComparison(Value):
     max_kl: float | None = None
     kl_quantiles: dict[str, float | None] = Field(default_factory=dict)
     kl_per_window: tuple[float | None, ...] = ()
+    kl_by_position: tuple[float | None, ...] = ()
     top1_agreement: float | None = None
     choice_agreement: float | None = None
     cosine_distance: float | None = None
@@ -109,6 +112,7 @@ class GreedyComparison(Value):
         new_tokens: Number of tokens generated for each.
         exact_match_share: Share of prompts whose whole continuation equals the reference's, 0 to 1.
         mean_common_prefix: Mean number of tokens before the first difference.
+        example_prompt: Text of the first prompt.
         example_reference: Text of the first continuation by the reference.
         example_output: Text of the first continuation by this output.
     """

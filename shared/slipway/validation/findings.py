@@ -19,6 +19,7 @@ from pydantic import computed_field
 
 from slipway.files.json_documents import LARGEST_LIST
 from slipway.files.regular_file import read_regular
+from slipway.validation.answers import AnswerComparison, LongContinuation
 from slipway.validation.comparisons import Check, GreedyComparison, LogitComparison, ShapeCase
 from slipway.validation.limit_overrides import Limits
 from slipway.validation.speed import Engine, Memory, Speed
@@ -54,6 +55,8 @@ class OutputValidation(Value):
         adapter_strength: Share of the adapter's effect on the logits that the output shows: 1 is right, 0 is the base
             model; a scale wrong by a tenth changes it by about 0.05, rounding to 4 bits by less than 0.01.
         greedy: Greedy continuations compared with the reference's.
+        continuation: Long ones; None if none were asked for.
+        answers: Answers to the user's test inputs beside the reference's; None if there are none.
         perplexity: Perplexity on the windows, exp of the mean negative log-likelihood per predicted token; None if the model predicts
             no tokens.
         reference_perplexity: Perplexity of the reference on the same tokens.
@@ -81,6 +84,8 @@ class OutputValidation(Value):
     to_base: LogitComparison | None = None
     adapter_strength: float | None = None
     greedy: GreedyComparison | None = None
+    continuation: LongContinuation | None = None
+    answers: AnswerComparison | None = None
     perplexity: float | None = None
     reference_perplexity: float | None = None
     cases: tuple[ShapeCase, ...] = ()

@@ -23,6 +23,7 @@ class Limits(Value):
         module_strength_error: Largest difference between the strength of an adapted module's update and 1 (``slipway.validation.survival``);
             None as above.
         module_weight_error: Largest distance of an adapted module's weight from base + update, relative to it; None as above.
+        quality_loss: Largest loss of a score of the answers to test inputs, as a share, beside one changed answer; None as above.
     """
 
     level: str
@@ -36,6 +37,7 @@ class Limits(Value):
     relative_error: float | None = None
     module_strength_error: float | None = None
     module_weight_error: float | None = None
+    quality_loss: float | None = None
 
 
 LIMIT_LEVELS = ("float32", "float16", "bfloat16", "int8", "int4")
@@ -57,3 +59,4 @@ class LimitOverrides(BaseModel):
     relative_error: float | None = Field(default=None, gt=0, description="share of the reference's values")
     module_strength_error: float | None = Field(default=None, gt=0, description="share of a module's update")
     module_weight_error: float | None = Field(default=None, gt=0, description="share of a module's weight")
+    quality_loss: float | None = Field(default=None, ge=0, le=1, description="share of the score")

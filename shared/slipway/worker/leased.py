@@ -93,6 +93,9 @@ class LeasedTask:
             request.error.CopyFrom(status_of(error.failure()))
         else:
             request.peak_memory_bytes = result.peak_memory_bytes
+            if result.memory.samples_bytes:
+                request.memory.sample_seconds = result.memory.sample_seconds
+                request.memory.samples_bytes.extend(result.memory.samples_bytes)
             output = output_message(result)
             failure = result.failure or _too_many_facts(self.lease.stage, output)
             if failure is not None:

@@ -19,7 +19,7 @@ from support.servers.s3_server import S3Server
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 # They say when and how fast it was.
-OF_THIS_RUN = {"README.md", "lineage.json", "report.html", "report.json"}
+OF_THIS_RUN = {"README.md", "lineage.json", "report.html", "report.json", "report.junit.xml"}
 # No two builds of an engine have the same bytes, not even in one process: the tensorrt_build service's README says why.
 ENGINE, ENGINE_DESCRIPTION = "tensorrt/model.sm89.engine", "tensorrt/engine.json"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from slipway.results.result import AttemptResult, ExportResult, FormatResult
+from slipway.validation.answers import AnswerComparison, AnswerExample, LongContinuation, Score
 from slipway.validation.comparisons import Check, GreedyComparison, LogitComparison
 from slipway.validation.findings import OutputStatus, OutputValidation, Reference, ValidationInputs, ValidationReport
 from slipway.validation.limit_overrides import Limits
@@ -15,7 +16,13 @@ ENGINE = Engine(runtime="onnxruntime", version="onnxruntime 1.31", stored_dtype=
 
 def comparison(kl: float | None, *, difference: float = 0.3, top1: float = 0.93) -> LogitComparison:
     return LogitComparison(
-        tokens=1280, max_abs_diff=difference, mean_abs_diff=0.01, mean_kl=kl, max_kl=0.5, top1_agreement=top1
+        tokens=1280,
+        max_abs_diff=difference,
+        mean_abs_diff=0.01,
+        mean_kl=kl,
+        max_kl=0.5,
+        top1_agreement=top1,
+        kl_by_position=() if kl is None else tuple(kl * (1 + part / 16) for part in range(32)),
     )
 
 
@@ -39,6 +46,26 @@ def output(name: str, kl: float | None = 0.004, *, limit: float = 0.02) -> Outpu
             example_prompt="def f(",
             example_reference="self):",
             example_output="a < b",
+        ),
+        continuation=LongContinuation(
+            prompts=1,
+            new_tokens=256,
+            same_tokens=40.0,
+            mean_kl=kl,
+            top1_agreement=0.97,
+            cache_kl=1e-9,
+            repetition=0.1,
+            reference_repetition=0.09,
+            example_reference="self):\n    return 1",
+            example_output="self):\n    return 2",
+        ),
+        answers=AnswerComparison(
+            inputs=20,
+            with_expected=18,
+            agreement=0.9,
+            scores=(Score(name="as_expected", value=0.8, reference=0.85),),
+            not_run=("chrf, bleu: sacrebleu is not installed: pip install 'slipway[metrics]'",),
+            examples=(AnswerExample(input="What is 1 + 1?", expected="2", reference="2", output="11"),),
         ),
         perplexity=76.4,
         speed=Speed(
@@ -113,6 +140,7 @@ def result(report: ValidationReport | None, names: tuple[str, ...], **more: obje
             AttemptResult(
                 task="onnx", stage="onnx_export", number=2, outcome="succeeded", rule="raise-opset",
                 params={"opset": 20.0}, duration_seconds=71.0, peak_memory_bytes=368_000_000,
+                memory_sample_seconds=2.0, memory_samples_bytes=tuple(10_000_000 * (1 + min(part, 35)) for part in range(36)),
             ),
             AttemptResult(task="merge", stage="merge", number=1, outcome="succeeded", reused=True),
         ),

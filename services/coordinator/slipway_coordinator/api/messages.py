@@ -85,6 +85,9 @@ def _attempt_message(attempt: AttemptRecord) -> export_pb2.Attempt:
         start_time=timestamp(attempt.start_time),
         end_time=timestamp(attempt.end_time),
         peak_memory_bytes=attempt.peak_memory_bytes,
+        memory=export_pb2.MemoryOverTime(
+            sample_seconds=attempt.memory.sample_seconds, samples_bytes=attempt.memory.samples_bytes
+        ),
     )
     if attempt.failure is not None:
         message.error.CopyFrom(status_of(attempt.failure))

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from slipway.artifacts.digests import is_digest
 from slipway.errors import Failure, ServiceError, StageError
+from slipway.execution.memory_curve import MOST_SAMPLES, MemoryOverTime
 from slipway.planning.attempt_keys import AttemptKey
 from slipway.rpc.statuses import failure_of_status
 from slipway.rpc.structs import dict_of
@@ -119,6 +120,7 @@ def completion(request: worker_pb2.CompleteTaskRequest, task: TaskRecord | None)
         task=key.task,
         attempt=key.attempt,
         peak_memory_bytes=0 if outcome == "cancelled" else _between(request.peak_memory_bytes),
+        memory=_memory(request.memory),
     )
     if outcome == "cancelled":
         return event
@@ -182,6 +184,14 @@ def _check_words(field: str, words: Iterable[str]) -> None:
                 remedy="leave it out",
                 about={"field": field},
             )
+
+
+def _memory(said: export_pb2.MemoryOverTime) -> MemoryOverTime:
+    """Return the memory that a worker reports over time; nothing if it is not what workers send."""
+    seconds, samples = said.sample_seconds, said.samples_bytes
+    if not 0 < seconds < _LARGEST or len(samples) > MOST_SAMPLES:  # not a number is not above 0 either
+        return MemoryOverTime()
+    return MemoryOverTime(seconds, tuple(map(_between, samples)))
 
 
 def _between(number: int) -> int:

@@ -15,7 +15,8 @@ from slipway.configuration import ExportConfiguration, parse
 from slipway.errors import Failure, ServiceError, StageError
 from slipway.export_sources.naming import source_settings
 from slipway.formats.tasks import PlannedTask
-from slipway.planning.plan import OPTIONAL_SOURCES, check_formats, plan
+from slipway.planning.calibration import SOURCE as CALIBRATION
+from slipway.planning.plan import HELDOUT, OPTIONAL_SOURCES, TEST_INPUTS, check_formats, plan
 from slipway.planning.references import Output, Source
 from slipway.registry import IMPORT
 from slipway.texts import one_line, quoted
@@ -31,14 +32,14 @@ def import_task(
     """Plan the task that imports sources. Sources that are artifacts already are its inputs, to be inspected with the others."""
     document = configuration.model_dump(mode="json")
     where = source_settings(configuration) | dict(given)
-    heldout, calibration = (where[name] if name in {*given, *imports} else "" for name in OPTIONAL_SOURCES)
+    at = {name: where[name] if name in {*given, *imports} else "" for name in OPTIONAL_SOURCES}
     adapters = [where[f"adapter-{number:02}"] for number, _ in enumerate(configuration.combination.adapters, 2)]
     sources: dict[str, Any] = {
         "base_model": document["base_model"] | {"name": where["base"]},
         "checkpoint": document["checkpoint"] | {"path": where.get("adapter", "")},
         "combination": document["combination"] | {"adapters": adapters},
-        "optimization": {"calibration": calibration},
-        "validation": document["validation"] | {"heldout": heldout},
+        "optimization": {"calibration": at[CALIBRATION]},
+        "validation": document["validation"] | {"heldout": at[HELDOUT], "test_input_samples": at[TEST_INPUTS]},
     }
     inputs = {name: str(Source(name)) for name in sorted(given)}
     return PlannedTask(TASK, IMPORT, {"sources": sources, "imports": dict(sorted(imports.items()))}, inputs)

@@ -12,6 +12,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from slipway.errors import Failure
+from slipway.execution.memory_curve import MemoryOverTime
 from slipway.formats.tasks import PlannedTask
 from slipway.requirements import Requirements
 from slipway_coordinator.model.states import ExportState, TaskState, check_export_move, check_task_move
@@ -69,6 +70,7 @@ class AttemptRecord(_Record):
     start_time: float | None = None
     end_time: float | None = None
     peak_memory_bytes: int = 0
+    memory: MemoryOverTime = MemoryOverTime()
 
 
 class TaskRecord(_Record):

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from slipway.errors import Failure, StageError
+from slipway.execution.memory_curve import MemoryOverTime
 from slipway.planning.precedents import PRECEDENT, Precedent
 from slipway.planning.references import VALIDATION, Source, parse_reference, producers
 from slipway.registry import IMPORT
@@ -64,6 +65,7 @@ class Event(BaseModel):
     reused: bool = False
     failure: Failure | None = None
     peak_memory_bytes: int = 0
+    memory: MemoryOverTime = MemoryOverTime()
     departed: bool = False
 
 
@@ -104,6 +106,7 @@ def apply(record: ExportRecord, event: Event) -> ExportRecord:
                 failure=event.failure,
                 end_time=event.time,
                 peak_memory_bytes=event.peak_memory_bytes,
+                memory=event.memory,
             )
         case EventKind.CANCELLED if record.state is ExportState.CANCELLING:
             changed = task.moved(TaskState.CANCELLED).with_attempt(state=TaskState.CANCELLED, end_time=event.time)
@@ -418,6 +421,7 @@ def _record_success(record: ExportRecord, task: TaskRecord, event: Event) -> Exp
         start_time=task.attempt.start_time or event.time,
         reused=event.reused,
         peak_memory_bytes=event.peak_memory_bytes,
+        memory=event.memory,
     )
     record = record.with_(warnings=_merge_warnings(record.warnings, event.facts.get("warnings", ())))
     return with_sources(record, done) if task.stage == IMPORT else record.replacing(done)

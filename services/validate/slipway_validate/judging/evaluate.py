@@ -16,7 +16,9 @@ from slipway.validation.speed import Engine
 from slipway_validate import folders
 from slipway_validate.cases import native_case
 from slipway_validate.judging import explain, survival
+from slipway_validate.judging.answers import Scorer
 from slipway_validate.judging.compare import CaseResults, compare_case, compare_greedy, load_logits
+from slipway_validate.judging.continuations import compare_long
 from slipway_validate.judging.judge import Judge, Rule
 from slipway_validate.judging.limits import coarser, own_level
 from slipway_validate.judging.measures import choose_measure, distance_of
@@ -44,6 +46,7 @@ class Evaluator:
         family: The model's family.
         limits: Limits by level.
         decode: Function from token ids to text, for the example of a continuation.
+        scorer: Scores the answers to the user's test inputs; None if there are none.
     """
 
     def __init__(
@@ -53,11 +56,13 @@ class Evaluator:
         limits: Mapping[str, Limits],
         *,
         decode: Callable[[Sequence[int]], str],
+        scorer: Scorer | None = None,
     ) -> None:
         self._reference = reference
         self._family = family
         self._limits = limits
         self._decode = decode
+        self._scorer = scorer
         self.merged: MergedRun | None = None
 
     def evaluate(
@@ -119,6 +124,10 @@ class Evaluator:
                 **compare_together(own, others, reference.measure),
                 "reference_perplexity": reference.perplexity,
                 "greedy": self._greedy(reference, spec=spec, result=result),
+                "continuation": compare_long(
+                    reference.result.long, result.long, folders=(reference.folder, run_folder), decode=self._decode
+                ),
+                "answers": self._scorer.compare(reference.result.answers, result.answers) if self._scorer else None,
                 "cases": self._cases(run_folder, reference, spec=spec, result=result),
             }
         )

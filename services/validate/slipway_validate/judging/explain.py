@@ -23,6 +23,8 @@ SHAPE_CAUSES = {
     "decode_right_padded": "decoding a padded batch gives other logits: mask, positions or KV cache are wrong together",
     "decode_batch": "decoding several inputs at once gives other logits: its KV cache or its positions are wrong",
     "chunked": "several tokens at once after a KV cache get other logits: its causal mask ignores the cached tokens",
+    "continuation": "long texts go wrong where short ones are right: its KV cache or its positions fail after the first tokens",
+    "answers": "its answers to the test inputs are worse than the reference's",
     "native_dtype": "the data type in which it is served has too little range or precision for it",
 }
 SHOWN_CHECKS = 4
@@ -160,6 +162,8 @@ def _remedy_non_finite(output: OutputValidation) -> str:
 def _remedy_shape(output: OutputValidation, shape: str) -> str:
     if shape == "native_dtype":
         return "serve it in bfloat16 or float32"
+    if shape == "answers":
+        return "use a wider level or smaller groups; if the loss is acceptable, raise quality_loss in validation.limits"
     if output.format == "pytorch":
         return "check the model's code, its attention implementation and its config.json; the weights agree"
     return (

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from slipway.validation.answers import AnswerComparison, LongContinuation
 from slipway.validation.comparisons import Check, LogitComparison, ShapeCase
 from slipway.validation.findings import OutputValidation
 from slipway.validation.limit_overrides import Limits
@@ -85,6 +86,10 @@ class Judge:
             found.append(_at_most("adapter_strength_error", error, self._strength_limit, unit="share"))
         if output.survival is not None:
             found += survival.checks(output.survival, self._rule.limits)
+        if output.continuation and not output.continuation.skipped:
+            found += self._continuation(output.continuation)
+        if output.answers:
+            found += self._answers(output.answers)
         native = output.engine.native_dtype if output.engine else ""
         for case in output.cases:
             if not case.skipped:
@@ -108,6 +113,23 @@ class Judge:
             _at_most("mean_kl", figures.mean_kl, limits.mean_kl, unit="nats/token", against=against),
             _check(agreement, value, limits.top1_agreement, ">=", unit="share", against=against),
         ]
+
+    def _continuation(self, found: LongContinuation) -> list[Check]:
+        """Check a long continuation: few tokens of one text, so the figure scatters as that of a case."""
+        limits, own = self._rule.limits, self._rule.merged_limits
+        unit = "nats/token"
+        return [
+            _at_most("continuation.mean_kl", found.mean_kl, limits.case_mean_kl, unit=unit),
+            _at_most("continuation.cache_kl", found.cache_kl, own.case_mean_kl, unit=unit, against="itself"),
+        ]
+
+    def _answers(self, found: AnswerComparison) -> list[Check]:
+        """Check the first score of the answers. One answer may change where two are equally likely."""
+        if not found.scores or found.scores[0].reference is None:
+            return []
+        score, allowed = found.scores[0], self._rule.limits.quality_loss or 0.0
+        limit = allowed + 1 / max(found.with_expected, 1)
+        return [_at_most(f"answers.{score.name}_loss", score.loss, limit, unit="share")]
 
     def _case(self, case: ShapeCase, *, native_dtype: str) -> list[Check]:
         """Check a case against the reference, and against the output itself, where no rounding of weights hides an error."""

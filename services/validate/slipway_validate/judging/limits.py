@@ -43,6 +43,8 @@ _ROWS: tuple[tuple[str, float | None, float, float, float, float, float, float, 
     ("int4",     None,         2e-2,    0.90,  1.05,      6e-2,         3e-2,                   2e-2,   2e-1,     2e-1,            8e-1),
 )
 # fmt: on
+QUALITY_LOSS = {"float32": 0.0, "float16": 0.005, "bfloat16": 0.01, "int8": 0.02, "int4": 0.05}
+"""Loss of a score of answers, as a share; one answer more may always change."""
 LIMITS: Mapping[str, Limits] = {
     level: Limits(
         level=level,
@@ -56,6 +58,7 @@ LIMITS: Mapping[str, Limits] = {
         relative_error=relative,
         module_strength_error=module_strength,
         module_weight_error=module_weight,
+        quality_loss=QUALITY_LOSS[level],
     )
     for level, max_abs_diff, mean_kl, top1, perplexity, case_kl, strength, cosine, relative, module_strength, module_weight in _ROWS
 }

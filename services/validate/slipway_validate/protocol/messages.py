@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from slipway.validation.speed import Engine, Memory
 
-NOT_OUTPUTS = ("adapter", "base", "before", "heldout", "reference")
+NOT_OUTPUTS = ("adapter", "base", "before", "heldout", "reference", "test_inputs")
 """Inputs of the stage that are no outputs of the export."""
 SPEC_FILE = "spec.json"
 RESULT_FILE = "result.json"
@@ -27,6 +27,8 @@ WAITING, ROUND = "waiting", "round"
 """Keys of a runner's lines: the result is written and the runner waits; the result of a round."""
 SURVIVAL_FILE = "survival.json"
 """What outputs hold of the adapter: an object of :class:`slipway.validation.survival.AdapterSurvival` by name of the output."""
+INPUTS_FILE = "inputs.json"
+"""In the folder of the samples: :class:`EncodedInputs`; missing if the user gave none."""
 BASE_LOGITS_FILE = "base_logits.npy"
 """Like LOGITS_FILE, with the adapter switched off; written by the reference only."""
 
@@ -39,6 +41,11 @@ def case_file(name: str) -> str:
 def plain_file(name: str) -> str:
     """Return the file name of the results of a case's rows, each computed alone without padding; as :func:`case_file`."""
     return f"plain_{name}.npy"
+
+
+def long_file(index: int) -> str:
+    """Return the file name of a long continuation's logits: (tokens, V) float32, each predicting one token of the reference's."""
+    return f"long_{index}.npy"
 
 
 class _Message(BaseModel):
@@ -102,6 +109,76 @@ class Round(_Message):
     decode_seconds: tuple[float, ...] = ()
 
 
+class LongSpec(_Message):
+    """Long greedy continuations to compute.
+
+    Attributes:
+        prompts: Token ids of each prompt, the beginning of the window of the same number.
+        new_tokens: Tokens to continue each with.
+        given: The reference's continuation of each; empty for the reference itself.
+    """
+
+    prompts: tuple[tuple[int, ...], ...]
+    new_tokens: int
+    given: tuple[tuple[int, ...], ...] = ()
+
+
+class LongResult(_Message):
+    """Long greedy continuations.
+
+    Attributes:
+        continuations: One per prompt.
+        cache_divergences: For each, the mean KL of that part in which the logits through the cache differ most from those of one plain pass
+            over the same text, nats; None if it is not finite.
+        skipped: Why there are none.
+    """
+
+    continuations: tuple[tuple[int, ...], ...] = ()
+    cache_divergences: tuple[float | None, ...] = ()
+    skipped: str = ""
+
+
+class EncodedInput(_Message):
+    """One of the user's test inputs.
+
+    Attributes:
+        ids: Tokens of the text; for an encoder–decoder, of its source.
+        second: Tokens of the text that it is compared with.
+        most: Most tokens of the answer.
+        keep: Places of the tokens that answer: the first of each word (-1 where it was cut off), those of the context.
+        offsets: Begin and end of each of these tokens in the context, in characters.
+    """
+
+    ids: tuple[int, ...]
+    second: tuple[int, ...] = ()
+    most: int = 0
+    keep: tuple[int, ...] = ()
+    offsets: tuple[tuple[int, int], ...] = ()
+
+
+class EncodedInputs(_Message):
+    """Contents of INPUTS_FILE in the samples' folder.
+
+    Attributes:
+        inputs: The test inputs.
+        stops: Tokens that end an answer.
+        start: First tokens of a decoder with an encoder.
+        banned: Tokens that no answer has.
+    """
+
+    inputs: tuple[EncodedInput, ...]
+    stops: tuple[int, ...] = ()
+    start: tuple[int, ...] = ()
+    banned: tuple[int, ...] = ()
+
+
+class Answers(_Message):
+    """A model's answers to the test inputs: for each, numbers as :mod:`slipway_validate.runner.answering` returns them; or why there are none."""
+
+    answers: tuple[tuple[float, ...], ...] = ()
+    skipped: str = ""
+
+
 class RunSpec(_Message):
     """One model to run.
 
@@ -117,6 +194,7 @@ class RunSpec(_Message):
         cases: Shape cases to compute.
         prompts: Prompts of the greedy continuations: token ids.
         new_tokens: Tokens to continue each with.
+        long: Long continuations; None for none.
         benchmark: Parameters of a round of timing; the process then waits, and times a round at each request. None if speed is
             not measured.
         only_timed: Whether the model is loaded only to be timed.
@@ -133,6 +211,7 @@ class RunSpec(_Message):
     cases: tuple[Case, ...] = ()
     prompts: tuple[tuple[int, ...], ...] = ()
     new_tokens: int = 0
+    long: LongSpec | None = None
     benchmark: Benchmark | None = None
     only_timed: bool = False
 
@@ -149,6 +228,7 @@ class TokenizeSpec(_Message):
         length: Requested tokens per window.
         seed: Seed of the places of the windows in the text, and of random inputs.
         samples: Folder in which to write :class:`slipway_validate.samples.Samples`.
+        records: File with the user's test inputs, a list in JSON; None if there are none.
     """
 
     tokenizer: Path
@@ -159,6 +239,7 @@ class TokenizeSpec(_Message):
     length: int
     seed: int
     samples: Path
+    records: Path | None = None
 
 
 class SurvivalSpec(_Message):
@@ -197,6 +278,8 @@ class RunResult(_Message):
         first_non_finite: Description of the place of the first of them.
         skipped_cases: Names of cases that do not apply, with the reason.
         continuations: Greedy continuations, one per prompt.
+        long: Long continuations; None if none were asked for.
+        answers: Answers to the user's test inputs; None if there are none.
         architecture: Class of the model, if known.
         adapter: For the reference: description of its adapter.
         device: The device that computed it: ``cpu`` or the GPU's name.
@@ -214,6 +297,8 @@ class RunResult(_Message):
     first_non_finite: str = ""
     skipped_cases: dict[str, str] = {}
     continuations: tuple[tuple[int, ...], ...] = ()
+    long: LongResult | None = None
+    answers: Answers | None = None
     architecture: str = ""
     adapter: str = ""
     device: str = ""

@@ -25,7 +25,16 @@ from slipway_validate.cases import shape_cases
 from slipway_validate.judging.reference_run import ReferenceRun
 from slipway_validate.params import SampleParams
 from slipway_validate.preparation import Prepared
-from slipway_validate.protocol.messages import BASE_LOGITS_FILE, LOGITS_FILE, RunResult, case_file, plain_file
+from slipway_validate.protocol.messages import (
+    BASE_LOGITS_FILE,
+    INPUTS_FILE,
+    LOGITS_FILE,
+    EncodedInputs,
+    RunResult,
+    case_file,
+    long_file,
+    plain_file,
+)
 from slipway_validate.samples import Samples
 
 FILE = "reference.json"
@@ -139,7 +148,7 @@ def read_reference(
         raise _unusable(f"its files are damaged: {error}") from error
     if file.with_adapter != ("adapter" in inputs):
         raise _unusable("it was made with an adapter" if file.with_adapter else "it was made without an adapter")
-    for name in ("base", "adapter", "heldout"):
+    for name in ("base", "adapter", "heldout", "test_inputs"):
         ours, theirs = ctx.input_digests.get(name, ""), file.inputs.get(name, "")
         if ctx.input_digests and file.inputs and ours != theirs:
             raise _unusable(
@@ -225,6 +234,14 @@ def _check_results(folder: Path, file: ReferenceFile, samples: Samples) -> None:
         values = np.load(folder / plain_file(plain), mmap_mode="r")
         if values.ndim != 2 or values.dtype != np.float32:
             raise ValueError(f"{plain_file(plain)} has the shape {values.shape} and the type {values.dtype}")
+    long = file.result.long
+    for index, tokens in enumerate(long.continuations if long else ()):
+        check_regular(folder / long_file(index))
+        values = np.load(folder / long_file(index), mmap_mode="r")
+        if values.dtype != np.float32 or values.shape != (len(tokens), file.result.vocabulary):
+            raise ValueError(f"{long_file(index)} has the shape {values.shape} and the type {values.dtype}")
+    if (folder / SAMPLES / INPUTS_FILE).exists():
+        EncodedInputs.model_validate_json(read_regular(folder / SAMPLES / INPUTS_FILE, largest=LARGEST_LIST))
     labels = samples.labels
     if len(shapes) > 1 or (labels is not None and labels.shape[1] > next(iter(shapes))[1]):
         raise ValueError(f"results have the shapes {sorted(shapes)}")

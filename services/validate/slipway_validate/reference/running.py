@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from slipway.stage import Context
+from slipway_validate.continuing import long_spec
 from slipway_validate.folders import stored_dtype
 from slipway_validate.judging.compare import CaseResults, compare_case
 from slipway_validate.judging.evaluate import MERGED
@@ -37,6 +38,7 @@ def run_reference(
         StageError: ``CANCELLED``, ``DISK_FULL``.
     """
     spec = _spec(inputs, prepared, params, ctx).model_copy(update={"benchmark": benchmark})
+    spec = spec.model_copy(update={"long": long_spec(prepared, inputs["base"], params)})
     timeout = params.output_timeout_seconds
     with process.start_runner(Spec(run=spec), folder, ctx, label="reference", timeout_seconds=timeout) as runner:
         yield _checked_run(runner.result, spec, inputs, prepared=prepared, folder=folder), runner

@@ -12,8 +12,9 @@ from numpy.lib.format import open_memmap
 from slipway.models.families import DECODER
 from slipway_validate.cases import family_named
 from slipway_validate.numerics import Ints, Logits
-from slipway_validate.protocol.messages import Case, CaseRow, RunSpec, case_file, plain_file
+from slipway_validate.protocol.messages import Case, CaseRow, LongResult, LongSpec, RunSpec, case_file, plain_file
 from slipway_validate.runner.continuing import continue_greedily
+from slipway_validate.runner.generating import continue_long
 from slipway_validate.runner.model import (
     LanguageModel,
     Source,
@@ -132,6 +133,11 @@ class Collector:
     def continuations(self, prompts: tuple[tuple[int, ...], ...], new_tokens: int) -> tuple[tuple[int, ...], ...]:
         """Continue prompts greedily; prompt ``n`` belongs to window ``n``."""
         return continue_greedily(self._model, self._samples, prompts, new_tokens, check=self._count_non_finite)
+
+    def long_continuations(self, spec: LongSpec) -> LongResult:
+        """Continue prompts at length, and write the logits of the reference's continuations."""
+        sources = [source_of(self._samples, [index]) for index in range(len(spec.prompts))]
+        return continue_long(self._model, spec, sources, self._folder, on_logits=self._count_non_finite)
 
     def _rows_of(self, case: Case, batch: Batch, segments: tuple[int, ...]) -> list[Logits]:
         """Return the compared results of each row, (P, V): those without padding, or the text's vector."""

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from queue import SimpleQueue
-from typing import NoReturn, TextIO
+from typing import NamedTuple, NoReturn, TextIO
 
 from slipway.folders.disk_full import is_disk_full
 from slipway.validation.speed import Memory
@@ -24,6 +24,7 @@ from slipway.validation.survival import AdapterSurvival
 from slipway_validate.cases import family_named, native_case
 from slipway_validate.protocol.messages import (
     BASE_LOGITS_FILE,
+    INPUTS_FILE,
     LOGITS_FILE,
     RESULT_FILE,
     ROUND,
@@ -31,6 +32,9 @@ from slipway_validate.protocol.messages import (
     SURVIVAL_FILE,
     TIME,
     WAITING,
+    Answers,
+    EncodedInputs,
+    LongResult,
     RunResult,
     RunSpec,
     Spec,
@@ -38,6 +42,7 @@ from slipway_validate.protocol.messages import (
     TokenizeSpec,
 )
 from slipway_validate.runner import guard
+from slipway_validate.runner.answering import answer_inputs
 from slipway_validate.runner.benchmark import time_round
 from slipway_validate.runner.collect import Collector
 from slipway_validate.runner.model import LanguageModel, NotRunnable, Unusable
@@ -83,7 +88,7 @@ def run_model(spec: RunSpec, folder: Path) -> tuple[RunResult, LanguageModel]:
         peak_device_bytes=model.peak_device_bytes(),
     )
 
-    continuations, adapter = ((), "") if spec.only_timed else _compute(model, spec, collector)
+    computed = _Computed() if spec.only_timed else _compute(model, spec, collector)
     result = RunResult(
         engine=model.engine,
         vocabulary=collector.vocabulary,
@@ -92,26 +97,48 @@ def run_model(spec: RunSpec, folder: Path) -> tuple[RunResult, LanguageModel]:
         non_finite=collector.non_finite,
         first_non_finite=collector.first_non_finite,
         skipped_cases=collector.skipped,
-        continuations=continuations,
+        continuations=computed.continuations,
+        long=computed.long,
+        answers=computed.answers,
         architecture=model.architecture,
-        adapter=adapter,
+        adapter=computed.adapter,
         device=model.device,
     )
     return result, model
 
 
-def _compute(model: LanguageModel, spec: RunSpec, collector: Collector) -> tuple[tuple[tuple[int, ...], ...], str]:
-    """Compute the results to compare; return the continuations, and the description of the adapter."""
+class _Computed(NamedTuple):
+    """Results to compare, beside those in files."""
+
+    continuations: tuple[tuple[int, ...], ...] = ()
+    answers: Answers | None = None
+    long: LongResult | None = None
+    adapter: str = ""
+
+
+def _compute(model: LanguageModel, spec: RunSpec, collector: Collector) -> _Computed:
+    """Compute the results to compare."""
     model.prepare_comparison()
     collector.windows(LOGITS_FILE)
     for case in spec.cases:
         collector.case(case)
         collector.plain_rows(case)
     continuations = collector.continuations(spec.prompts, spec.new_tokens)
+    answers = _answers(model, spec) if spec.write_logits else None
+    long = collector.long_continuations(spec.long) if spec.long else None
     adapter = _base_logits(model, collector) if spec.adapter else ""
     if spec.benchmark:
         model.leave_comparison()
-    return continuations, adapter
+    return _Computed(continuations, answers, long, adapter)
+
+
+def _answers(model: LanguageModel, spec: RunSpec) -> Answers | None:
+    """Answer the user's test inputs; None if there are none."""
+    file = spec.samples / INPUTS_FILE
+    if not file.is_file():
+        return None
+    inputs = EncodedInputs.model_validate_json(file.read_bytes())
+    return answer_inputs(model, family_named(spec.family), inputs, report=_report)
 
 
 def take_rounds(spec: RunSpec, model: LanguageModel, commands: SimpleQueue[str]) -> NoReturn:
@@ -144,6 +171,12 @@ def tokenize(spec: TokenizeSpec) -> RunResult:
 
     samples, source = make_samples(spec)
     samples.write(spec.samples)
+    if spec.records is not None:
+        from slipway_validate.runner.encoding import encode_inputs
+        from slipway_validate.runner.windows import load_tokenizer
+
+        encoded = encode_inputs(load_tokenizer(spec.tokenizer), spec)
+        (spec.samples / INPUTS_FILE).write_text(encoded.model_dump_json(), encoding="utf-8")
     return RunResult(source=source)
 
 

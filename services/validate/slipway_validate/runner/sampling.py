@@ -115,10 +115,19 @@ def _random_labels(spec: TokenizeSpec) -> Ints:
 
 def _decoder_inputs(labels: Ints, model: Path) -> Ints:
     """Return the decoder's teacher-forced input: the start token, then every label but the last."""
+    inputs = np.roll(labels, 1, axis=1)
+    inputs[:, 0] = first_token(model)
+    return inputs
+
+
+def first_token(model: Path) -> int:
+    """Return the decoder's first token.
+
+    Raises:
+        Unusable: The configuration names none.
+    """
     settings = {**read_config(model), **read_json(model / "generation_config.json")}
     start = next((settings[name] for name in START_TOKENS if isinstance(settings.get(name), int)), None)
     if start is None:
         raise Unusable(f"config.json names no first token for the decoder: set {START_TOKENS[0]}")
-    inputs = np.roll(labels, 1, axis=1)
-    inputs[:, 0] = start
-    return inputs
+    return int(start)

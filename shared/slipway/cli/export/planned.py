@@ -21,12 +21,13 @@ from slipway.client.requests import DEFAULT_PROJECT
 from slipway.configuration import ExportConfiguration, LoadedConfiguration
 from slipway.errors import ModelExportError
 from slipway.export_sources.found import Sources, find_sources
+from slipway.export_sources.naming import source_settings
+from slipway.export_sources.test_inputs import TEST_INPUTS
 from slipway.formats.tasks import PlannedTask
 from slipway.models.base_format import read_config
 from slipway.models.families import model_class
 from slipway.planning.calibration import SOURCE as CALIBRATION
-from slipway.planning.calibration import names_calibration
-from slipway.planning.plan import more_adapters, plan
+from slipway.planning.plan import OPTIONAL_SOURCES, more_adapters, plan
 from slipway.planning.precedents import Precedent, precedent_key, with_precedent
 from slipway.planning.preflight import Finding, Preflight, Verdict, preflight
 from slipway.planning.references import Source, parse_reference
@@ -58,10 +59,7 @@ def examine(
     configuration, here = loaded.configuration, not settings.coordinator
     adapters = {"adapter", *more_adapters(configuration)} if configuration.checkpoint.path else set()
     names = {"base", *adapters}
-    if configuration.validation.heldout:
-        names.add("heldout")
-    if names_calibration(configuration):
-        names.add(CALIBRATION)
+    names |= {name for name in source_settings(configuration) if name in OPTIONAL_SOURCES}
     tasks = plan(configuration, names)
     try:
         with contextlib.ExitStack() as stack:
@@ -143,6 +141,7 @@ def _document(
             "checkpoint": sources.folders.show(str(sources.checkpoint.path)) if sources.checkpoint else None,
             "heldout": sources.folders.show(str(sources.heldout)) if sources.heldout else None,
             "calibration": sources.folders.show(str(sources.calibration)) if sources.calibration else None,
+            **({TEST_INPUTS: sources.folders.show(str(sources.test_inputs))} if sources.test_inputs else {}),
         },
         "base_match": sources.base_match.model_dump(mode="json") if sources and sources.base_match else None,
         "trained_as": {"class": sources.trained.name, "labels": sources.trained.labels}
@@ -179,6 +178,7 @@ def _folders(sources: Sources) -> list[Text]:
         "base": sources.base,
         "heldout": sources.heldout,
         "calibration": sources.calibration,
+        "test inputs": sources.test_inputs,
     }
     show_path = sources.folders.show
     return [unbroken(f"{name:<12}", show_path(str(path)), style="dim") for name, path in found.items() if path]

@@ -17,6 +17,7 @@ from slipway.models.families import DECODER, Family, model_family
 from slipway.models.model_files import has_chat_template
 from slipway.results.report.document import Report
 from slipway.results.report.environment import markdown_environment
+from slipway.results.report.evaluation import model_index, rows, sign_off
 from slipway.results.report.page import common
 from slipway.texts import one_line
 
@@ -55,6 +56,8 @@ def model_card(report: Report, folder: Path) -> str:
         front_matter=yaml.safe_dump(_front_matter(report, folder), sort_keys=False, allow_unicode=True),
         **common(report),
         examples=_examples(report, folder),
+        evaluation=rows(report),
+        sign_off=sign_off(report),
     )
 
 
@@ -71,6 +74,7 @@ def _front_matter(report: Report, folder: Path) -> dict[str, Any]:
         *sorted(filter(None, set(levels))),
     ]
     base = report.label("base_model")
+    index = model_index(report, family.task if family else "")
     proven = report.result.base_match is not None and report.result.base_match.verdict == "green"
     return {
         **({"base_model": base} if base else {}),
@@ -78,6 +82,7 @@ def _front_matter(report: Report, folder: Path) -> dict[str, Any]:
         "library_name": next(iter(libraries), "transformers"),
         **pipeline,
         "tags": list(dict.fromkeys(tags)),
+        **({"model-index": index} if index else {}),
     }
 
 

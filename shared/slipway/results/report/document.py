@@ -1,9 +1,9 @@
-"""The report as data: ``report.json``."""
+"""The report as data: ``report.json``. ``report.schema.json`` beside this module describes it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -23,7 +23,7 @@ class Report(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    schema_version: int = 1
+    schema_version: Literal[1] = 1
     result: ExportResult
     validation: ValidationReport | None = None
     lineage: dict[str, Any] = {}

@@ -11,6 +11,7 @@ from markupsafe import Markup
 from slipway.results.report import figures
 from slipway.results.report.calibration import calibration_profile
 from slipway.results.report.compared import compared
+from slipway.results.report.curves import curve_chart, divergence_by_position, memory_over_time
 from slipway.results.report.document import Report
 from slipway.results.report.environment import html_environment
 from slipway.results.report.graphs import optimizations
@@ -39,6 +40,7 @@ def page(report: Report) -> str:
         verdict=_verdict(report),
         charts=_charts(report),
         durations=_durations(report.result.attempts),
+        memory=_memory(report.result.attempts),
         attempts=[(attempt, _params(attempt)) for attempt in report.result.attempts],
         tools=sorted(report.lineage.get("tools", {}).items()),
         sources=sorted(report.lineage.get("sources", {}).items()),
@@ -119,6 +121,11 @@ def _charts(report: Report) -> list[Chart]:
             _logits_chart(f"Largest difference of a {value}", outputs, "max_abs_diff"),
         ),
     ]
+    positions = divergence_by_position(outputs)
+    if positions:
+        caption = f"{words.distance_words} by position in the text, mean over all windows, each curve in its own scale from zero; where one rises, errors add up."
+        plot = curve_chart("Divergence by position", positions, ends=("first token", "last token"))
+        behaviour.insert(1, Chart("Divergence by position", caption, plot))
     compared_any = any(output.to_reference is not None for output in outputs)
     return [*(behaviour if compared_any else ()), *survival_charts(outputs), *charts, *_speed_charts(outputs)]
 
@@ -193,6 +200,12 @@ def _durations(attempts: Iterable[AttemptResult]) -> Markup:
         for attempt in attempts
     ]
     return bar_chart("Duration of each attempt", bars, show=figures.duration)
+
+
+def _memory(attempts: Iterable[AttemptResult]) -> Markup | None:
+    """Chart the memory of each attempt over its time; None if none was measured."""
+    curves = memory_over_time(attempts)
+    return curve_chart("Memory of each attempt over time", curves, one_scale=True) if curves else None
 
 
 def _params(attempt: AttemptResult) -> list[tuple[str, str]]:

@@ -8,11 +8,12 @@ from typing import Any
 
 from slipway.extras import missing
 from slipway.results.report.document import Report
+from slipway.results.report.junit import junit
 from slipway.results.result import ExportResult
 from slipway.texts import escaped_json
 from slipway.validation.findings import ValidationReport
 
-JSON, HTML, CARD = "report.json", "report.html", "README.md"
+JSON, JUNIT, HTML, CARD = "report.json", "report.junit.xml", "report.html", "README.md"
 
 
 def main_file() -> tuple[str, tuple[str, ...]]:
@@ -31,12 +32,12 @@ def write_report(
     validation: ValidationReport | None = None,
     lineage: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write ``report.json``, and also ``report.html`` and ``README.md`` if the extra ``report`` is installed.
+    """Write ``report.json`` and ``report.junit.xml``, and also ``report.html`` and ``README.md`` if the extra ``report`` is installed.
 
     The same parts always give the same bytes.
 
     Args:
-        folder: The output directory, with a folder per format. The formats' chat templates are looked up in it; only the three files
+        folder: The output directory, with a folder per format. The formats' chat templates are looked up in it; only these files
             are written.
         result: The result of the export.
         validation: The validation report; None if nothing was validated.
@@ -47,6 +48,7 @@ def write_report(
     """
     report = Report.of(result, validation=validation, lineage=lineage)
     (folder / JSON).write_text(escaped_json(report.model_dump_json(indent=2)) + "\n", encoding="utf-8")
+    (folder / JUNIT).write_text(junit(report), encoding="utf-8")
     if missing("report"):
         return
     from slipway.results.report.card import model_card

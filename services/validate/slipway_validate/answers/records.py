@@ -1,0 +1,304 @@
+"""Read the user's test inputs: prompts with expected answers, or labelled examples, as the model's family takes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from slipway.errors import ValidationError
+from slipway.files.json_documents import LARGEST_LIST, parse_json
+from slipway.files.regular_file import read_regular
+from slipway.models.base_format import read_config
+from slipway.models.families import (
+    DECODER,
+    ENCODER_DECODER,
+    FEATURE_EXTRACTION,
+    QUESTION_ANSWERING,
+    SEQUENCE_CLASSIFIER,
+    TOKEN_CLASSIFIER,
+    Family,
+)
+from slipway.texts import quoted
+from slipway_validate.params import SampleParams
+
+TEST_INPUTS = "test_inputs"
+"""Name of the input with a file of test inputs."""
+ENDINGS = (".jsonl", ".json", ".txt")
+LARGEST = 16 << 20
+MOST_RECORDS = 10_000
+_MOST_CHARACTERS = 100_000
+_Words = Annotated[str, StringConstraints(min_length=1, max_length=_MOST_CHARACTERS)]
+_List = Annotated[tuple[_Words, ...], Field(min_length=1, max_length=4096)]
+
+
+class Record(BaseModel):
+    """One test input; ``form`` shows how it is written."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+    def shown(self) -> str:
+        """Return the input as text."""
+        raise NotImplementedError
+
+    def wanted(self) -> str:
+        """Return the expected answer as text; empty if there is none."""
+        raise NotImplementedError
+
+
+class Prompted(Record):
+    """A prompt for a decoder, with the expected answer.
+
+    Attributes:
+        prompt: A text, or messages with ``role`` and ``content``.
+        chat: Whether the model's chat template is applied, if it has one.
+        expected: The expected answer; None compares with the reference's answer only.
+        match: Whether the answer must be the expected one, or contain it; case and spaces do not count.
+        max_new_tokens: Most tokens of the answer.
+    """
+
+    prompt: (
+        _Words | Annotated[tuple[dict[Literal["role", "content"], _Words], ...], Field(min_length=1, max_length=100)]
+    )
+    chat: bool = True
+    expected: _Words | None = None
+    match: Literal["exact", "contains"] = "exact"
+    max_new_tokens: int = Field(default=64, ge=1, le=1024)
+
+    def shown(self) -> str:
+        """Return the prompt."""
+        return self.prompt if isinstance(self.prompt, str) else "\n".join(part["content"] for part in self.prompt)
+
+    def wanted(self) -> str:
+        """Return the expected answer."""
+        return self.expected or ""
+
+
+class Translated(Record):
+    """A source text for an encoder–decoder, with the expected target text."""
+
+    source: _Words
+    target: _Words | None = None
+    max_new_tokens: int = Field(default=128, ge=1, le=1024)
+
+    def shown(self) -> str:
+        """Return the source."""
+        return self.source
+
+    def wanted(self) -> str:
+        """Return the target."""
+        return self.target or ""
+
+
+class LabelledText(Record):
+    """A text for a classifier with its label: its name or number, names of several labels, or a score."""
+
+    text: _Words
+    label: _Words | int | float | tuple[_Words, ...]
+
+    def shown(self) -> str:
+        """Return the text."""
+        return self.text
+
+    def wanted(self) -> str:
+        """Return the label."""
+        return ", ".join(self.label) if isinstance(self.label, tuple) else str(self.label)
+
+
+class LabelledTokens(Record):
+    """Words for a token classifier, each with its label."""
+
+    tokens: _List
+    labels: _List
+
+    @pydantic.model_validator(mode="after")
+    def _as_many(self) -> LabelledTokens:
+        if len(self.tokens) != len(self.labels):
+            raise ValueError(f"it has {len(self.tokens)} tokens and {len(self.labels)} labels")
+        return self
+
+    def shown(self) -> str:
+        """Return the words."""
+        return " ".join(self.tokens)
+
+    def wanted(self) -> str:
+        """Return the labels."""
+        return " ".join(self.labels)
+
+
+class Asked(Record):
+    """A question about a text, with every accepted answer."""
+
+    question: _Words
+    context: _Words
+    answers: _List
+
+    def shown(self) -> str:
+        """Return the question."""
+        return self.question
+
+    def wanted(self) -> str:
+        """Return the accepted answers."""
+        return " | ".join(self.answers)
+
+
+class Pair(Record):
+    """Two texts with how alike they are, in any unit."""
+
+    sentence1: _Words
+    sentence2: _Words
+    score: float
+
+    def shown(self) -> str:
+        """Return both texts."""
+        return f"{self.sentence1} | {self.sentence2}"
+
+    def wanted(self) -> str:
+        """Return the score."""
+        return repr(self.score)
+
+
+FORMS: Mapping[str, tuple[type[Record], str]] = {
+    DECODER.name: (Prompted, '{"prompt": "…", "expected": "…"}'),
+    ENCODER_DECODER.name: (Translated, '{"source": "…", "target": "…"}'),
+    SEQUENCE_CLASSIFIER.name: (LabelledText, '{"text": "…", "label": "…"}'),
+    TOKEN_CLASSIFIER.name: (LabelledTokens, '{"tokens": ["…"], "labels": ["…"]}'),
+    QUESTION_ANSWERING.name: (Asked, '{"question": "…", "context": "…", "answers": ["…"]}'),
+    FEATURE_EXTRACTION.name: (Pair, '{"sentence1": "…", "sentence2": "…", "score": 0.5}'),
+}
+"""By the name of the family: the kind of record, and how one is written."""
+
+
+def read_records(folder: Path | None, inline: Sequence[Mapping[str, Any]], family: Family) -> tuple[Record, ...] | None:
+    """Return the test inputs for a family; None if the family answers none.
+
+    Args:
+        folder: Folder with one file of records; None takes ``inline``.
+        inline: Records of the configuration itself.
+        family: The model's family.
+
+    Raises:
+        ValidationError: ``VALIDATION_IMPOSSIBLE``: a file or record cannot be used.
+    """
+    if family.name not in FORMS:
+        return None
+    documents: list[tuple[int, Any]] = (
+        list(enumerate(inline, 1)) if folder is None else _documents(_file(folder), family)
+    )
+    if not documents or len(documents) > MOST_RECORDS:
+        raise _unusable(f"they have {len(documents)} records", f"give 1 to {MOST_RECORDS}")
+    return tuple(_record(document, number, family) for number, document in documents)
+
+
+def test_inputs(inputs: Mapping[str, Path], family: Family, params: SampleParams) -> tuple[Record, ...]:
+    """Return the test inputs that a validation answers; none if there are none, or if models of the family answer none.
+
+    Raises:
+        ValidationError: As :func:`read_records`.
+    """
+    if TEST_INPUTS not in inputs and not params.test_inputs:
+        return ()
+    found = read_records(inputs.get(TEST_INPUTS), params.test_inputs, family) or ()
+    checked_labels(found, read_config(inputs["base"]))
+    return found[: params.most_test_inputs]
+
+
+def write_records(records: Sequence[Record], file: Path) -> Path | None:
+    """Write records for the process that encodes them; return the file, None if there are none."""
+    if not records:
+        return None
+    file.write_text(json.dumps([record.model_dump() for record in records]), encoding="utf-8")
+    return file.absolute()
+
+
+def checked_labels(records: Sequence[Record], config: Mapping[str, Any]) -> None:
+    """Refuse labels that a classifier does not have.
+
+    Raises:
+        ValidationError: ``VALIDATION_IMPOSSIBLE``.
+    """
+    labels = config.get("id2label")
+    if not isinstance(labels, dict) or not labels:
+        return
+    known = {*map(str, labels), *map(str, labels.values())}
+    for number, record in enumerate(records, 1):
+        for label in _labels_of(record, regression=len(labels) == 1):
+            if label not in known:
+                names = ", ".join(map(str, list(labels.values())[:20]))
+                raise _unusable(f"record {number}: the model has no label {quoted(label)}", f"its labels are {names}")
+
+
+def _labels_of(record: Record, *, regression: bool) -> tuple[str, ...]:
+    if isinstance(record, LabelledTokens):
+        return record.labels
+    if not isinstance(record, LabelledText):
+        return ()
+    if regression:
+        if isinstance(record.label, int | float):
+            return ()
+        raise _unusable(
+            f"the label {quoted(record.label)} is not a number", "the model gives a score: label texts with numbers"
+        )
+    return record.label if isinstance(record.label, tuple) else (str(record.label),)
+
+
+def _file(folder: Path) -> Path:
+    found = sorted(path for path in folder.iterdir() if path.suffix in ENDINGS)
+    if len(found) != 1:
+        names = quoted([path.name for path in found]) if found else "none"
+        raise _unusable(f"their folder has {names} of the kinds {', '.join(ENDINGS)}", "give exactly one")
+    return found[0]
+
+
+def _documents(path: Path, family: Family) -> list[tuple[int, Any]]:
+    """Return the records of a file with their numbers: lines of JSON, a list in JSON, or a prompt per line of text."""
+    try:
+        data = read_regular(path, largest=LARGEST)
+        if path.suffix == ".json":
+            found = parse_json(data, most_values=LARGEST_LIST // 16)
+            return list(enumerate(found, 1)) if isinstance(found, list) else [(1, found)]
+        lines = [(number, line) for number, line in enumerate(data.splitlines(), 1) if line.strip()]
+        if len(lines) > MOST_RECORDS:
+            return lines  # refused by their number
+        if path.suffix == ".txt":
+            field = "source" if family is ENCODER_DECODER else "prompt"
+            return [(number, {field: line.decode("utf-8")}) for number, line in lines]
+        return [(number, _parsed(line, number)) for number, line in lines]
+    except (OSError, ValueError) as error:
+        raise _unusable(f"{path.name} cannot be read: {error}", "save it as UTF-8, a JSON object per line") from error
+
+
+def _parsed(line: bytes, number: int) -> Any:
+    try:
+        return parse_json(line)
+    except ValueError as error:
+        raise ValueError(f"line {number}: {error}") from error
+
+
+def _record(document: Any, number: int, family: Family) -> Record:
+    kind, form = FORMS[family.name]
+    try:
+        return kind.model_validate(_tuples(document))
+    except pydantic.ValidationError as error:
+        found = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in found["loc"])
+        what = f"record {number}: {f'{place}: ' if place else ''}{found['msg']}, it is {quoted(found['input'])}"
+        raise _unusable(what, f"for a {family.name} write it like {form}") from error
+
+
+def _tuples(value: Any) -> Any:
+    """Return JSON data with tuples for lists, as strict models take them."""
+    if isinstance(value, list | tuple):
+        return tuple(_tuples(each) for each in value)
+    return {key: _tuples(each) for key, each in value.items()} if isinstance(value, Mapping) else value
+
+
+def _unusable(what: str, remedy: str) -> ValidationError:
+    message = f"the test inputs cannot be used: {what}"
+    return ValidationError(
+        message, reason="VALIDATION_IMPOSSIBLE", remedy=remedy, about={"key": "validation.test_input_samples"}
+    )

@@ -1,0 +1,35 @@
+"""Which prompts are continued at length, and for how long."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slipway_validate.lengths import longest_text
+from slipway_validate.params import SampleParams
+from slipway_validate.preparation import Prepared
+from slipway_validate.protocol.messages import LongSpec, RunResult
+
+LEAST_TOKENS = 16
+"""Shorter continuations are among the others."""
+
+
+def long_spec(
+    prepared: Prepared, base: Path, params: SampleParams, *, reference: RunResult | None = None
+) -> LongSpec | None:
+    """Return the long continuations to compute; None if none are asked for or the model is too small for them.
+
+    Args:
+        prepared: The samples.
+        base: Folder with the model's configuration.
+        params: Parameters of the stage.
+        reference: The reference's result, whose continuations outputs compute too; None for the reference itself.
+    """
+    if not params.continuation_tokens:
+        return None
+    prompts = prepared.prompts(params.continuation_prompts)
+    room = longest_text(base, prepared.family) - max(map(len, prompts), default=0)
+    count = min(params.continuation_tokens, room)
+    if not prompts or count < LEAST_TOKENS:
+        return None
+    given = reference.long.continuations if reference is not None and reference.long is not None else ()
+    return LongSpec(prompts=prompts, new_tokens=count, given=given)

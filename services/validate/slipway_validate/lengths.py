@@ -1,0 +1,38 @@
+"""Read how many tokens a model takes from its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from slipway.models.families import Comparison, Family
+from slipway.models.model_files import CONFIG
+from slipway_validate.cases import MIN_LENGTH
+from slipway_validate.folders import read_json
+
+LENGTHS = ("max_position_embeddings", "max_target_positions", "n_positions")
+"""Settings with the largest number of tokens that a model accepts."""
+
+
+def longest_text(base: Path, family: Family) -> int:
+    """Return the largest number of tokens that a model takes."""
+    config = text_config(base)
+    longest = min((size for name in LENGTHS if (size := size_of(config, name))), default=1 << 30)
+    counted_from = size_of(config, "pad_token_id") + 1  # RoBERTa and its kin count positions from there
+    if family.comparison is not Comparison.NEXT_TOKEN and longest - counted_from >= MIN_LENGTH:
+        longest -= counted_from
+    return longest
+
+
+def text_config(base: Path) -> dict[str, Any]:
+    """Return the configuration of the part of a model that reads text."""
+    config = read_json(base / CONFIG)
+    text = config.get("text_config")
+    return text if isinstance(text, dict) else config
+
+
+def size_of(config: Mapping[str, Any], name: str) -> int:
+    """Return a count in a configuration; 0 if it is not one."""
+    value = config.get(name)
+    return value if isinstance(value, int) and value > 0 else 0

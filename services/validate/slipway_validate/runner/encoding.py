@@ -1,0 +1,132 @@
+"""Encode the user's test inputs with the model's own tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from slipway.files.json_documents import LARGEST_LIST, read_json
+from slipway.models.base_format import read_config
+from slipway.models.families import (
+    DECODER,
+    ENCODER_DECODER,
+    FEATURE_EXTRACTION,
+    QUESTION_ANSWERING,
+    SEQUENCE_CLASSIFIER,
+    TOKEN_CLASSIFIER,
+)
+from slipway_validate.cases import family_named
+from slipway_validate.folders import read_json as read_settings
+from slipway_validate.lengths import longest_text
+from slipway_validate.protocol.messages import EncodedInput, EncodedInputs, TokenizeSpec
+from slipway_validate.runner.model import Unusable
+from slipway_validate.runner.sampling import first_token
+
+Encode = Callable[[Any, Mapping[str, Any], int], EncodedInput]
+"""Function from a tokenizer, a record and the most tokens that the model takes to the encoded input."""
+
+
+def encode_inputs(tokenizer: Any, spec: TokenizeSpec) -> EncodedInputs:
+    """Encode the records of a specification.
+
+    Raises:
+        Unusable: One of them is too long, or needs something of the tokenizer that it lacks.
+    """
+    assert spec.records is not None
+    records = read_json(spec.records, largest=LARGEST_LIST)
+    family, settings = family_named(spec.family), _settings(spec.model)
+    longest, encode = longest_text(spec.model, family), _ENCODERS[family.name]
+    inputs = []
+    for number, record in enumerate(records, 1):
+        try:
+            found = encode(tokenizer, record, longest)
+        except (ValueError, TypeError, KeyError, LookupError, AttributeError) as error:
+            raise Unusable(f"test input {number} cannot be encoded: {error}") from error
+        if len(found.ids) + found.most > longest:
+            raise Unusable(
+                f"test input {number} has {len(found.ids)} tokens and up to {found.most} of its answer, the model takes {longest}"
+            )
+        inputs.append(found)
+    if family != ENCODER_DECODER:
+        return EncodedInputs(inputs=tuple(inputs), stops=_ids(settings.get("eos_token_id")))
+    forced = _ids(settings.get("forced_bos_token_id"))
+    stops = _ids(settings.get("eos_token_id"))
+    return EncodedInputs(
+        inputs=tuple(inputs),
+        stops=stops,
+        start=(first_token(spec.model), *forced[:1]),
+        banned=tuple(token for token in _ids(settings.get("pad_token_id")) if token not in stops),
+    )
+
+
+def _prompt(tokenizer: Any, record: Mapping[str, Any], longest: int) -> EncodedInput:  # noqa: ARG001 - as the others
+    prompt = record["prompt"]
+    if isinstance(prompt, str) and not (record["chat"] and getattr(tokenizer, "chat_template", None)):
+        ids = tokenizer(prompt)["input_ids"]
+    else:
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return EncodedInput(ids=tuple(ids), most=record["max_new_tokens"])
+
+
+def _source(tokenizer: Any, record: Mapping[str, Any], longest: int) -> EncodedInput:
+    ids = tokenizer(record["source"], truncation=True, max_length=longest)["input_ids"]
+    return EncodedInput(ids=tuple(ids), most=min(record["max_new_tokens"], longest - len(ids)))
+
+
+def _text(tokenizer: Any, record: Mapping[str, Any], longest: int) -> EncodedInput:
+    return EncodedInput(ids=_plain(tokenizer(record["text"], **_cut(longest))))
+
+
+def _words(tokenizer: Any, record: Mapping[str, Any], longest: int) -> EncodedInput:
+    """Encode words; a word's label is that of its first token."""
+    encoded = tokenizer(list(record["tokens"]), is_split_into_words=True, **_cut(longest))
+    words = encoded.word_ids()
+    first = [words.index(number) if number in words else -1 for number in range(len(record["tokens"]))]
+    return EncodedInput(ids=_plain(encoded), keep=tuple(first))
+
+
+def _question(tokenizer: Any, record: Mapping[str, Any], longest: int) -> EncodedInput:
+    """Encode question and context; an answer is between tokens of the context."""
+    cut = _cut(longest) | {"truncation": "only_second"}
+    encoded = tokenizer(record["question"], record["context"], return_offsets_mapping=True, **cut)
+    keep = [place for place, part in enumerate(encoded.sequence_ids()) if part == 1]
+    offsets = tuple(tuple(encoded["offset_mapping"][place]) for place in keep)
+    return EncodedInput(ids=_plain(encoded), keep=tuple(keep), offsets=offsets)
+
+
+def _pair(tokenizer: Any, record: Mapping[str, Any], longest: int) -> EncodedInput:
+    first, second = (_plain(tokenizer(record[name], **_cut(longest))) for name in ("sentence1", "sentence2"))
+    return EncodedInput(ids=first, second=second)
+
+
+_ENCODERS: Mapping[str, Encode] = {
+    DECODER.name: _prompt,
+    ENCODER_DECODER.name: _source,
+    SEQUENCE_CLASSIFIER.name: _text,
+    TOKEN_CLASSIFIER.name: _words,
+    QUESTION_ANSWERING.name: _question,
+    FEATURE_EXTRACTION.name: _pair,
+}
+
+
+def _cut(longest: int) -> dict[str, Any]:
+    return {"truncation": True, "max_length": longest} if longest < 1 << 30 else {}
+
+
+def _plain(encoded: Any) -> tuple[int, ...]:
+    """Return the ids; refuse types of tokens, which outputs do not take."""
+    if any(encoded.get("token_type_ids", ())):
+        raise ValueError("its tokenizer gives two texts different token types, which outputs do not take")
+    return tuple(encoded["input_ids"])
+
+
+def _settings(model: Path) -> dict[str, Any]:
+    return {**read_config(model), **read_settings(model / "generation_config.json")}
+
+
+def _ids(value: object) -> tuple[int, ...]:
+    found = value if isinstance(value, list) else [value]
+    return tuple(token for token in found if isinstance(token, int) and not isinstance(token, bool))

@@ -1,0 +1,118 @@
+"""Generate text greedily, and compute long continuations of prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import numpy as np
+from numpy.lib.format import open_memmap
+
+from slipway_validate.numerics import Ints, LogitComparer, Logits
+from slipway_validate.protocol.messages import LongResult, LongSpec, long_file
+from slipway_validate.runner.model import LanguageModel, Source, plain_step, run_segments, segments_within
+
+OnLogits = Callable[[Logits, str], None]
+"""Function that is called with the logits of each call and their place."""
+
+
+def generate(
+    model: LanguageModel,
+    prompt: tuple[int, ...],
+    most: int,
+    *,
+    source: Source | None = None,
+    stops: Collection[int] = (),
+    banned: Collection[int] = (),
+    on_logits: OnLogits = lambda logits, where: None,  # noqa: ARG005
+) -> tuple[int, ...]:
+    """Continue a prompt with the most likely token each time, through the KV cache if the model has one.
+
+    Args:
+        model: The model.
+        prompt: Its tokens.
+        most: Most tokens to generate.
+        source: Input of the encoder, if there is one.
+        stops: Tokens that end the text; the one that does is not returned.
+        banned: Tokens that are never chosen.
+        on_logits: Called with the logits of each call.
+    """
+    tokens, past = list(prompt), None
+    fresh = tokens
+    while len(tokens) < len(prompt) + most:
+        step = plain_step(fresh, past=past, past_length=len(tokens) - len(fresh), source=source)
+        logits, cache = model.forward(step)
+        on_logits(logits, f"greedy continuation, token {len(tokens)}")
+        last = logits[0, -1].copy()
+        last[list(banned)] = -np.inf
+        chosen = int(last.argmax())
+        if chosen in stops:
+            break
+        tokens = [*tokens, chosen]
+        fresh, past = (tokens[-1:], cache) if model.has_cache else (tokens, None)
+    return tuple(tokens[len(prompt) :])
+
+
+def continue_long(
+    model: LanguageModel, spec: LongSpec, sources: list[Source | None], folder: Path, *, on_logits: OnLogits
+) -> LongResult:
+    """Continue each prompt through the cache; compute one plain pass over that text, and over the reference's continuation.
+
+    The logits at the tokens of the reference's continuation are written for the comparison; without a given one, of its own.
+    """
+    longest = max(map(len, spec.prompts)) + spec.new_tokens
+    if not model.has_cache:
+        return LongResult(skipped="the model has no KV cache")
+    if longest - 1 > model.bounds.past:
+        return LongResult(
+            skipped=f"the engine accepts at most {model.bounds.past} cached tokens, {longest - 1} are needed"
+        )
+    continuations, divergences = [], []
+    for index, (prompt, source) in enumerate(zip(spec.prompts, sources, strict=True)):
+        own, cached = _decode(model, prompt, spec.new_tokens, source, folder / long_file(index), on_logits=on_logits)
+        logits = _one_pass(model, prompt, own, source)
+        continuations.append(own)
+        divergences.append(_largest_divergence(logits, cached))
+        if spec.given and spec.given[index] != own:
+            logits = _one_pass(model, prompt, spec.given[index], source)
+        np.save(folder / long_file(index), logits)
+    return LongResult(continuations=tuple(continuations), cache_divergences=tuple(divergences))
+
+
+def _decode(
+    model: LanguageModel,
+    prompt: tuple[int, ...],
+    count: int,
+    source: Source | None,
+    file: Path,
+    *,
+    on_logits: OnLogits,
+) -> tuple[tuple[int, ...], Logits]:
+    """Continue a prompt; return the tokens, and the logits through the cache that chose them, (P, V), kept in a file."""
+    kept: list[Logits] = []
+
+    def keep(logits: Logits, where: str) -> None:
+        on_logits(logits, where)
+        if not kept:
+            kept.append(open_memmap(file, mode="w+", dtype=np.float32, shape=(count, logits.shape[-1])))
+        kept[0][written[0]] = logits[0, -1]
+        written[0] += 1
+
+    written = [0]
+    return generate(model, prompt, count, source=source, on_logits=keep), kept[0]
+
+
+def _one_pass(model: LanguageModel, prompt: tuple[int, ...], text: tuple[int, ...], source: Source | None) -> Logits:
+    """Return the logits that predict each token of a text after a prompt, without the cache as far as the runtime allows: (P, V)."""
+    ids: Ints = np.array([[*prompt, *text[:-1]]], dtype=np.int64)
+    segments = segments_within(ids.shape[1], model.bounds)
+    parts = [found[0] for _, found in run_segments(model, ids, np.ones_like(ids), segments, source=source)]
+    return np.concatenate(parts)[len(prompt) - 1 :]
+
+
+def _largest_divergence(plain: Logits, cached: Logits) -> float | None:
+    """Return the mean KL of that part of a text in which the logits through the cache differ most from those of one pass."""
+    comparer = LogitComparer()
+    comparer.add(plain, cached)
+    parts = comparer.result().kl_by_position
+    return None if None in parts else max(part for part in parts if part is not None)
