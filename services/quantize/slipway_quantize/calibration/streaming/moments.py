@@ -23,7 +23,7 @@ class Observer:
 
     def _inputs(self, inputs: Tensor) -> Tensor:
         """Return the inputs at positions with text. (positions, K)."""
-        if inputs.shape[:2] == self.mask.shape:
+        if inputs.dim() == 3 and inputs.shape[:2] == self.mask.shape:
             return inputs[self.mask == 1]
         return inputs.reshape(-1, inputs.shape[-1])
 
