@@ -275,6 +275,19 @@ def test_every_family_holds_its_adapter_at_every_level(name: str, tmp_path: Path
 
 
 @pytest.mark.slow
+def test_graphs_of_the_real_export_hold_the_adapter_at_every_level(tiny: Models, tmp_path: Path) -> None:
+    stage = load_stage("onnx_export")
+    params = stage.params.model_validate({"parity": "never"})
+    graph = stage.run({"pytorch": tiny.merged}, params, Context(workdir=tmp_path))["onnx"]
+    levels = {"fp16": "float16", "int8": "int8", "int4": "int4"}
+    outputs = {"onnx": graph, **{level: quantized(graph, level, "onnx") for level in levels}}
+    found = measure(tiny.base, tiny.adapter, outputs, report=lambda _done, _total: None)
+    for name, output in found.items():
+        assert len(output.modules) == 14, output.not_run
+        assert said(output, levels.get(name, "float32")) == ""
+
+
+@pytest.mark.slow
 def test_the_stage_names_each_planted_fault(tiny: Models, held_out: Path, context: Context) -> None:
     outputs = {f"pytorch-{name}": tiny.variant(f"stage-{name}", change) for name, change in FAULTS.items()}
     inputs = {"base": tiny.base, "adapter": tiny.adapter, "heldout": held_out, "pytorch": tiny.merged, **outputs}
