@@ -15,10 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from slipway.errors import Failure, StageError
 from slipway.execution.memory_curve import MemoryOverTime
 from slipway.planning.precedents import PRECEDENT, Precedent
-from slipway.planning.references import VALIDATION, Source, parse_reference, producers
+from slipway.planning.references import Source, parse_reference, producers
 from slipway.registry import IMPORT
 from slipway_coordinator.model.importing import check_outputs, with_sources
-from slipway_coordinator.model.records import AttemptRecord, ExportRecord, Resources, TaskRecord
+from slipway_coordinator.model.queueing import deliver_as, queue_again, queue_attempt, queue_next
+from slipway_coordinator.model.records import ExportRecord, TaskRecord
 from slipway_coordinator.model.recovery import NextAttempt
 from slipway_coordinator.model.states import ExportState, TaskState
 
@@ -28,10 +29,6 @@ MOST_LOSSES = 5
 MOST_DEPARTURES = 50
 """The same for workers that had reported their shutdown, which happens on spot nodes every few hours. It is limited too, because the
 task itself may be the cause of its pod's eviction."""
-
-
-AGAIN = "outputs-made-again"
-"""Name of the rule by which a task that succeeded runs again."""
 
 
 class EventKind(StrEnum):
@@ -196,7 +193,7 @@ def make_again(record: ExportRecord, event: Event, decided: Mapping[str, tuple[F
     record = record.with_(warnings=tuple(each for each in record.warnings if not each.startswith(failed)))
     for task_id, (failure, following) in decided.items():
         made = record.task(task_id).with_attempt(state=TaskState.FAILED, failure=failure)
-        record = _queue_next(record.replacing(made), made, following, now=event.time)
+        record = queue_next(record.replacing(made), made, following, now=event.time)
     for user in record.tasks:
         if user.state is TaskState.SUCCEEDED and set(producers(user.inputs)) & set(decided):
             record = record.replacing(user.moved(TaskState.WAITING))
@@ -214,7 +211,7 @@ def retry(record: ExportRecord, task_id: str, following: NextAttempt, *, now: fl
         repeated = _producers_to_repeat(record, task)
         for producer in repeated:
             last = producer.attempt
-            again = _queue_attempt(
+            again = queue_attempt(
                 record,
                 producer,
                 params=producer.params if producer.stage == IMPORT else last.params,
@@ -225,37 +222,7 @@ def retry(record: ExportRecord, task_id: str, following: NextAttempt, *, now: fl
             record = record.replacing(again)
         if repeated:
             return record.replacing(task.moved(TaskState.WAITING))
-    return advance(_queue_next(record, task, following, now=now), now=now)
-
-
-def _queue_next(record: ExportRecord, task: TaskRecord, following: NextAttempt, *, now: float) -> ExportRecord:
-    """Queue a decided attempt; if its output is delivered as another format, tell the tasks that use it."""
-    queued = _queue_attempt(
-        record,
-        task,
-        params=following.params,
-        inputs={name: digest for name, digest in task.attempt.inputs.items() if name not in following.without},
-        resources=following.resources,
-        rule=following.rule,
-        note=following.note,
-    )
-    queued = queued.with_attempt(
-        not_before=now + following.wait_seconds if following.wait_seconds else 0.0,
-        avoid=_failed_on(record, task) if following.elsewhere else (),
-    )
-    record = record.replacing(queued)
-    return _deliver_as(record, queued, following.format) if following.format else record
-
-
-def _deliver_as(record: ExportRecord, task: TaskRecord, delivered: str) -> ExportRecord:
-    """Deliver a task's output as another format, or again as the one of the plan; tasks that use it know it by that name."""
-    asked = task.requested or task.format
-    record = record.replacing(task.with_(format=delivered, requested="" if delivered == asked else asked))
-    for user in record.tasks:
-        if task.format in user.inputs and task.id in producers({"": user.inputs[task.format]}):
-            inputs = {delivered if name == task.format else name: source for name, source in user.inputs.items()}
-            record = record.replacing(user.with_(inputs=inputs))
-    return record
+    return advance(queue_next(record, task, following, now=now), now=now)
 
 
 def give_up(record: ExportRecord, task_id: str, failure: Failure, *, now: float) -> ExportRecord:
@@ -301,7 +268,7 @@ def restart(record: ExportRecord) -> ExportRecord:
             current = record.task(task.id).moved(TaskState.WAITING, outputs={}, facts={})
             record = record.replacing(current)
             if current.requested:
-                record = _deliver_as(record, current, current.requested)
+                record = deliver_as(record, current, current.requested)
     return record.moved(ExportState.QUEUED, run=record.run + 1, events_read=0, failure=None, end_time=None)
 
 
@@ -363,13 +330,13 @@ def _queue_or_skip(record: ExportRecord, task: TaskRecord) -> TaskRecord:
     if not needed or (lost and not made):
         return task.moved(TaskState.SKIPPED)
     if task.attempts and task.attempt.state is TaskState.SUCCEEDED and task.attempt.run == record.run:
-        return _queue_again(record, task, inputs)
+        return queue_again(record, task, inputs)
     if task.attempts and task.attempt.state is TaskState.FAILED and task.attempt.run == record.run:
         last = task.attempt  # it waited for inputs to be made again
-        return _queue_attempt(
+        return queue_attempt(
             record, task, params=last.params, inputs=inputs, resources=last.resources, rule="inputs-again"
         )
-    return _queue_attempt(record, task, inputs=inputs)
+    return queue_attempt(record, task, inputs=inputs)
 
 
 def _is_dispensable(record: ExportRecord, task: TaskRecord) -> bool:
@@ -378,40 +345,6 @@ def _is_dispensable(record: ExportRecord, task: TaskRecord) -> bool:
         return bool(task.fallback) and task.state is TaskState.FAILED
     missing = [each for each in map(record.task, producers(task.inputs)) if each.state is not TaskState.SUCCEEDED]
     return all(_is_dispensable(record, each) for each in missing)
-
-
-def _queue_again(record: ExportRecord, task: TaskRecord, inputs: dict[str, str]) -> TaskRecord:
-    """Queue a task that succeeded, because inputs were made again. A validation only judges those, and keeps its other verdicts."""
-    last = task.attempt
-    params, given = last.params, inputs
-    if task.format == VALIDATION:
-        params = {**params, "again": sorted(name for name in inputs if last.inputs.get(name) != inputs[name])}
-        given = {**inputs, "before": next(iter(task.outputs.values()))}
-    note = "again, because outputs that it uses were made again"
-    return _queue_attempt(record, task, params=params, inputs=given, resources=last.resources, rule=AGAIN, note=note)
-
-
-def _queue_attempt(
-    record: ExportRecord,
-    task: TaskRecord,
-    *,
-    params: dict[str, Any] | None = None,
-    inputs: dict[str, str] | None = None,
-    resources: Resources | None = None,
-    rule: str = "",
-    note: str = "",
-) -> TaskRecord:
-    attempt = AttemptRecord(
-        number=len(task.attempts) + 1,
-        run=record.run,
-        state=TaskState.QUEUED,
-        params=task.params if params is None else params,
-        inputs=task.attempt.inputs if inputs is None else inputs,
-        resources=resources or Resources(),
-        rule=rule,
-        note=note,
-    )
-    return task.moved(TaskState.QUEUED, attempts=(*task.attempts, attempt))
 
 
 def _record_success(record: ExportRecord, task: TaskRecord, event: Event) -> ExportRecord:
@@ -440,14 +373,6 @@ def _cancel_task(task: TaskRecord, now: float) -> TaskRecord:
     if task.attempts and not task.attempt.state.ended:
         changed = changed.with_attempt(state=TaskState.CANCELLED, end_time=now)
     return changed
-
-
-def _failed_on(record: ExportRecord, task: TaskRecord) -> tuple[str, ...]:
-    """Return the workers on which the task failed in this run for the same reason as last time."""
-    failed = [attempt for attempt in task.attempts if attempt.run == record.run and attempt.failure is not None]
-    reason = failed[-1].failure.reason if failed and failed[-1].failure else ""
-    same = [attempt.worker for attempt in failed if attempt.failure is not None and attempt.failure.reason == reason]
-    return tuple(sorted({worker for worker in same if worker}))
 
 
 def _producers_to_repeat(record: ExportRecord, task: TaskRecord) -> list[TaskRecord]:

@@ -28,6 +28,7 @@ from slipway.registry import plays
 from slipway.stage import Role
 from slipway_coordinator.model import gate, transitions
 from slipway_coordinator.model.learning import as_planned, lasting
+from slipway_coordinator.model.queueing import AGAIN
 from slipway_coordinator.model.records import AttemptRecord, ExportRecord, TaskRecord
 from slipway_coordinator.model.recovery import NextAttempt, choose_profile, recover, with_guidance
 from slipway_coordinator.model.rules import RuleTable
@@ -251,7 +252,7 @@ def _history(record: ExportRecord, task: TaskRecord) -> list[AttemptRecord]:
     found: list[AttemptRecord] = []
     for attempt in task.attempts:
         if attempt.run == record.run and attempt.rule != PRECEDENT:
-            found = [attempt] if attempt.rule == transitions.AGAIN else [*found, attempt]
+            found = [attempt] if attempt.rule == AGAIN else [*found, attempt]
     return found
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from slipway.errors import Failure
 from slipway_coordinator.model import gate, transitions
+from slipway_coordinator.model.queueing import AGAIN
 from slipway_coordinator.model.records import ExportRecord, TaskRecord
 from slipway_coordinator.model.recovery import NextAttempt
 from slipway_coordinator.model.rules import default_rules
@@ -121,7 +122,7 @@ def test_only_what_changed_is_judged_again() -> None:
     assert again.inputs["before"] == "sha256:validate-1"
     assert again.inputs["pytorch-int4"] == "sha256:quantize-int4-2"
     assert again.inputs["pytorch-int8"] == "sha256:quantize-int8-1"
-    assert again.rule == transitions.AGAIN
+    assert again.rule == AGAIN
 
 
 def test_a_level_that_is_delivered_anyway_is_not_made_twice() -> None:
