@@ -11,7 +11,7 @@ from slipway_validate.params import ValidateParams
 
 
 def run(inputs: Mapping[str, Path], params: ValidateParams, ctx: Context) -> dict[str, Path]:
-    """Validate every input other than ``base``, ``adapter`` and ``heldout``; without an adapter, against the base itself.
+    """Validate every input other than ``base``, ``adapter``, ``heldout`` and ``test_inputs``; without an adapter, against the base itself.
 
     Raises:
         ValidationError: ``VALIDATION_IMPOSSIBLE``: the reference, the tokenizer or the held-out text cannot be used.

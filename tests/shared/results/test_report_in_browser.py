@@ -77,7 +77,11 @@ CONTRAST = """
   const marks = [...document.querySelectorAll(".chart .bar, .chart .limit, .chart rect.whisker")];
   return {
     text: texts.map((element) => [ratio(parse(colour(element)), behind(element)), element.textContent.trim().slice(0, 40)]),
-    marks: marks.map((element) => [ratio(parse(getComputedStyle(element).fill), behind(element)), element.getAttribute("class")]),
+    marks: [
+      ...marks.map((element) => [ratio(parse(getComputedStyle(element).fill), behind(element)), element.getAttribute("class")]),
+      ...[...document.querySelectorAll(".chart .curve")].map((element) =>
+        [ratio(parse(getComputedStyle(element).stroke), behind(element)), element.getAttribute("class")]),
+    ],
   };
 })()
 """

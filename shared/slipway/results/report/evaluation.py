@@ -112,8 +112,8 @@ def model_index(report: Report, task: str) -> list[dict[str, Any]]:
     metrics = [metric for output in report.outputs if output.passed for metric in _metrics(validation, output)]
     if not metrics:
         return []
-    kind = {"type": task or "other"}
-    results = [{"task": kind, "dataset": _dataset(report, validation), "metrics": metrics}]
+    kind = task or "other"
+    results = [{"task": {"type": kind}, "dataset": _dataset(report, validation), "metrics": metrics}]
     answers = [
         {"type": score.name, "value": score.value, "name": f"{score.name.replace('_', ' ')} ({output.name})"}
         for output in report.outputs
@@ -122,7 +122,7 @@ def model_index(report: Report, task: str) -> list[dict[str, Any]]:
         if score.value is not None
     ]
     if answers:
-        results.append({"task": kind, "dataset": _test_inputs(report), "metrics": answers})
+        results.append({"task": {"type": kind}, "dataset": _test_inputs(report), "metrics": answers})
     return [{"name": report.name, "results": results}]
 
 

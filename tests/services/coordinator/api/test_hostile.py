@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,8 @@ from google.rpc import error_details_pb2, status_pb2
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from slipway.errors import ModelExportError
+from slipway.errors import ModelExportError, StageError
+from slipway.execution.memory_curve import MemoryOverTime
 from slipway.planning.plan import plan
 from slipway.rpc.configuration_messages import configuration_message
 from slipway.rpc.statuses import failure_of_status, status_of
@@ -260,3 +262,16 @@ def test_an_export_does_not_fail_without_a_word() -> None:
     assert ended.failure is not None
     assert ended.failure.reason == "RESULT_INVALID"
     assert "second" in ended.failure.message
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf])
+def test_memory_over_time_is_kept_only_if_it_can_be_drawn(seconds: float) -> None:
+    def ended(sample_seconds: float, samples: list[int]) -> MemoryOverTime:
+        memory = pb.MemoryOverTime(sample_seconds=sample_seconds, samples_bytes=samples)
+        request = worker_pb2.CompleteTaskRequest(task="projects/default/exports/a:merge:1", memory=memory)
+        request.error.CopyFrom(status_of(StageError("it died", reason="STAGE_KILLED").failure()))
+        return completion(request, MERGE).memory
+
+    assert ended(0.5, [5, -7, 2**63 - 1]) == MemoryOverTime(0.5, (5, 0, 2**62))
+    assert ended(0.5, [1] * 65) == MemoryOverTime()
+    assert ended(seconds, [1]) == MemoryOverTime()

@@ -79,6 +79,7 @@ def test_brought_sources_alone_need_no_import_whatever_the_configuration_names()
         ({"checkpoint": {"path": "s3://training/blue/run"}}, "SOURCE_NOT_ALLOWED"),
         ({"base_model": {"name": "hf://others/x"}}, "SOURCE_NOT_ALLOWED"),
         ({"validation": {"heldout": "s3://secrets/x"}}, "SOURCE_NOT_ALLOWED"),
+        ({"validation": {"test_input_samples": "s3://secrets/x"}}, "SOURCE_NOT_ALLOWED"),
         ({"combination": {"adapters": ["s3://secrets/x"]}}, "SOURCE_NOT_ALLOWED"),
         ({"optimization": INT4 | {"calibration": "s3://secrets/x"}}, "SOURCE_NOT_ALLOWED"),
         ({"optimization": INT4 | {"calibration": "/etc"}}, "REQUEST_INVALID"),
@@ -94,10 +95,11 @@ def test_what_a_client_may_not_name_is_refused_at_once(changes: dict[str, Any], 
     assert raised.value.reason == reason
 
 
-def test_a_digest_or_path_of_held_out_text_reaches_no_worker() -> None:
-    for heldout in (OTHER, "/etc"):
-        (task,) = record(validation={"heldout": heldout}).tasks
-        assert task.params["sources"]["validation"]["heldout"] == ""
+def test_a_digest_or_path_of_texts_reaches_no_worker() -> None:
+    for where in (OTHER, "/etc"):
+        for key in ("heldout", "test_input_samples"):
+            (task,) = record(validation={key: where}).tasks
+            assert task.params["sources"]["validation"][key] == ""
 
 
 def test_text_for_calibration_is_imported_or_named_by_its_digest() -> None:
