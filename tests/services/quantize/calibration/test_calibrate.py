@@ -87,7 +87,8 @@ def test_scales_are_exact_in_the_type_of_the_model(
 @pytest.mark.slow
 def test_an_interrupted_attempt_goes_on(material: Material, tmp_path: Path, calibrate: Calibrate) -> None:
     """Stopped in the tuning: the blocks and the steps up to the last kept state are not done again, and the bytes are the same."""
-    undisturbed, _ = calibrate(material.model, material.data)
+    params = {**SMALL, "time_budget_seconds": 4}
+    undisturbed, _ = calibrate(material.model, material.data, **params)
     kept = tmp_path / "kept"
     kept.mkdir()
     stopping = Context(workdir=tmp_path / "stopped", kept=kept)
@@ -95,9 +96,9 @@ def test_an_interrupted_attempt_goes_on(material: Material, tmp_path: Path, cali
     stopping.on_progress = lambda now: stopping.cancelled.set() if (now.phase, now.done) == ("tune", 20) else None
 
     with pytest.raises(ModelExportError) as error:
-        STAGE.run({"model": material.model, "data": material.data}, CalibrateParams.model_validate(SMALL), stopping)
+        STAGE.run({"model": material.model, "data": material.data}, CalibrateParams.model_validate(params), stopping)
     assert error.value.reason == "CANCELLED"
-    again, ctx = calibrate(material.model, material.data, kept=kept)
+    again, ctx = calibrate(material.model, material.data, kept=kept, **params)
     assert ctx.facts["blocks_resumed"] == ctx.facts["blocks"]
     assert 0 < ctx.facts["steps_resumed"] <= 20
     assert (again / "weights.safetensors").read_bytes() == (undisturbed / "weights.safetensors").read_bytes()

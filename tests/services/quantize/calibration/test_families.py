@@ -55,10 +55,12 @@ def test_a_family_is_calibrated(name: str, material: Material, tmp_path: Path, c
     model.save_pretrained(tmp_path / "model")
     for path in material.model.glob("tokenizer*"):
         shutil.copyfile(path, tmp_path / "model" / path.name)
-    folder, ctx = calibrate(tmp_path / "model", material.data, method="autoround", time_budget_seconds=1)
+    folder, ctx = calibrate(tmp_path / "model", material.data, time_budget_seconds=4)
     measured = ctx.facts["divergence"]
     assert measured["gptq"] < measured["rtn"]
-    assert measured["autoround"] < measured["gptq"] * 1.1
+    assert "autoround" in measured
     weights = json.loads((folder / "calibration.json").read_text())["weights"]
     assert len(weights) >= 8
+    best = min(measured, key=measured.__getitem__)
+    assert ({each["method"] for each in weights.values()} == {best}) or best == "best of each layer"
     assert not any(name.startswith(("classifier", "score", "qa_outputs")) for name in weights)
