@@ -33,7 +33,7 @@ def export(project: Path, *more: str | Path) -> Done:
 
 def test_two_runs_become_one_model_that_is_compared_with_both(project: Path) -> None:
     planned = export(project, "--plan").json
-    assert [task["id"] for task in planned["tasks"]] == ["combine", "merge", "validate"]
+    assert [task["id"] for task in planned["tasks"]] == ["combine", "merge", "reference", "validate"]
     done = export(project)
     assert done.code == 0, done.err
     assert done.json["validation_passed"]

@@ -88,10 +88,10 @@ def test_the_plan_says_that_there_is_no_adapter(
     assert plan["sources"]["checkpoint"] is None
     assert plan["base_match"] is None
     tasks = {task["id"]: task for task in plan["tasks"]}
-    assert list(tasks) == ["prepare", "onnx_export", "validate"]
+    assert list(tasks) == ["prepare", "onnx_export", "reference", "validate"]
     assert tasks["prepare"]["format"] == "pytorch"
     assert tasks["validate"]["inputs"] == {
-        "base": "source:base", "pytorch": "task:prepare/base", "onnx": "task:onnx_export/onnx",
+        "base": "source:base", "reference": "task:reference/reference", "pytorch": "task:prepare/base", "onnx": "task:onnx_export/onnx",
     }  # fmt: skip
     said = [finding["message"] for finding in plan["preflight"]["findings"] if finding["check"] == "base model"]
     assert said == ["no checkpoint is set: it is exported as it is"]

@@ -58,7 +58,7 @@ def attempts(done: Done) -> dict[str, bool]:
 @pytest.mark.parametrize(("base", "expected"), [("base", []), ("pickle", ["prepare"]), ("fp8", ["prepare"])])
 def test_only_a_base_that_needs_it_is_prepared(project: Path, base: str, expected: list[str]) -> None:
     planned = export(project, base, "run", "--plan").json
-    assert [task["id"] for task in planned["tasks"]] == [*expected, "merge", "validate"]
+    assert [task["id"] for task in planned["tasks"]] == [*expected, "merge", "reference", "validate"]
     assert planned["preflight"]["task_bytes"].get("prepare", 0) >= 200_000 * len(expected)
 
 

@@ -99,7 +99,7 @@ class Run:
         )
         self.address = f"localhost:{wait_for(lambda: port_of(coordinator))}"
         wait_for(self.answers)
-        command = [SLIPWAY, "worker", "--stage", "merge,quantize,validate,onnx_export"]
+        command = [SLIPWAY, "worker", "--stage", "merge,quantize,reference,validate,onnx_export"]
         command += [
             "--coordinator",
             self.address,

@@ -38,7 +38,7 @@ class Cluster(TinyStages):
     def coordinator(self, *, lease_seconds: float = 4.0) -> subprocess.Popen[bytes]:
         return self.stack.enter_context(coordinator_process(self.home, self.address, lease_seconds=lease_seconds))
 
-    def worker(self, stages: str = "merge,quantize,validate", *, seconds: float = 0.0) -> subprocess.Popen[bytes]:
+    def worker(self, stages: str = "merge,quantize,reference,validate", *, seconds: float = 0.0) -> subprocess.Popen[bytes]:
         path = os.pathsep.join([str(TINY_STAGES), os.environ["PYTHONPATH"]])
         more = {"SLIPWAY_TEST_STAGES": str(self.home), "SLIPWAY_TEST_SECONDS": str(seconds), "PYTHONPATH": path}
         return self.stack.enter_context(worker_process(self.home, self.address, stages, **more))

@@ -105,7 +105,7 @@ def installation(request: pytest.FixtureRequest, tmp_path: Path, server: Postgre
     address = f"127.0.0.1:{free_port()}"
     path = os.pathsep.join([str(TINY_STAGES), os.environ["PYTHONPATH"]])
     more = {"SLIPWAY_TEST_STAGES": str(tmp_path), "PYTHONPATH": path}
-    with Client(address) as client, worker_process(tmp_path, address, "merge,quantize,validate", **more):
+    with Client(address) as client, worker_process(tmp_path, address, "merge,quantize,reference,validate", **more):
         yield Installation(tmp_path, place, address, client)
 
 
