@@ -78,7 +78,13 @@ def check_result(result: dict[str, Any], levels: tuple[str, ...]) -> Path:
     made = {output: each["status"] for output, each in result["formats"].items()}
     assert made == dict.fromkeys(outputs_at(levels), "passed")
     assert result["validation_passed"] is True
-    assert {attempt["stage"] for attempt in result["attempts"]} == {"merge", "quantize", "onnx_export", "reference", "validate"}
+    assert {attempt["stage"] for attempt in result["attempts"]} == {
+        "merge",
+        "quantize",
+        "onnx_export",
+        "reference",
+        "validate",
+    }
     assert {attempt["outcome"] for attempt in result["attempts"]} == {"succeeded"}
     return Path(str(result["output_directory"]))
 

@@ -142,7 +142,16 @@ def coordinator(project: Path, tmp_path: Path) -> Iterator[str]:
     address = f"127.0.0.1:{free_port()}"
     environment = {"SLIPWAY_HOME": str(tmp_path), "PYTHONPATH": PLUGIN}
     serve = [SLIPWAY, "coordinator", "--listen", address, "--state", str(tmp_path / "state.db")]
-    work = [SLIPWAY, "worker", "--coordinator", address, "--stage", "merge,npz_pack,reference,validate", "--drain-seconds", "0"]
+    work = [
+        SLIPWAY,
+        "worker",
+        "--coordinator",
+        address,
+        "--stage",
+        "merge,npz_pack,reference,validate",
+        "--drain-seconds",
+        "0",
+    ]
 
     def answers() -> bool:
         try:

@@ -89,7 +89,7 @@ class Parts:
         return self._start("coordinator", "--listen", self.address, "--state", str(self.home / "state.db"))
 
     def worker(self) -> subprocess.Popen[bytes]:
-        stages = "merge,quantize,reference,validate"
+        stages = "merge,quantize,validate"
         return self._start("worker", "--coordinator", self.address, "--stage", stages, "--drain-seconds", "0")
 
     def _start(self, service: str, *arguments: str) -> subprocess.Popen[bytes]:
@@ -132,7 +132,7 @@ def test_processes_share_a_trace_and_show_their_metrics_over_a_crash(
         first, _ = parts.coordinator(), parts.worker()
         client = parts.connect()
         with tracing(settings, service="client"), span("client"):
-            configuration = parse({"formats": {"onnx": {"enabled": False}}})
+            configuration = parse({"formats": {"onnx": {"enabled": False}}, "validation": {"compare_outputs": False}})
             export = client.create_export(configuration, sources={"base": digest, "adapter": digest}, export_id="x")
         wait_for((tmp_path / "runs").exists)
         held = page(parts.metrics_ports("coordinator")[0])
@@ -161,7 +161,7 @@ def _check_trace(kept: Collector) -> None:
     senders = dict(zip([span.name for span in kept.spans], kept.senders, strict=True))
     expected = {"client": "client", "export created": "slipway-coordinator", "export ended": "slipway-coordinator"}
     expected |= {"export run": "slipway-coordinator"}
-    for stage in ("merge", "reference", "validate"):
+    for stage in ("merge", "validate"):
         transitions = (f"{stage} granted", f"{stage} attempt", f"{stage} succeeded")
         expected |= dict.fromkeys(transitions, "slipway-coordinator")
         expected |= dict.fromkeys((f"stage {stage}", f"{stage} process"), "slipway-worker")
@@ -186,7 +186,7 @@ def _check_metrics(held: dict, coordinator: dict, worker: dict) -> None:
     assert held[of("slipway_exports_created_total")] == 1
     assert held[of("slipway_coordinator_active")] == 1
     assert held[of("slipway_leases_granted_total", stage="merge")] == 1
-    for stage in ("merge", "reference", "validate"):
+    for stage in ("merge", "validate"):
         ended = {"stage": stage, "state": "succeeded"}
         assert coordinator[of("slipway_attempts_total", reason="", **ended)] == 1
         assert coordinator[of("slipway_attempt_duration_seconds_count", **ended)] == 1

@@ -63,4 +63,5 @@ def _digest(inputs: Mapping[str, Path]) -> str:
 MERGE = _stage("merge", "pytorch", role=Role.MERGE)
 QUANTIZE = _stage("quantize", "model", role=Role.QUANTIZATION)
 ONNX_EXPORT = _stage("onnx_export", "onnx")
+REFERENCE = _stage("reference", "reference", role=Role.REFERENCE)
 VALIDATE = _stage("validate", "validation", role=Role.VALIDATION)

@@ -25,7 +25,7 @@ from support.commands.cli import SLIPWAY
 from support.coordinators.harness import TinyStages, coordinator_process, process, state, wait_for, worker_process
 from support.servers.free_ports import free_port
 
-SETTINGS = parse({"formats": {"onnx": {"enabled": False}}})
+SETTINGS = parse({"formats": {"onnx": {"enabled": False}}, "validation": {"compare_outputs": False}})
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Cluster(TinyStages):
     def coordinator(self, *, lease_seconds: float = 4.0) -> subprocess.Popen[bytes]:
         return self.stack.enter_context(coordinator_process(self.home, self.address, lease_seconds=lease_seconds))
 
-    def worker(self, stages: str = "merge,quantize,reference,validate", *, seconds: float = 0.0) -> subprocess.Popen[bytes]:
+    def worker(self, stages: str = "merge,quantize,validate", *, seconds: float = 0.0) -> subprocess.Popen[bytes]:
         path = os.pathsep.join([str(TINY_STAGES), os.environ["PYTHONPATH"]])
         more = {"SLIPWAY_TEST_STAGES": str(self.home), "SLIPWAY_TEST_SECONDS": str(seconds), "PYTHONPATH": path}
         return self.stack.enter_context(worker_process(self.home, self.address, stages, **more))

@@ -33,7 +33,13 @@ from support.servers.postgres_server import PostgresServer, postgres_server
 
 pytestmark = pytest.mark.slow
 
-SETTINGS = parse({"formats": {"onnx": {"enabled": False}}, "optimization": {"quantization": "int8"}})
+SETTINGS = parse(
+    {
+        "formats": {"onnx": {"enabled": False}},
+        "optimization": {"quantization": "int8"},
+        "validation": {"compare_outputs": False},
+    }
+)
 RULES = (
     "rules: [{name: again, reasons: [UNSUPPORTED], repeat: true, limit: 99, say: again}]\nguidance: {default: [call]}\n"
 )
@@ -105,7 +111,7 @@ def installation(request: pytest.FixtureRequest, tmp_path: Path, server: Postgre
     address = f"127.0.0.1:{free_port()}"
     path = os.pathsep.join([str(TINY_STAGES), os.environ["PYTHONPATH"]])
     more = {"SLIPWAY_TEST_STAGES": str(tmp_path), "PYTHONPATH": path}
-    with Client(address) as client, worker_process(tmp_path, address, "merge,quantize,reference,validate", **more):
+    with Client(address) as client, worker_process(tmp_path, address, "merge,quantize,validate", **more):
         yield Installation(tmp_path, place, address, client)
 
 
