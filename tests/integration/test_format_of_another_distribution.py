@@ -56,7 +56,7 @@ def test_the_plan_has_its_tasks_settings_sizes_and_cautions(project: Path) -> No
     done = export(project, "--plan")
     assert done.code == 0, done.err
     tasks = {task["id"]: task for task in done.json["tasks"]}
-    assert set(tasks) == {"merge", "npz_pack", "npz_pack-half", "validate"}
+    assert set(tasks) == {"merge", "npz_pack", "npz_pack-half", "reference", "validate"}
     assert tasks["merge"]["format"] == ""
     assert tasks["npz_pack-half"]["params"] == {"compress": True, "half": True}
     assert set(tasks["validate"]["inputs"]) == {"base", "adapter", "npz", "npz-half"}

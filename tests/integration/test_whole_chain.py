@@ -90,7 +90,7 @@ def test_the_merge_is_the_training_framework_s(sample: Path, folder: Path) -> No
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    checkpoint = max((sample / "qwen3-finetuned").iterdir(), key=lambda p: int(p.name.rpartition("-")[2]))
+    checkpoint = max((sample / "qwen3-finetuned").glob("checkpoint-*"), key=lambda p: int(p.name.rpartition("-")[2]))
     base = AutoModelForCausalLM.from_pretrained(sample / "qwen3-base", dtype=torch.float32)
     theirs = PeftModel.from_pretrained(base, checkpoint).merge_and_unload().eval()
     ours = AutoModelForCausalLM.from_pretrained(folder / "pytorch", dtype=torch.float32).eval()

@@ -22,7 +22,9 @@ class Project:
         self.base, self.elsewhere = root / "qwen3-base", root / "elsewhere"
         self.elsewhere.mkdir()
         shutil.copytree(sample / "qwen3-base", self.base)
-        newest = max((sample / "qwen3-finetuned").iterdir(), key=lambda folder: int(folder.name.rpartition("-")[2]))
+        newest = max(
+            (sample / "qwen3-finetuned").glob("checkpoint-*"), key=lambda folder: int(folder.name.rpartition("-")[2])
+        )
         shutil.copytree(newest, root / "qwen3-finetuned" / newest.name)
 
     def export(self, *more: str | Path, base: Path | None = None, command: str = "export") -> Done:

@@ -49,7 +49,7 @@ STAGE = Stage(
         phases={"graph": (0.1, 0.3), "weights": (0.3, 0.7), "parity": (0.7, 0.95)},
     ),
     output_bytes=lambda params, size: GRAPH_BYTES if params.get("weights") == "deferred" else size.graph_bytes,
-    more_inputs=True,
+    optional_inputs=("base", "adapter"),
     defers=can_leave_out,
     reads_deferred=lambda params: ("pytorch",) if params.get("weights") == "deferred" else (),
     advice=opset_advice,

@@ -274,7 +274,7 @@ def _fields(model: type, message: Any, path: str = "") -> list[str]:
         field = message.fields_by_name[name]
         if hasattr(type(nested), "model_fields"):
             found += _fields(type(nested), field.message_type, f"{path}{name}.")
-        elif field.message_type is None or field.message_type.name == "QuantizationLevels":
+        elif field.message_type is None or field.message_type.name in {"QuantizationLevels", "Value"}:
             continue
         elif not (isinstance(nested, dict) and field.message_type.GetOptions().map_entry):
             found.append(f"{path}{name} is a message without a model")

@@ -120,7 +120,8 @@ def test_a_format_without_its_unquantized_output_keeps_the_task_that_its_levels_
     data = {"formats": {name: {"unquantized": False, "quantization": "int8"} for name in ("pytorch", "onnx")}}
     tasks = {task.id: task for task in plan(parse(data), ["base", "adapter"])}
     assert [task.format for task in tasks.values()] == ["", "pytorch-int8", "", "onnx-int8", "", "validation"]
-    assert tasks["quantize-onnx-int8"].inputs == {"model": "task:onnx_export/onnx"}
+    merged = {"pytorch": "task:merge/pytorch", "adapter": "source:adapter", "base": "source:base"}  # without weights
+    assert tasks["quantize-onnx-int8"].inputs == {"model": "task:onnx_export/onnx", **merged}
     assert set(tasks["validate"].inputs) == {"base", "adapter", "reference", "pytorch-int8", "onnx-int8"}
 
 

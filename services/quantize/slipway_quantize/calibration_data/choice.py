@@ -94,7 +94,7 @@ def _compared(
             f"the text for calibration holds {overlap:.1%} of the held-out text, and {MOST_OVERLAP:.0%} is allowed: "
             "a level that was fitted to the held-out text proves nothing on it",
             reason="CALIBRATION_OVERLAP",
-            remedy="take the held-out documents out of optimization.calibration, or set validation.heldout to other text",
+            remedy="take the held-out documents out of the text for calibration, or hold other text out",
             about={"overlap": f"{overlap:.4f}"},
         )
     kept = [place for place, each in enumerate(every) if refuse or share_found(each, held_out) <= _MOST_OF_PASSAGE]
