@@ -45,8 +45,8 @@ from slipway_validate.protocol.messages import (
 from slipway_validate.reference.describing import describe, warn_of_weak_effect
 from slipway_validate.reference.files import read_reference
 from slipway_validate.reference.running import merged_level, run_reference, start_timing
-from slipway_validate.slower import note_slower
-from slipway_validate.stopwatch import NO_REFERENCE, NO_ROOM, QUICK, Stopwatch
+from slipway_validate.speed.slower import note_slower
+from slipway_validate.speed.stopwatch import NO_REFERENCE, NO_ROOM, QUICK, Stopwatch
 from slipway_validate.stored_weights import compare_stored_weights
 
 REFERENCE = "reference"

@@ -14,7 +14,7 @@ from slipway.validation.findings import ValidationReport
 from slipway_validate.judging.continuations import compare_long
 from slipway_validate.params import ValidateParams
 from slipway_validate.protocol.messages import LongResult, LongSpec
-from slipway_validate.runner.generating import continue_long, generate
+from slipway_validate.runner.generation.generating import continue_long, generate
 from slipway_validate.runner.model import Bounds, LanguageModel, Past, Step
 from slipway_validate.runner.runtime_transformers import load
 from slipway_validate.stage import STAGE

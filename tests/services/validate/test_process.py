@@ -25,8 +25,8 @@ from slipway_validate.params import ValidateParams
 from slipway_validate.protocol import process
 from slipway_validate.protocol.messages import Benchmark, RunSpec, Spec
 from slipway_validate.samples import Samples
+from slipway_validate.speed.stopwatch import Stopwatch
 from slipway_validate.stage import STAGE
-from slipway_validate.stopwatch import Stopwatch
 from support.coordinators.harness import wait_for
 from support.models.validation_models import Models
 

@@ -11,15 +11,15 @@ import pytest
 
 from slipway.stage import Context, Progress
 from slipway.validation.speed import Engine, Memory, Speed
-from slipway_validate import stopwatch as stopwatch_module
 from slipway_validate.params import ValidateParams
 from slipway_validate.protocol.messages import Benchmark, Round, RunResult
 from slipway_validate.protocol.process import RunnerEnded
 from slipway_validate.runner.benchmark import WARM_UP_STEPS, time_round
 from slipway_validate.runner.model import Bounds, Past, Step
 from slipway_validate.samples import Samples
-from slipway_validate.stopwatch import NO_REFERENCE, NO_ROOM, QUICK, REFERENCE_GONE, Stopwatch
-from slipway_validate.timing import Rounds, speed_of, take_rounds
+from slipway_validate.speed import stopwatch as stopwatch_module
+from slipway_validate.speed.rounds import Rounds, speed_of, take_rounds
+from slipway_validate.speed.stopwatch import NO_REFERENCE, NO_ROOM, QUICK, REFERENCE_GONE, Stopwatch
 
 DONE = RunResult(
     device="cpu",

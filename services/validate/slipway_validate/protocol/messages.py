@@ -173,7 +173,7 @@ class EncodedInputs(_Message):
 
 
 class Answers(_Message):
-    """A model's answers to the test inputs: for each, numbers as :mod:`slipway_validate.runner.answering` returns them; or why there are none."""
+    """A model's answers to the test inputs: for each, numbers as :mod:`slipway_validate.runner.generation.answering` returns them; or why there are none."""
 
     answers: tuple[tuple[float, ...], ...] = ()
     skipped: str = ""

@@ -13,8 +13,8 @@ from slipway.models.families import DECODER
 from slipway_validate.cases import family_named
 from slipway_validate.numerics import Ints, Logits
 from slipway_validate.protocol.messages import Case, CaseRow, LongResult, LongSpec, RunSpec, case_file, plain_file
-from slipway_validate.runner.continuing import continue_greedily
-from slipway_validate.runner.generating import continue_long
+from slipway_validate.runner.generation.continuing import continue_greedily
+from slipway_validate.runner.generation.generating import continue_long
 from slipway_validate.runner.model import (
     LanguageModel,
     Source,

@@ -42,9 +42,9 @@ from slipway_validate.protocol.messages import (
     TokenizeSpec,
 )
 from slipway_validate.runner import guard
-from slipway_validate.runner.answering import answer_inputs
 from slipway_validate.runner.benchmark import time_round
 from slipway_validate.runner.collect import Collector
+from slipway_validate.runner.generation.answering import answer_inputs
 from slipway_validate.runner.model import LanguageModel, NotRunnable, Unusable
 from slipway_validate.samples import Samples
 

@@ -8,7 +8,7 @@ from slipway.validation.speed import Speed
 from slipway_validate.params import ValidateParams
 from slipway_validate.protocol.messages import RunResult
 from slipway_validate.protocol.process import Runner
-from slipway_validate.timing import Rounds, speed_of, take_rounds
+from slipway_validate.speed.rounds import Rounds, speed_of, take_rounds
 
 NO_REFERENCE = "timed alone: compare_outputs is off, so no reference was run"
 NO_ROOM = "timed alone: this output and the reference do not fit into memory together"

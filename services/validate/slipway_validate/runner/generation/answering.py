@@ -9,7 +9,7 @@ import numpy as np
 from slipway.models.families import SEQUENCE_CLASSIFIER, Comparison, Family
 from slipway_validate.numerics import Ints, Logits
 from slipway_validate.protocol.messages import Answers, EncodedInput, EncodedInputs
-from slipway_validate.runner.generating import generate
+from slipway_validate.runner.generation.generating import generate
 from slipway_validate.runner.model import LanguageModel, Source, Step, positions_of
 
 LONGEST_SPAN = 30

@@ -1,0 +1,1 @@
+"""Generate text with a model: short and long continuations, and answers to test inputs."""

@@ -1,0 +1,1 @@
+"""Time outputs beside the reference, and say which are slower than their originals."""
