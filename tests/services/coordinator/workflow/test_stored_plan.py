@@ -19,7 +19,7 @@ from support.coordinators.liar import Liar
 SOURCES = {"checkpoint": {"path": "s3://training/run"}, "base_model": {"name": "hf://org/tiny"}}
 FACTS = {"urls": {"base": "hf://org/tiny@0123", "adapter": "s3://training/run/checkpoint-3"}}
 DIGESTS = {"base": "sha256:" + "a" * 64, "adapter": "sha256:" + "b" * 64}
-PLANNED = {"import", "merge", "validate"}
+PLANNED = {"import", "merge", "reference", "validate"}
 
 
 def coordinator(home: Path) -> Harness:
