@@ -17,7 +17,7 @@ from typing import Any
 
 from slipway.artifacts import ArtifactStore, LocalStore
 from slipway.client import Client
-from slipway.configuration import ExportConfiguration, parse
+from slipway.configuration import parse
 from slipway.execution.runner import TaskRunner
 from slipway.security.server import ServerSecurity
 from slipway.worker.machine import probe
@@ -209,7 +209,9 @@ def wait_for(condition: Callable[[], Any], *, seconds: float = 60.0) -> Any:
     raise AssertionError("it did not happen in time")
 
 
-CONFIGURATION = ExportConfiguration()
+CONFIGURATION = parse(
+    {"validation": {"compare_outputs": False}}
+)  # no reference, which runs whatever becomes of the merge
 
 
 @contextmanager
