@@ -59,7 +59,7 @@ def test_the_plan_has_its_tasks_settings_sizes_and_cautions(project: Path) -> No
     assert set(tasks) == {"merge", "npz_pack", "npz_pack-half", "reference", "validate"}
     assert tasks["merge"]["format"] == ""
     assert tasks["npz_pack-half"]["params"] == {"compress": True, "half": True}
-    assert set(tasks["validate"]["inputs"]) == {"base", "adapter", "npz", "npz-half"}
+    assert set(tasks["validate"]["inputs"]) == {"base", "adapter", "reference", "npz", "npz-half"}
     assert done.json["configuration"]["formats"]["npz"]["compress"] is True
     assert done.json["origins"]["formats.npz.compress"] == "EXPORT_SQUEEZE"
     assert done.json["origins"]["formats.npz.enabled"] == "EXPORT_ENABLE_NPZ"
