@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from slipway_quantize.calibration.streaming.layers import Layer, Rounding
 
 
-class Observer:
+class Observer(ABC):
     """What is seen while a block computes.
 
     Attributes:
@@ -38,9 +39,9 @@ class Observer:
             for layer in layers:
                 layer.observe = None
 
+    @abstractmethod
     def see(self, layer: Layer, inputs: Tensor) -> None:
         """Take notice of a layer's inputs."""
-        raise NotImplementedError
 
 
 class Moments(Observer):
