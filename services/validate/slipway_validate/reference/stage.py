@@ -27,10 +27,11 @@ def run(inputs: Mapping[str, Path], params: SampleParams, ctx: Context) -> dict[
 
 
 def output_bytes(params: Mapping[str, Any], size: ModelSize) -> int:
-    """Estimate the size of the logits with and without the adapter."""
+    """Estimate the size of the logits with and without the adapter, and of those of long continuations."""
     used = SampleParams.model_validate(dict(params))
-    values = used.windows * used.sequence_length * (size.largest // _SMALLEST_WIDTH)
-    return min(2 * 4 * values, used.logit_bytes // 2)
+    per_token = 4 * (size.largest // _SMALLEST_WIDTH)
+    windows = min(2 * used.windows * used.sequence_length * per_token, used.logit_bytes // 2)
+    return windows + min(used.continuation_prompts * used.continuation_tokens * per_token, used.logit_bytes // 2)
 
 
 STAGE = Stage(
