@@ -32,6 +32,8 @@ LEVELS: Mapping[str, QuantizationLevel] = {
         QuantizationLevel("fp16", "float16", 2.0),
         QuantizationLevel("bf16", "bfloat16", 2.0),
         QuantizationLevel("int8", "int8", 1.25, bits=8),
+        QuantizationLevel("int8_dynamic", "int8_dynamic", 1.25),
+        QuantizationLevel("int8_static", "int8_static", 1.25, needs_text=True),
         QuantizationLevel("int4", "int4", 0.75, bits=4),
     )
 }

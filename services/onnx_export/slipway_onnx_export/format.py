@@ -221,7 +221,7 @@ FORMAT = Format(
     title="ONNX",
     settings=OnnxConfiguration,
     plan=plan,
-    levels=("fp16", "int8", "int4"),
+    levels=("fp16", "int8", "int8_dynamic", "int8_static", "int4"),
     refused_levels={"bf16": RefusedLevel("ONNX Runtime has no bf16 kernels on CPU", instead="fp16")},
     rank=10,
     conflicts=conflicts,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +27,13 @@ class IntLevel:
     keep: frozenset[str] = frozenset()
 
     def keeps(self, module: str) -> bool:
-        """Return whether a linear layer keeps its type. One of the two names may lack the prefix of the model's class."""
-        return any(f".{module}".endswith(f".{name}") or f".{name}".endswith(f".{module}") for name in self.keep)
+        """Return whether a linear layer keeps its type."""
+        return is_named(module, self.keep)
+
+
+def is_named(module: str, names: Collection[str]) -> bool:
+    """Return whether a linear layer is among ``names``. One of two names may lack the prefix of the model's class."""
+    return any(f".{module}".endswith(f".{name}") or f".{name}".endswith(f".{module}") for name in names)
 
 
 def refusal_reason(params: Mapping[str, Any], config: Mapping[str, Any]) -> str:

@@ -15,6 +15,9 @@ from slipway_quantize.check import run_checkpoint, run_graph
 from slipway_quantize.params import QuantizeParams
 from slipway_quantize.report import Outcome
 
+_OF_ACTIVATIONS = ("int8_dynamic", "int8_static")
+"""Levels with integers for activations too, of graphs."""
+
 
 class _Checkpoints:
     """Transformers folders."""
@@ -95,6 +98,10 @@ class _Graphs:
         from slipway_quantize.graphs.left_out import LeftOutSource
 
         with LeftOutSource(source, inputs) as left_out:
+            if params.level in _OF_ACTIVATIONS:
+                from slipway_quantize.activations.levels import write_level
+
+                return write_level(source, target, params, left_out=left_out, data=inputs.get("data"), ctx=ctx)
             if params.integers is not None:
                 from slipway_quantize.graphs.integer import write_int
 
