@@ -16,6 +16,7 @@ class QuantizationLevel:
         bytes_per_weight: Size of an output of this level. Scales, and tensors that stay in 16 or 32 bit, raise it above that of
             the type alone.
         bits: Bits of integers that share a scale in groups, which ``calibrate`` can choose; None for all other types.
+        activations: Whether activations are rounded too while the model runs.
         needs_text: Whether it cannot be made without text, for example to find the ranges of activations.
     """
 
@@ -23,6 +24,7 @@ class QuantizationLevel:
     dtype: str
     bytes_per_weight: float
     bits: int | None = None
+    activations: bool = False
     needs_text: bool = False
 
 
@@ -32,9 +34,15 @@ LEVELS: Mapping[str, QuantizationLevel] = {
         QuantizationLevel("fp16", "float16", 2.0),
         QuantizationLevel("bf16", "bfloat16", 2.0),
         QuantizationLevel("int8", "int8", 1.25, bits=8),
-        QuantizationLevel("int8_dynamic", "int8_dynamic", 1.25),
-        QuantizationLevel("int8_static", "int8_static", 1.25, needs_text=True),
+        QuantizationLevel("w8a8", "w8a8", 1.25, activations=True),
+        QuantizationLevel("fp8", "fp8", 1.25, activations=True),
+        QuantizationLevel("fp8_static", "fp8_static", 1.25, activations=True, needs_text=True),
+        QuantizationLevel("int8_dynamic", "int8_dynamic", 1.25, activations=True),
+        QuantizationLevel("int8_static", "int8_static", 1.25, activations=True, needs_text=True),
         QuantizationLevel("int4", "int4", 0.75, bits=4),
+        QuantizationLevel("nvfp4", "nvfp4", 0.75),
+        QuantizationLevel("mxfp4", "mxfp4", 0.75),
+        QuantizationLevel("int3", "int3", 0.625, bits=3),
     )
 }
 """Levels by name, from the tightest limits to the loosest."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from slipway.formats import (
-    LEVELS,
     Format,
     FormatRequest,
     LevelSettings,
@@ -14,7 +13,9 @@ from slipway.formats import (
     quantized,
 )
 
-_INTEGER = tuple(name for name, level in LEVELS.items() if level.bits)
+_CASTS = ("fp16", "bf16")
+_COMPRESSED = ("int8", "w8a8", "fp8", "fp8_static", "int4", "nvfp4", "mxfp4", "int3")
+"""Levels in formats of compressed-tensors."""
 
 
 class PyTorchConfiguration(LevelSettings):
@@ -38,7 +39,7 @@ def output_bytes(level: str, size: ModelSize) -> int:
     if not level:
         return size.stored_bytes
     # transformers looks embeddings up in the weights' own type, beside a quantized head.
-    return size.at_level(level) + (size.largest_bytes if level in _INTEGER else 0)
+    return size.at_level(level) + (size.largest_bytes if level in _COMPRESSED else 0)
 
 
 FORMAT = Format(
@@ -46,7 +47,7 @@ FORMAT = Format(
     title="PyTorch (transformers)",
     settings=PyTorchConfiguration,
     plan=plan,
-    levels=("fp16", "bf16", "int8", "int4"),
+    levels=(*_CASTS, *_COMPRESSED),
     is_model=True,
     needs_tokenizer=lambda settings: settings.save_tokenizer,
     rank=0,
@@ -64,7 +65,7 @@ FORMAT = Format(
         template=("slipway_merge", "usage.example.j2"),
         library="transformers",
         packages="torch transformers accelerate",
-        level_packages=dict.fromkeys(_INTEGER, "compressed-tensors"),
+        level_packages=dict.fromkeys(_COMPRESSED, "compressed-tensors"),
     ),
     sample='{enabled: true, save_tokenizer: true, quantization: "int4"}',
 )

@@ -29,7 +29,7 @@ _MOST_SIZE = 1 << 24
 _VARYING = {"batch": 1, "past_sequence": 0, "encoder_sequence": _TOKENS, None: 1}
 """Sizes of axes that vary."""
 _RESULTS = ("logits", "start_logits", "end_logits", "last_hidden_state")
-_PACKED = (".weight_packed", ".weight_scale", ".weight_shape")
+_PACKED = (".weight_packed", ".weight_scale", ".weight_global_scale", ".weight_shape", ".input_scale")
 
 
 class NotRunnableError(Exception):

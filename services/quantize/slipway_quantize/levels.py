@@ -6,8 +6,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slipway.levels import bits_of
+from slipway.levels import LEVELS, QuantizationLevel
 from slipway.models.families import Comparison, described, family_of
+
+CASTS = ("fp16", "bf16")
+"""Levels at which every tensor of any model is cast."""
+_TRANSPOSED = ("gpt2", "openai-gpt")
+"""Types of models whose layers are ``Conv1D``, which compressed-tensors does not run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +20,7 @@ class IntLevel:
     """An integer level of the weights.
 
     Attributes:
-        bits: 4 or 8.
+        bits: 3, 4 or 8.
         group_size: Weights per scale.
         packed: Whether integers and scales are stored; if not, the same values as dense weights of the original type.
         keep: Names of linear layers that keep their type.
@@ -38,14 +43,38 @@ def is_named(module: str, names: Collection[str]) -> bool:
 
 def refusal_reason(params: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     """Return why a model with this ``config.json`` is not quantized with these parameters; empty if it is."""
-    if params.get("format") != "pytorch" or not bits_of(str(params.get("level"))) or family_of(config) is not None:
+    level = LEVELS.get(str(params.get("level")))
+    if level is None or level.name in CASTS:
         return ""
-    return unknown_family(config)
+    if params.get("format") == "onnx" and level.activations:
+        return _refused_graph(level, params, config)
+    if params.get("format") != "pytorch":
+        return ""
+    family = family_of(config)
+    if family is None:
+        return unknown_family(config)
+    if not level.activations:
+        return ""
+    early = family.comparison in (Comparison.TEACHER_FORCED, Comparison.EMBEDDINGS)
+    if early or config.get("model_type") in _TRANSPOSED:
+        return f"level {level.name} rounds activations, which transformers does not do in a {described(config)}: use int8 or nvfp4"
+    if params.get("packed") is False:
+        return f"level {level.name} rounds activations, which dense weights do not: leave compress_weights true"
+    return ""
+
+
+def _refused_graph(level: QuantizationLevel, params: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    family = family_of(config)
+    if params.get("packed") is False:
+        return f"level {level.name} rounds activations, which dense weights do not: leave compress_weights true"
+    if level.needs_text and (family is None or family.comparison is Comparison.TEACHER_FORCED):
+        return f"level {level.name} needs the ranges of activations, and what a {described(config)} computes on plain text is unknown: use int8_dynamic"
+    return ""
 
 
 def reads_deferred(params: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the inputs whose weights may be left out: the model of a format that is read a few rows at a time."""
-    return ("model",) if params.get("format") in ("pytorch", "onnx") else ()
+    """Return the inputs whose weights may be left out: the model of a format that is read a few rows at a time, and does not run."""
+    return ("model",) if params.get("format") in ("pytorch", "onnx") and params.get("level") != "fp8_static" else ()
 
 
 def why_not_calibrated(params: Mapping[str, Any], config: Mapping[str, Any]) -> str:  # noqa: ARG001 - of any level
@@ -60,4 +89,4 @@ def why_not_calibrated(params: Mapping[str, Any], config: Mapping[str, Any]) -> 
 
 def unknown_family(config: Mapping[str, Any]) -> str:
     """Say that the weights of this model are not rounded."""
-    return f"the family of a {described(config)} is unknown, so its weights are not rounded to integers"
+    return f"the family of a {described(config)} is unknown, so its layers are not quantized"

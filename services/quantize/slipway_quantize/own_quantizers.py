@@ -2,54 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from slipway.errors import QuantizationError
+from slipway.levels import LEVELS
 from slipway.models.weights.reading import has_weights, open_weights
 from slipway.stage import Context
-from slipway_quantize.calibrated import Calibration
 from slipway_quantize.check import run_checkpoint, run_graph
-from slipway_quantize.params import QuantizeParams
+from slipway_quantize.levels import CASTS
 from slipway_quantize.report import Outcome
-
-_OF_ACTIVATIONS = ("int8_dynamic", "int8_static")
-"""Levels with integers for activations too, of graphs."""
+from slipway_quantize.request import QuantizeRequest
 
 
 class _Checkpoints:
     """Transformers folders."""
 
-    def write(
-        self,
-        source: Path,
-        target: Path,
-        params: QuantizeParams,
-        ctx: Context,
-        *,
-        inputs: Mapping[str, Path],
-        calibration: Calibration | None = None,
-    ) -> Outcome:
+    def write(self, request: QuantizeRequest) -> Outcome:
         """As :meth:`slipway_quantize.quantizer.Quantizer.write`."""
         import torch
 
+        params, ctx = request.params, request.ctx
         torch.set_num_threads(ctx.threads)
-        largest = params.max_shard_bytes
-        with closing(open_weights(source, inputs)) as weights:
-            if params.integers is None:
+        with closing(open_weights(request.source, request.inputs)) as weights:
+            if params.level in CASTS:
                 from slipway_quantize.checkpoints.half import write_half
 
-                outcome = write_half(weights, target, level=params.level, max_shard_bytes=largest, ctx=ctx)
+                largest = params.max_shard_bytes
+                outcome = write_half(weights, request.target, level=params.level, max_shard_bytes=largest, ctx=ctx)
             else:
-                from slipway_quantize.checkpoints.integer import write_int
+                from slipway_quantize.checkpoints.compressed import write_compressed
 
-                given = params.integers
-                outcome = write_int(
-                    source, weights, target, given, max_shard_bytes=largest, ctx=ctx, calibration=calibration
-                )
-            if not has_weights(source):
+                outcome = write_compressed(request, weights)
+            if not has_weights(request.source):
                 outcome.left_out_bytes = sum(tensor.nbytes for tensor in weights.tensors.values())
         return outcome
 
@@ -61,59 +46,34 @@ class _Checkpoints:
 class _Graphs:
     """ONNX graphs."""
 
-    def write(
-        self,
-        source: Path,
-        target: Path,
-        params: QuantizeParams,
-        ctx: Context,
-        *,
-        inputs: Mapping[str, Path],
-        calibration: Calibration | None = None,
-    ) -> Outcome:
+    def write(self, request: QuantizeRequest) -> Outcome:
         """As :meth:`slipway_quantize.quantizer.Quantizer.write`."""
         from slipway_quantize.graphs.contract import restate_contract
 
-        outcome = self._write(source, target, params, ctx, inputs=inputs, calibration=calibration)
-        restate_contract(target)
+        outcome = self._write(request)
+        restate_contract(request.target)
         return outcome
 
-    def _write(
-        self,
-        source: Path,
-        target: Path,
-        params: QuantizeParams,
-        ctx: Context,
-        *,
-        inputs: Mapping[str, Path],
-        calibration: Calibration | None,
-    ) -> Outcome:
-        if params.level == "bf16":
-            raise QuantizationError(
-                "bf16 is not made for ONNX: ONNX Runtime has no bfloat16 matrix product on CPUs, so the model would not load",
-                reason="QUANTIZATION_UNSUPPORTED",
-                remedy="use fp16, int8 or int4 for ONNX, and bf16 for the PyTorch format",
-                about={"format": "onnx", "level": "bf16"},
-            )
+    def _write(self, request: QuantizeRequest) -> Outcome:
         from slipway_quantize.graphs.left_out import LeftOutSource
 
-        with LeftOutSource(source, inputs) as left_out:
-            if params.level in _OF_ACTIVATIONS:
+        source, target, params, ctx = request.source, request.target, request.params, request.ctx
+        with LeftOutSource(source, request.inputs) as left_out:
+            if LEVELS[params.level].activations:
                 from slipway_quantize.activations.levels import write_level
 
-                return write_level(source, target, params, left_out=left_out, data=inputs.get("data"), ctx=ctx)
+                return write_level(request, left_out)
             if params.integers is not None:
                 from slipway_quantize.graphs.integer import write_int
 
-                accuracy = params.accuracy_level
                 return write_int(
                     source,
                     target,
                     params.integers,
-                    accuracy_level=accuracy,
+                    accuracy_level=params.accuracy_level,
                     left_out=left_out,
                     ctx=ctx,
-                    calibration=calibration,
+                    calibration=request.calibration,
                 )
             from slipway_quantize.graphs.half import write_half
 

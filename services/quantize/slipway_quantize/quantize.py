@@ -16,6 +16,7 @@ from slipway_quantize.companions import copy_companions, read_json, write_json
 from slipway_quantize.params import QuantizeParams
 from slipway_quantize.quantizer import load_packager, load_quantizer
 from slipway_quantize.report import weight_bytes, write_report
+from slipway_quantize.request import QuantizeRequest
 
 
 def quantize(inputs: Mapping[str, Path], target: Path, params: QuantizeParams, ctx: Context) -> None:
@@ -27,16 +28,15 @@ def quantize(inputs: Mapping[str, Path], target: Path, params: QuantizeParams, c
         QuantizationError: With the reasons listed in the package's README.
     """
     source = inputs["model"]
+    _refuse_level(params)
     _refuse_quantized(source)
     copy_companions(source, target)
     quantizer, runtime = load_quantizer(params.format), load_format(params.format).runtime
     settings: dict[str, Any] = {"format": params.format, "level": params.level}
-    calibration = inputs.get("calibration")
-    if calibration is None or not params.calibrated:
-        outcome = quantizer.write(source, target, params, ctx, inputs=inputs)
-    else:
-        given = _calibration(calibration, params, ctx)
-        outcome = quantizer.write(source, target, params, ctx, inputs=inputs, calibration=given)
+    folder = inputs.get("calibration") if params.calibrated else None
+    calibration = _calibration(folder, params, ctx) if folder is not None else None
+    outcome = quantizer.write(QuantizeRequest(source, target, params, ctx, inputs, calibration))
+    if calibration is not None:
         settings["calibration"] = ctx.input_digests.get("calibration", "")
     if params.integers is not None:
         settings |= {"group_size": params.group_size, "packed": params.packed}
@@ -64,6 +64,20 @@ def _note_precision(path: Path, level: str) -> None:
     """Write the new precision into the copied description of the export, which still says float32."""
     if path.is_file():
         write_json(path, {**read_json(path), "precision": level})
+
+
+def _refuse_level(params: QuantizeParams) -> None:
+    """Refuse a level that the format lacks."""
+    found = load_format(params.format)
+    if params.level in found.levels:
+        return
+    refused = found.refused_levels.get(params.level)
+    raise QuantizationError(
+        f"{params.level} is not made for {found.title}" + (f": {refused.why}" if refused else ""),
+        reason="QUANTIZATION_UNSUPPORTED",
+        remedy=f"use {refused.instead}" if refused else f"use one of {', '.join(found.levels)}",
+        about={"format": params.format, "level": params.level},
+    )
 
 
 def _refuse_quantized(source: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,28 +9,15 @@ from typing import Any, Protocol
 from slipway.errors import QuantizationError
 from slipway.formats.registry import load_format
 from slipway.stage import Context
-from slipway_quantize.calibrated import Calibration
-from slipway_quantize.params import QuantizeParams
 from slipway_quantize.report import Outcome
+from slipway_quantize.request import QuantizeRequest
 
 
 class Quantizer(Protocol):
     """Writes the weights of a folder at a level, and runs the result."""
 
-    def write(
-        self,
-        source: Path,
-        target: Path,
-        params: QuantizeParams,
-        ctx: Context,
-        *,
-        inputs: Mapping[str, Path],
-        calibration: Calibration | None = None,
-    ) -> Outcome:
-        """Write the weights of ``source`` at ``params.level`` into ``target``, which already holds all other files.
-
-        ``inputs`` are all inputs of the stage; Slipway's own formats read weights from them that ``source`` leaves out.
-        Only a format that says so (:attr:`slipway.formats.Format.calibrated`) is given a calibration, and only then the argument.
+    def write(self, request: QuantizeRequest) -> Outcome:
+        """Write the requested weights.
 
         Raises:
             QuantizationError: With the reasons listed in the package's README.

@@ -166,7 +166,7 @@ def test_threads_change_nothing(tiny: Path, tiny_onnx: Path, quantize, monkeypat
     for source, form in ((tiny, "pytorch"), (tiny_onnx, "onnx")):
         contents = []
         for threads, piece in ((2, 1 << 9), (1, 1 << 20)):  # and torch has one thread again
-            for module in ("checkpoints.integer", "graphs.folder"):
+            for module in ("checkpoints.compressed", "graphs.folder"):
                 monkeypatch.setattr(f"slipway_quantize.{module}.PIECE_WEIGHTS", piece)
             folder, _ = quantize(source, threads=threads, format=form, level="int4", check=False)
             contents.append({path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()})

@@ -290,7 +290,7 @@ def test_example_travels_and_description_names_the_level(quantize: Quantize, tin
 _MEASURE = """
 import sys, threading, time
 from pathlib import Path
-import slipway_quantize.quantize, slipway_quantize.graphs.integer, slipway_quantize.graphs.half, slipway_quantize.checkpoints.integer
+import slipway_quantize.quantize, slipway_quantize.graphs.integer, slipway_quantize.graphs.half, slipway_quantize.checkpoints.compressed
 from slipway.stage import Context
 from slipway_quantize.stage import STAGE, QuantizeParams
 def anonymous():

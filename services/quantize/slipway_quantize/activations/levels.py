@@ -15,22 +15,22 @@ from slipway_quantize.activations.trial import diverged, results_of
 from slipway_quantize.activations.write import require_opset, write_int8
 from slipway_quantize.graphs.folder import graph_files, load_graph
 from slipway_quantize.graphs.left_out import LeftOutSource
-from slipway_quantize.params import QuantizeParams
 from slipway_quantize.report import Outcome
+from slipway_quantize.request import QuantizeRequest
 
 STATIC = "int8_static"
 
 
-def write_level(
-    source: Path, target: Path, params: QuantizeParams, *, left_out: LeftOutSource, data: Path | None, ctx: Context
-) -> Outcome:
-    """Write ``source``'s graphs into ``target`` at ``params.level``, with the text in ``data`` if the level needs it.
+def write_level(request: QuantizeRequest, left_out: LeftOutSource) -> Outcome:
+    """Write the graphs of a request at its level, with the text among its inputs if the level needs it.
 
     Raises:
         QuantizationError: With the reasons listed in the package's README.
     """
+    source, target, params, ctx = request.source, request.target, request.params, request.ctx
     if params.level != STATIC:
         return write_int8(source, target, keep=params.keep, left_out=left_out, ctx=ctx)
+    data = request.inputs.get("data")
     if data is None:
         raise QuantizationError(
             "int8_static needs text to find the ranges of activations, and there is none",

@@ -12,6 +12,7 @@ from torch import Tensor
 from slipway.errors import QuantizationError
 from slipway.models.dtypes import FLOATS, numpy_dtypes, torch_dtypes
 from slipway.models.safetensors_file import TensorInfo
+from slipway.models.weights import reading
 from slipway.models.weights.reading import Weights
 from slipway_quantize.grid import rounding
 
@@ -45,11 +46,8 @@ def read_rows(weights: Weights, tensor: TensorInfo, first: int, count: int) -> T
 
 def mapped(tensor: TensorInfo) -> Tensor:
     """Return a stored tensor whose values are read from its file when they are used."""
-    dtype = DTYPES[tensor.dtype]
-    if not tensor.numel:
-        return torch.empty(tensor.shape, dtype=dtype)
-    raw = np.memmap(tensor.file, mode="c", dtype=np.uint8, offset=tensor.start, shape=(tensor.nbytes,))
-    return torch.from_numpy(raw).view(dtype).reshape(tensor.shape)
+    raw = torch.from_numpy(reading.mapped(tensor).reshape(-1).view(np.uint8))
+    return raw.view(DTYPES[tensor.dtype]).reshape(tensor.shape)
 
 
 def as_array(values: Tensor) -> NDArray[Any]:

@@ -15,6 +15,8 @@ from slipway.machine.compiled.library import best_kernel
 FOLDER = Path(__file__).parent
 TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
 """The kernel's ``enum type``, by numpy's names."""
+MADE_FOR = (4, 8)
+"""Bits whose codes lie side by side in a word; others are rounded by numpy."""
 MOST = 256
 """Most weights of a group."""
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from slipway.counts import counted
 from slipway.errors import QuantizationError
-from slipway_quantize.grid.kernel import TYPES, kernel
+from slipway_quantize.grid.kernel import MADE_FOR, TYPES, kernel
 from slipway_quantize.grid.search import (
     STEPS,
     Array,
@@ -51,7 +51,7 @@ def round_weight(weight: Array, *, bits: int, group_size: int, scale_dtype: np.d
 
     Args:
         weight: Any float type and strides; K divisible by ``group_size``. (N, K)
-        bits: 4 or 8.
+        bits: 3, 4 or 8.
         group_size: Weights per scale.
         scale_dtype: Stored type of the scales: float32, float16 or bfloat16.
         name: The weight's name, for errors.
@@ -70,7 +70,7 @@ def round_weight(weight: Array, *, bits: int, group_size: int, scale_dtype: np.d
 
 def _fill(weight: Array, *, bits: int, packed: Array, scales: Array, name: str) -> tuple[float, float]:
     """Fill codes and scales; return the squares of error and weights."""
-    if compiled := kernel():
+    if bits in MADE_FOR and (compiled := kernel()):
         sums = compiled.quantize(weight, STEPS[bits], bits=bits, packed=packed, scales=scales)
         if not sums.finite:
             require_finite(weight, name)

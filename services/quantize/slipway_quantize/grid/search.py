@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 _SMALLEST_SCALE = np.float32(1e-37)  # its inverse is still a float32
 STEPS = {
+    3: np.array((1.0, 0.7, 0.8, 0.9, 1.1, 1.2), np.float32),
     4: np.array((1.0, 0.8, 0.875, 0.94, 1.06, 1.125), np.float32),
     8: np.array((1.0,), np.float32),
 }
@@ -32,7 +33,7 @@ def quantize_groups(weight: Array, *, bits: int, group_size: int, scale_dtype: n
 
     Args:
         weight: (N, K) floating point, finite; K divisible by ``group_size``.
-        bits: 4 or 8.
+        bits: 3, 4 or 8.
         group_size: Weights per scale.
         scale_dtype: Stored type of the scales. One that is too large for it is infinite, and the codes of its group are 0.
 
@@ -94,11 +95,14 @@ def pack_codes(codes: Array, *, bits: int) -> Array:
     """Pack codes (N, K) into unsigned bytes (N, K · bits / 8), offset by ``2**(bits-1)``, the first of two codes in the low nibble.
 
     As little-endian int32 words this is the ``pack-quantized`` layout of compressed-tensors (K a multiple of 8), and as bytes
-    it is ``B`` of ONNX Runtime's MatMulNBits.
+    it is ``B`` of ONNX Runtime's MatMulNBits. Codes of 3 bits follow each other from the lowest bit up.
     """
     unsigned = (codes.astype(np.int16) + (1 << (bits - 1))).astype(np.uint8)
     if bits == 8:
         return unsigned
+    if bits == 3:
+        digits = unsigned[:, :, None] >> np.arange(bits, dtype=np.uint8) & 1
+        return np.packbits(digits.reshape(len(codes), -1), axis=1, bitorder="little")
     return unsigned[:, 0::2] | (unsigned[:, 1::2] << 4)
 
 
@@ -107,7 +111,7 @@ def pack_words(codes: Array, *, bits: int) -> Array:
     rows, columns = codes.shape
     words = -(-columns * bits // 32)
     packed = np.zeros((rows, 4 * words), np.uint8)
-    padded = np.pad(codes, ((0, 0), (0, columns % 2)), constant_values=-(1 << (bits - 1)))
+    padded = np.pad(codes, ((0, 0), (0, -columns % 8)), constant_values=-(1 << (bits - 1)))
     found = pack_codes(padded, bits=bits)
     packed[:, : found.shape[1]] = found[:, : packed.shape[1]]
     return packed.view("<i4")
@@ -117,6 +121,9 @@ def unpack_codes(packed: Array, *, bits: int) -> Array:
     """Return codes (N, K) int8 from packed ones (N, K · bits / 8)."""
     if bits == 8:
         return (packed ^ 0x80).view(np.int8)
+    if bits == 3:
+        digits = np.unpackbits(packed, axis=1, bitorder="little").reshape(len(packed), -1, bits)
+        return (digits << np.arange(bits, dtype=np.uint8)).sum(axis=2, dtype=np.uint8).view(np.int8) - np.int8(4)
     codes = np.empty((len(packed), 2 * packed.shape[1]), np.int8)
     codes[:, 0::2] = packed & 15
     codes[:, 1::2] = packed >> 4

@@ -1,4 +1,4 @@
-"""Write int8 and int4 weights of a Hugging Face folder in the ``pack-quantized`` format of compressed-tensors.
+"""Write the linear layers of a Hugging Face folder in a format of compressed-tensors.
 
 transformers and vLLM load it without further settings. This module writes a few rows at a time; the library itself needs the
 whole model in memory, twice.
@@ -14,33 +14,25 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from slipway.errors import QuantizationError
-from slipway.models.dtypes import numpy_dtypes
 from slipway.models.safetensors_file import TensorInfo
 from slipway.models.safetensors_layout import TensorSpec
 from slipway.models.weights.reading import Weights, row_pieces
 from slipway.stage import Context
 from slipway_quantize.calibrated import WITHOUT_DATA, CalibratedWeight, Calibration, mismatch
-from slipway_quantize.checkpoints.checkpoint import (
-    DTYPE_NAMES,
-    DTYPES,
-    as_array,
-    read_rows,
-    read_tensors,
-    require_finite,
-)
+from slipway_quantize.checkpoints.checkpoint import DTYPES, read_rows, read_tensors, require_finite
 from slipway_quantize.checkpoints.structure import LinearWeight, find_linear_layers, model_config, require_family
 from slipway_quantize.checkpoints.weights_file import WeightsFile
 from slipway_quantize.companions import read_json, write_json
-from slipway_quantize.grid.rounding import Rounded, round_weight
-from slipway_quantize.grid.search import pack_words
-from slipway_quantize.levels import IntLevel
+from slipway_quantize.forms.choice import Layers, form_of, least_width
+from slipway_quantize.forms.form import Form
+from slipway_quantize.levels import is_named
 from slipway_quantize.pieces import Pieces, Squares
 from slipway_quantize.report import KEPT, Outcome, warn_unaligned, warn_unknown
+from slipway_quantize.request import QuantizeRequest
 from slipway_quantize.writing import PIECE_WEIGHTS
 
 _SCALE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -65,74 +57,71 @@ class _Plan:
     asymmetric: bool
 
 
-def write_int(
-    source: Path,
-    weights: Weights,
-    target: Path,
-    level: IntLevel,
-    *,
-    max_shard_bytes: int,
-    ctx: Context,
-    calibration: Calibration | None = None,
-) -> Outcome:
-    """Write ``weights`` of the folder ``source`` with its linear layers in ``level``, and config.json to match.
+def write_compressed(request: QuantizeRequest, weights: Weights) -> Outcome:
+    """Write ``weights`` of the requested folder with its linear layers at the requested level, and config.json to match.
 
     A decoder's tied lm_head is untied: the head is quantized, the embedding keeps its type, because transformers 5.23 cannot
     load a quantized embedding. Other heads are not quantized.
 
     Raises:
         QuantizationError: ``QUANTIZATION_UNSUPPORTED`` if nothing can be quantized, ``NON_FINITE_WEIGHTS``,
-            ``CALIBRATION_MISMATCH``, and the reasons of :func:`read_tensors`.
+            ``CALIBRATION_MISMATCH``, and the reasons of :func:`read_tensors` and :func:`~slipway_quantize.forms.choice.form_of`.
     """
+    params, ctx = request.params, request.ctx
     tensors = read_tensors(weights)
-    plan = _plan(source, tensors, level, calibration)
+    plan = _plan(request, tensors)
+    sources = {weight.module: tensors[name] for name, found in plan.linear.items() for weight in found}
+    layers = Layers(sources, weights, plan.scale_dtype, plan.unpacked, plan.calibrated, plan.asymmetric)
+    form = form_of(request, layers)
     outcome = Outcome(
-        method="compressed-tensors pack-quantized" if level.packed else "dense weights on the grid",
+        method=f"compressed-tensors {form.format}" if params.packed else "dense weights on the grid",
         details={"scale_dtype": str(plan.scale_dtype).removeprefix("torch."), "lm_head_untied": plan.untied},
     )
-    groups = [group for tensor in tensors.values() for group in _planned_tensors(tensor, plan, level)]
+    groups = [group for tensor in tensors.values() for group in _planned_tensors(tensor, plan, form, params.packed)]
     total = sum(tensor.nbytes for tensor in tensors.values())
-    _require_smaller(total, sum(spec.nbytes for group in groups for spec in group), level)
+    if params.packed:
+        _require_smaller(total, sum(spec.nbytes for group in groups for spec in group), params.level)
     done = 0
     with (
-        WeightsFile(target, groups, max_shard_bytes=max_shard_bytes) as file,
+        WeightsFile(request.target, groups, max_shard_bytes=params.max_shard_bytes) as file,
         Pieces(outcome, threads=ctx.threads) as pieces,
     ):
+        write = partial(_write_rows, plan=plan, form=form, packed=params.packed, file=file)
         for tensor in tensors.values():
-            for weight in plan.linear.get(tensor.name, []) if level.packed else []:
-                file.write(f"{weight.module}.weight_shape", torch.tensor(tensor.shape, dtype=torch.int64))
-                if plan.asymmetric:
-                    _write_zero_points(weight.module, tensor, plan=plan, level=level, file=file)
+            for weight in plan.linear.get(tensor.name, []) if params.packed else []:
+                for part, values in form.whole(weight.module, tensor.shape).items():
+                    file.write_bytes(f"{weight.module}.{part}", values, row=0)
             for row, count in row_pieces(tensor, PIECE_WEIGHTS):
                 ctx.progress("quantize", done=done, total=total)
                 read = partial(read_rows, weights, tensor, row, count)
-                pieces.add(partial(_write_rows, tensor.name, read, row, plan=plan, level=level, file=file))
+                pieces.add(partial(write, tensor.name, read, row))
                 done += tensor.nbytes * count // (tensor.shape[0] if tensor.shape else 1)
             _record(tensor.name, plan, outcome)
     ctx.progress("quantize", done=done, total=total)
-    warn_unaligned([weight.module for weight in plan.unaligned], level.group_size, ctx)
-    warn_unknown(level.keep, [weight.module for weight in plan.asked], ctx)
+    warn_unaligned([weight.module for weight in plan.unaligned], least_width(request), ctx)
+    warn_unknown(params.keep, [weight.module for weight in plan.asked], ctx)
     _warn_kept(tensors, plan, ctx)
-    _write_config(target / "config.json", plan, level)
+    _write_config(request.target / "config.json", plan, form if params.packed else None)
     return outcome
 
 
-def _plan(source: Path, tensors: dict[str, TensorInfo], level: IntLevel, calibration: Calibration | None) -> _Plan:
-    config = model_config(source)
-    structure = find_linear_layers(config, require_family(source), tensors)
+def _plan(request: QuantizeRequest, tensors: dict[str, TensorInfo]) -> _Plan:
+    config = model_config(request.source)
+    structure = find_linear_layers(config, require_family(request.source), tensors)
+    width, calibration = least_width(request), request.calibration
     fits: list[LinearWeight] = []
     unaligned: list[LinearWeight] = []
-    asked = [weight for weight in structure.linear if level.keeps(weight.module)]
+    asked = [weight for weight in structure.linear if is_named(weight.module, request.params.keep)]
     for weight in [weight for weight in structure.linear if weight not in asked]:
         columns = tensors[weight.source].shape[1]
-        (unaligned if columns % level.group_size else fits).append(weight)
+        (unaligned if columns % width else fits).append(weight)
     if not fits:
         raise QuantizationError(
             f"no linear layer of this {config.model_type} model has an input width that is a multiple of the group "
-            f"size {level.group_size}",
+            f"size {width}",
             reason="QUANTIZATION_UNSUPPORTED",
             remedy="choose a smaller group size, or level bf16",
-            about={"group_size": level.group_size, "model_type": config.model_type},
+            about={"group_size": width, "model_type": config.model_type},
         )
     linear = defaultdict(list)
     for weight in fits:
@@ -170,11 +159,11 @@ def _calibrated(
     return found
 
 
-def _require_smaller(before: int, after: int, level: IntLevel) -> None:
+def _require_smaller(before: int, after: int, level: str) -> None:
     """Refuse a level that only adds a quantized lm_head to a tied embedding, or little more."""
-    if level.packed and after >= before:
+    if after >= before:
         raise QuantizationError(
-            f"{level.bits}-bit weights would make this model larger, {after} instead of {before} bytes: its tied lm_head needs "
+            f"level {level} would make this model larger, {after} instead of {before} bytes: its tied lm_head needs "
             "its own weights, and few other weights are linear layers",
             reason="QUANTIZATION_UNSUPPORTED",
             remedy="use level fp16 or bf16, or the ONNX format, where embedding and lm_head share their quantized weights",
@@ -182,68 +171,32 @@ def _require_smaller(before: int, after: int, level: IntLevel) -> None:
         )
 
 
-def _planned_tensors(tensor: TensorInfo, plan: _Plan, level: IntLevel) -> list[list[TensorSpec]]:
+def _planned_tensors(tensor: TensorInfo, plan: _Plan, form: Form, packed: bool) -> list[list[TensorSpec]]:  # noqa: FBT001 - of the level
     """Return the tensors written for one tensor of the checkpoint, in groups that must be in one shard."""
     groups = [[TensorSpec(tensor.name, tensor.dtype, tensor.shape)]] if tensor.name in plan.dense else []
     for weight in plan.linear.get(tensor.name, []):
-        rows, columns = tensor.shape
-        if not level.packed:
-            groups.append([TensorSpec(f"{weight.module}.weight", tensor.dtype, tensor.shape)])
-            continue
-        scale_dtype = DTYPE_NAMES[plan.scale_dtype]
-        parts = [
-            TensorSpec(f"{weight.module}.weight_packed", "I32", (rows, columns * level.bits // 32)),
-            TensorSpec(f"{weight.module}.weight_scale", scale_dtype, (rows, columns // level.group_size)),
-            TensorSpec(f"{weight.module}.weight_shape", "I64", (2,)),
-        ]
-        if plan.asymmetric:
-            words = -(-rows * level.bits // 32)
-            parts.append(TensorSpec(f"{weight.module}.weight_zero_point", "I32", (words, columns // level.group_size)))
-        groups.append(parts)
+        parts = form.parts(tensor.shape) if packed else {"weight": (tensor.dtype, tensor.shape)}
+        groups.append([TensorSpec(f"{weight.module}.{part}", *stored) for part, stored in parts.items()])
     return groups
 
 
 def _write_rows(
-    name: str, read: Callable[[], Tensor], row: int, *, plan: _Plan, level: IntLevel, file: WeightsFile
+    name: str, read: Callable[[], Tensor], row: int, *, plan: _Plan, form: Form, packed: bool, file: WeightsFile
 ) -> Squares:
     """Copy rows of a tensor, or round them for the linear layers that are made from it, or both."""
-    values = read()
+    values, squares = read(), (0.0, 0.0)
     if name in plan.dense:
         require_finite(values, name)
         file.write(name, values, row=row)
-    if name not in plan.linear:
-        return 0.0, 0.0
-    scale_dtype = numpy_dtypes(DTYPE_NAMES[plan.scale_dtype])[DTYPE_NAMES[plan.scale_dtype]]
-    exact, squares = as_array(values), (0.0, 0.0)
-    plain: Rounded | None = None
-    for weight in plan.linear[name]:
-        given = plan.calibrated.get(weight.module)
-        if given is not None:
-            rounded = given.round(exact, row, scale_dtype=scale_dtype, name=f"{weight.module}.weight")
+    for weight in plan.linear.get(name, ()):
+        rounded = form.rounded(values, row, module=weight.module, name=name)
+        squares = rounded.squares
+        if packed:
+            for part, stored in rounded.parts.items():
+                file.write_bytes(f"{weight.module}.{part}", stored, row=row)
         else:
-            plain = plain or round_weight(
-                exact, bits=level.bits, group_size=level.group_size, scale_dtype=scale_dtype, name=name
-            )
-            rounded = plain
-        squares = rounded.error, rounded.energy
-        if level.packed:
-            file.write_bytes(f"{weight.module}.weight_packed", rounded.packed, row=row)
-            file.write_bytes(f"{weight.module}.weight_scale", rounded.scales, row=row)
-        else:
-            dense = torch.from_numpy(rounded.values(level.bits)).to(plan.scale_dtype).to(values.dtype)
-            file.write(f"{weight.module}.weight", dense, row=row)
+            file.write(f"{weight.module}.weight", rounded.values().to(plan.scale_dtype).to(values.dtype), row=row)
     return squares
-
-
-def _write_zero_points(module: str, tensor: TensorInfo, *, plan: _Plan, level: IntLevel, file: WeightsFile) -> None:
-    """Write a weight's zero points, packed along its rows; 0 for a weight that has none."""
-    rows, columns = tensor.shape
-    given = plan.calibrated.get(module)
-    zeros = given.zero_points() if given is not None else None
-    if zeros is None:
-        zeros = np.zeros((rows, columns // level.group_size), np.int8)
-    packed = np.ascontiguousarray(pack_words(zeros.T, bits=level.bits).T)
-    file.write_bytes(f"{module}.weight_zero_point", packed, row=0)
 
 
 def _record(name: str, plan: _Plan, outcome: Outcome) -> None:
@@ -271,7 +224,8 @@ def _warn_kept(tensors: dict[str, TensorInfo], plan: _Plan, ctx: Context) -> Non
         )
 
 
-def _write_config(path: Path, plan: _Plan, level: IntLevel) -> None:
+def _write_config(path: Path, plan: _Plan, form: Form | None) -> None:
+    """Describe the weights in config.json; no form stands for dense ones."""
     config = read_json(path)
     config.pop("torch_dtype", None)  # the older name of the same key
     config["dtype"] = str(plan.scale_dtype).removeprefix("torch.")
@@ -279,35 +233,26 @@ def _write_config(path: Path, plan: _Plan, level: IntLevel) -> None:
         for part in (config, config.get("text_config")):
             if isinstance(part, dict):
                 part["tie_word_embeddings"] = False
-    if level.packed:
+    if form is not None:
         ignore = sorted({*plan.kept, *(weight.module for weight in (*plan.unaligned, *plan.asked))})
-        config["quantization_config"] = _quantization_config(level, ignore=ignore, symmetric=not plan.asymmetric)
-        # compressed-tensors 0.20 expects unpacked zero points in a model that it unpacks later
-        if plan.unpacked or plan.asymmetric:
+        config["quantization_config"] = _quantization_config(form, ignore=ignore)
+        if plan.unpacked or form.dequantize:
             config["quantization_config"]["dequantize"] = True
     write_json(path, config)
 
 
-def _quantization_config(level: IntLevel, *, ignore: list[str], symmetric: bool) -> dict[str, Any]:
+def _quantization_config(form: Form, *, ignore: list[str]) -> dict[str, Any]:
     """Return ``quantization_config`` of config.json as compressed-tensors 0.20 writes it."""
-    weights = {
-        "num_bits": level.bits,
-        "type": "int",
-        "symmetric": symmetric,
-        "strategy": "group",
-        "group_size": level.group_size,
-        "dynamic": False,
-    }
     scheme = {
-        "format": "pack-quantized",
+        "format": form.format,
         "targets": ["Linear"],
-        "weights": weights,
-        "input_activations": None,
+        "weights": dict(form.weights),
+        "input_activations": None if form.activations is None else dict(form.activations),
         "output_activations": None,
     }
     return {
         "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
+        "format": form.format,
         "quantization_status": "compressed",
         "config_groups": {"group_0": scheme},
         "ignore": ignore,

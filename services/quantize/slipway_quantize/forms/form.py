@@ -1,0 +1,87 @@
+"""The interface of a stored form."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from slipway_quantize.pieces import Squares
+
+Part = tuple[str, tuple[int, ...]]
+"""Type and shape of a stored tensor."""
+BEFORE_LOADING = "compressed-tensors unpacks such a model while it loads, and then no activation is rounded"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRows:
+    """Some rows of a weight as they are stored.
+
+    Attributes:
+        parts: Rows of each stored tensor, by the end of its name.
+        values: Function that returns the weights that a model computes with. float32 (rows, K)
+        squares: Squares of what rounding adds, and of the weights.
+    """
+
+    parts: Mapping[str, NDArray[Any]]
+    values: Callable[[], Tensor]
+    squares: Squares
+
+
+class Form(ABC):
+    """A form for all linear weights of a model.
+
+    Attributes:
+        format: Its name in compressed-tensors.
+        weights: ``weights`` of the scheme in ``quantization_config``.
+        activations: ``input_activations`` of the scheme; None if activations are not rounded.
+        dequantize: Whether transformers has to unpack the weights while it loads them.
+    """
+
+    format: str
+    weights: Mapping[str, Any]
+    activations: Mapping[str, Any] | None = None
+    dequantize: bool = False
+
+    @abstractmethod
+    def parts(self, shape: tuple[int, ...]) -> dict[str, Part]:
+        """Return the tensors that are stored for a weight, by the end of their names.
+
+        Args:
+            shape: (N, K)
+        """
+
+    def whole(self, module: str, shape: tuple[int, ...]) -> dict[str, NDArray[Any]]:  # noqa: ARG002 - some forms have none
+        """Return the stored tensors that are not made of the weight's rows."""
+        return {}
+
+    @abstractmethod
+    def rounded(self, weight: Tensor, row: int, *, module: str, name: str) -> StoredRows:
+        """Return rows of a layer's weight as they are stored; several threads may ask at once.
+
+        Args:
+            weight: The rows. (rows, K)
+            row: The first of them.
+            module: The layer.
+            name: The weight's name, for errors.
+
+        Raises:
+            QuantizationError: ``NON_FINITE_WEIGHTS``, ``WEIGHT_OVERFLOW``, ``CALIBRATION_MISMATCH``.
+        """
+
+
+def as_bytes(values: Tensor) -> NDArray[Any]:
+    """Return the bytes of a tensor, row by row."""
+    return values.contiguous().view(torch.uint8).numpy()
+
+
+def squares_of(exact: Tensor, values: Tensor) -> Squares:
+    """Return the squares of what rounding adds to float32 weights, and of the weights."""
+    error, energy = (values - exact).numpy(), exact.numpy()
+    return float(np.square(error).sum(dtype=np.float64)), float(np.square(energy).sum(dtype=np.float64))

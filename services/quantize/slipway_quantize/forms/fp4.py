@@ -1,0 +1,155 @@
+"""4-bit floats (E2M1: 0, 0.5, 1, 1.5, 2, 3, 4, 6) with a short scale per group: MXFP4 and NVFP4, of weights alone.
+
+Axes: N output features, K input features, R some of the N, G groups of a row, S weights of a group.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from slipway_quantize.checkpoints.checkpoint import require_finite
+from slipway_quantize.forms.form import Form, Part, StoredRows, as_bytes, squares_of
+
+LARGEST = 6.0
+_MAGNITUDES = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+_TIES = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0], np.float32)
+"""Between two magnitudes each; a tie goes to the one with an even code."""
+_BOUNDARIES = torch.from_numpy(np.where(np.arange(7) % 2 == 1, np.nextafter(_TIES, np.float32(0)), _TIES))
+_E4M3 = torch.float8_e4m3fn
+_LARGEST_SCALE, _SMALLEST_SCALE = 448.0, 2.0**-9
+"""Of E4M3."""
+
+
+class Fp4(Form):
+    """Weights in 4-bit floats. Of several scales that fit, each group has the one with the smallest squared error.
+
+    Args:
+        scale_dtype: The model's own type.
+    """
+
+    group_size: int
+
+    def __init__(self, scale_dtype: torch.dtype) -> None:
+        # compressed-tensors unpacks to bfloat16, whatever the model's type.
+        self.dequantize = scale_dtype is not torch.bfloat16
+
+    def parts(self, shape: tuple[int, ...]) -> dict[str, Part]:
+        """As :meth:`Form.parts`."""
+        rows, columns = shape
+        return {"weight_packed": ("U8", (rows, columns // 2))}
+
+    @abstractmethod
+    def scales(self, largest: Tensor, module: str) -> list[tuple[Tensor, Tensor]]:
+        """Return the scales to try for groups with these largest weights (R, G): as stored, and as float32 factors."""
+
+    def rounded(self, weight: Tensor, row: int, *, module: str, name: str) -> StoredRows:  # noqa: ARG002 - any row
+        """As :meth:`Form.rounded`."""
+        require_finite(weight, name)
+        exact = weight.float()
+        groups = exact.reshape(len(exact), -1, self.group_size)  # (R, G, S)
+        best: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+        for stored, factor in self.scales(groups.abs().amax(dim=-1), module):
+            codes = nearest_codes(groups / factor[..., None])
+            values = (values_of(codes) * factor[..., None]).bfloat16().float()  # as compressed-tensors unpacks it
+            error = (values - groups).square().sum(dim=-1)
+            if best is None:
+                best = stored, codes, values, error
+                continue
+            better = error < best[3]
+            best = (
+                torch.where(better, stored.view(torch.uint8), best[0].view(torch.uint8)),
+                torch.where(better[..., None], codes, best[1]),
+                torch.where(better[..., None], values, best[2]),
+                torch.where(better, error, best[3]),
+            )
+        assert best is not None
+        codes, values = best[1].reshape(exact.shape), best[2].reshape(exact.shape)
+        packed = codes[:, 0::2] | codes[:, 1::2] << 4  # the first in the low half
+        parts = {"weight_packed": as_bytes(packed), "weight_scale": as_bytes(best[0])}
+        return StoredRows(parts, lambda: values, squares_of(exact, values))
+
+
+class Mxfp4(Fp4):
+    """Groups of 32 whose scale is a power of two, stored as its exponent plus 127."""
+
+    format = "mxfp4-pack-quantized"
+    group_size = 32
+    weights: Mapping[str, Any] = {
+        **{"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group", "group_size": group_size},
+        **{"dynamic": False, "scale_dtype": "torch.uint8"},
+    }
+
+    def parts(self, shape: tuple[int, ...]) -> dict[str, Part]:
+        """As :meth:`Form.parts`."""
+        return super().parts(shape) | {"weight_scale": ("U8", (shape[0], shape[1] // self.group_size))}
+
+    def scales(self, largest: Tensor, module: str) -> list[tuple[Tensor, Tensor]]:  # noqa: ARG002 - the same for all
+        """As :meth:`Fp4.scales`: the power of two at which the largest weight is from 4 to 8, and the one above."""
+        exponent = torch.frexp(largest)[1] - 3  # frexp's fraction is from 0.5 to 1
+        found = [torch.where(largest > 0, exponent + more, 0).clamp_(-126, 127) for more in (0, 1)]
+        return [((each + 127).to(torch.uint8), torch.ldexp(torch.ones(()), each)) for each in found]
+
+
+class Nvfp4(Fp4):
+    """Groups of 16 whose scale is in FP8 (E4M3), below one in float32.
+
+    Layers of the same parent share the scale in float32, because vLLM joins some of them (q, k, v; gate, up) and takes only one.
+
+    Args:
+        scale_dtype: The model's own type.
+        largest: Largest weight of the layers of each parent, by the parent's name.
+    """
+
+    format = "nvfp4-pack-quantized"
+    group_size = 16
+    weights: Mapping[str, Any] = {
+        **{"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": group_size},
+        **{"dynamic": False, "scale_dtype": "torch.float8_e4m3fn"},
+    }
+
+    def __init__(self, scale_dtype: torch.dtype, largest: Mapping[str, float]) -> None:
+        super().__init__(scale_dtype)
+        tiny = float(torch.finfo(torch.float32).tiny)
+        self._global = {
+            parent: torch.tensor([min(_LARGEST_SCALE * LARGEST / max(each, tiny), 1e37)])
+            for parent, each in largest.items()
+        }
+
+    def parts(self, shape: tuple[int, ...]) -> dict[str, Part]:
+        """As :meth:`Form.parts`."""
+        scales: Part = ("F8_E4M3", (shape[0], shape[1] // self.group_size))
+        return super().parts(shape) | {"weight_scale": scales, "weight_global_scale": ("F32", (1,))}
+
+    def whole(self, module: str, shape: tuple[int, ...]) -> dict[str, NDArray[Any]]:  # noqa: ARG002 - of any shape
+        """As :meth:`Form.whole`."""
+        return {"weight_global_scale": as_bytes(self._global[parent_of(module)])}
+
+    def scales(self, largest: Tensor, module: str) -> list[tuple[Tensor, Tensor]]:
+        """As :meth:`Fp4.scales`: the largest weight becomes 6 or 4, below which codes are closer to each other."""
+        above = self._global[parent_of(module)]
+        tried = [(largest / code * above).clamp_(_SMALLEST_SCALE, _LARGEST_SCALE).to(_E4M3) for code in (LARGEST, 4.0)]
+        return [(each, each.float() / above) for each in tried]
+
+
+def parent_of(module: str) -> str:
+    """Return the name of the module that holds a layer."""
+    return module.rpartition(".")[0]
+
+
+def nearest_codes(values: Tensor) -> Tensor:
+    """Return the codes of the nearest floats: the magnitude's place, plus 8 for those below zero. uint8."""
+    places = torch.bucketize(values.abs(), _BOUNDARIES).to(torch.uint8)
+    return places | (values < 0).to(torch.uint8) << 3
+
+
+def values_of(codes: Tensor) -> Tensor:
+    """Return the floats of codes. float32."""
+    signs = 1 - 2 * (codes >> 3).float()
+    return _MAGNITUDES[(codes & 7).long()] * signs
