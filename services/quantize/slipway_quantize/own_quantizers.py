@@ -30,6 +30,11 @@ class _Checkpoints:
 
                 largest = params.max_shard_bytes
                 outcome = write_half(weights, request.target, level=params.level, max_shard_bytes=largest, ctx=ctx)
+                if "data" in request.inputs and params.level == "fp16":
+                    from slipway_quantize.activations.halves import check_half_checkpoint
+
+                    found = check_half_checkpoint(request.target, request.inputs["data"], seed=params.seed, ctx=ctx)
+                    outcome.details["overflow"] = found
             else:
                 from slipway_quantize.checkpoints.compressed import write_compressed
 
@@ -75,6 +80,10 @@ class _Graphs:
                     ctx=ctx,
                     calibration=request.calibration,
                 )
+            if "data" in request.inputs:
+                from slipway_quantize.activations.halves import write_half_graph
+
+                return write_half_graph(request, left_out, request.inputs["data"])
             from slipway_quantize.graphs.half import write_half
 
             return write_half(source, target, left_out=left_out, ctx=ctx)

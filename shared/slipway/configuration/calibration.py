@@ -21,8 +21,10 @@ def calibrated_levels(configuration: Sections) -> dict[str, int]:
 
 
 def reads_text(configuration: Sections) -> bool:
-    """Return whether an export reads text to make its levels."""
-    return bool(calibrated_levels(configuration)) or needs_text(configuration)
+    """Return whether an export reads text to make its levels: they need it, or take the text that the settings name."""
+    named = bool(configuration.optimization.calibration)
+    taken = named and any(level in LEVELS and LEVELS[level].takes_text for level in _asked(configuration))
+    return taken or bool(calibrated_levels(configuration)) or needs_text(configuration)
 
 
 def needs_text(configuration: Sections) -> bool:

@@ -69,7 +69,7 @@ class FormatRequest(Generic[S]):
         packed: Whether integer weights are stored packed (``optimization.compress_weights``).
         profile: Caution of the attempts (``recovery.profile``), which may shape the first one too.
         calibrations: Reference to the calibration of each level that has one (``optimization.method``).
-        text: Reference to the text for levels that cannot be made without; empty if none of the export is such a level.
+        text: Reference to the text for levels that need or take it; empty if the export reads none.
     """
 
     name: str
@@ -114,4 +114,6 @@ def _calibration(request: FormatRequest[Any], level: str) -> dict[str, str]:
 
 
 def _text(request: FormatRequest[Any], level: str) -> dict[str, str]:
-    return {"data": request.text} if request.text and LEVELS[level].needs_text else {}
+    known = LEVELS.get(level)
+    wanted = known is not None and (known.needs_text or known.takes_text)
+    return {"data": request.text} if request.text and wanted else {}

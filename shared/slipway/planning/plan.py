@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from slipway.configuration import ExportConfiguration
-from slipway.configuration.calibration import needs_text, reads_text
+from slipway.configuration.calibration import reads_text
 from slipway.errors import ConfigurationError, ServiceError
 from slipway.formats.contract import Format
 from slipway.formats.registry import formats, split_output, translate_format_errors
@@ -233,7 +233,7 @@ def format_tasks(
         packed=configuration.optimization.compress_weights,
         profile=configuration.recovery.profile,
         calibrations=calibrated if each.calibrated else {},
-        text=text if needs_text(configuration) else "",
+        text=text if reads_text(configuration) else "",
     )
     wanted = {each.output_name(level) for level in request.levels} | (set() if each.is_model else {each.name})
     known, ids = {model, *calibrated.values(), *filter(None, [text])}, set(taken)

@@ -27,6 +27,7 @@ class Text:
         data: Folder with ``calibration.jsonl``.
         model: Folder with the model's tokenizer and ``config.json``.
         seed: Seed of the choice.
+        windows: Most windows.
 
     Attributes:
         family: The model's family.
@@ -38,7 +39,7 @@ class Text:
         QuantizationError: ``CALIBRATION_DATA_INVALID``; ``CALIBRATION_UNSUPPORTED``: text alone is no input of such a model.
     """
 
-    def __init__(self, data: Path, model: Path, *, seed: int = 0) -> None:
+    def __init__(self, data: Path, model: Path, *, seed: int = 0, windows: int = WINDOWS) -> None:
         config = read_config(model)
         family = model_family(model)
         if family is None or family.comparison is Comparison.TEACHER_FORCED:
@@ -46,13 +47,13 @@ class Text:
         vocabulary = config.get("vocab_size")
         if not isinstance(vocabulary, int) or isinstance(vocabulary, bool):
             raise unsupported(f"config.json of this {described(config)} has no vocab_size")
-        windows = read_windows(
-            data, model, family, count=WINDOWS, length=_tokens(config), vocabulary=vocabulary, seed=seed
+        cut = read_windows(
+            data, model, family, count=windows, length=_tokens(config), vocabulary=vocabulary, seed=seed
         )
         self.family: Family = family
-        self.fit: Sequence[Array] = [window.numpy() for window in windows.fit]
-        self.held_out: Sequence[Array] = [window.numpy() for window in windows.held_out]
-        self.digest = windows.digest
+        self.fit: Sequence[Array] = [window.numpy() for window in cut.fit]
+        self.held_out: Sequence[Array] = [window.numpy() for window in cut.held_out]
+        self.digest = cut.digest
 
 
 def _tokens(config: Mapping[str, Any]) -> int:
