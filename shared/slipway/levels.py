@@ -18,6 +18,7 @@ class QuantizationLevel:
         bits: Bits of integers that share a scale in groups, which ``calibrate`` can choose; None for all other types.
         activations: Whether activations are rounded too while the model runs.
         needs_text: Whether it cannot be made without text, for example to find the ranges of activations.
+        takes_text: Whether it is made with the text of an export that has some, for example to find activations beyond its range.
     """
 
     name: str
@@ -26,17 +27,20 @@ class QuantizationLevel:
     bits: int | None = None
     activations: bool = False
     needs_text: bool = False
+    takes_text: bool = False
 
 
 LEVELS: Mapping[str, QuantizationLevel] = {
     each.name: each
     for each in (
-        QuantizationLevel("fp16", "float16", 2.0),
+        QuantizationLevel("fp16", "float16", 2.0, takes_text=True),
         QuantizationLevel("bf16", "bfloat16", 2.0),
         QuantizationLevel("int8", "int8", 1.25, bits=8),
         QuantizationLevel("w8a8", "w8a8", 1.25, activations=True),
         QuantizationLevel("fp8", "fp8", 1.25, activations=True),
         QuantizationLevel("fp8_static", "fp8_static", 1.25, activations=True, needs_text=True),
+        QuantizationLevel("int8_dynamic", "int8_dynamic", 1.25, activations=True),
+        QuantizationLevel("int8_static", "int8_static", 1.25, activations=True, needs_text=True),
         QuantizationLevel("int4", "int4", 0.75, bits=4),
         QuantizationLevel("nvfp4", "nvfp4", 0.75),
         QuantizationLevel("mxfp4", "mxfp4", 0.75),

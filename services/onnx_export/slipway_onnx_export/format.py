@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
@@ -28,6 +28,9 @@ from slipway.settings.sections import Listed, as_tuple
 from slipway_onnx_export.activations.settings import Activations, activation_params
 from slipway_onnx_export.packaging.kinds import Kind
 from slipway_onnx_export.params import Attention, EngineName, Optimization
+
+SMOOTHING = 0.75
+"""Better than 0.5 on trained models, because weights have scales of their own per output feature and lose little."""
 
 
 class StaticShape(Listed):
@@ -66,6 +69,9 @@ class OnnxConfiguration(LevelSettings):
             ``{layers: [0, 5, 11], kinds: [attentions]}``, or as text ``layers=0,5,11,kinds=attentions``. If only one is given, the other is all layers or ``hidden_states``.
         layered: One graph per layer of a text decoder, in ``onnx-layered/``, with a program that runs them in turn. It has no quantized
             levels and no packages.
+        int8_ranges: How ``int8_static`` finds the ranges of activations on text: the largest magnitude (``minmax``), the least loss of
+            information (``entropy``), a ``percentile``, or ``auto`` for what diverges least on held-out windows of the text.
+        int8_smoothing: Share of the activations' outliers that ``int8_static`` moves into the weights (SmoothQuant), 0 to 1; 0 moves none.
     """
 
     enabled: bool = True
@@ -81,6 +87,8 @@ class OnnxConfiguration(LevelSettings):
     packaging: Annotated[tuple[Kind, ...], BeforeValidator(as_tuple)] = ()
     activations: Activations = Field(default_factory=dict)
     layered: bool = False
+    int8_ranges: Literal["auto", "minmax", "entropy", "percentile"] = "auto"
+    int8_smoothing: float = Field(default=SMOOTHING, ge=0, le=1)
 
     @field_validator("opset_version")
     @classmethod
@@ -150,7 +158,12 @@ def plan(request: FormatRequest[OnnxConfiguration]) -> tuple[PlannedTask, ...]:
         output="onnx",
         open=open_choices(request.settings, request.profile),
     )
-    return (exported, *quantized(request, exported.reference))
+    ranges = {"activation_ranges": request.settings.int8_ranges, "smoothing": request.settings.int8_smoothing}
+    levels = (
+        replace(task, params={**task.params, **ranges}) if task.params["level"] == "int8_static" else task
+        for task in quantized(request, exported.reference)
+    )
+    return (exported, *levels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +234,7 @@ FORMAT = Format(
     title="ONNX",
     settings=OnnxConfiguration,
     plan=plan,
-    levels=("fp16", "int8", "int4"),
+    levels=("fp16", "int8", "int8_dynamic", "int8_static", "int4"),
     refused_levels={"bf16": RefusedLevel("ONNX Runtime has no bf16 kernels on CPU", instead="fp16")},
     rank=10,
     conflicts=conflicts,

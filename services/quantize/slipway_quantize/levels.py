@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slipway.levels import LEVELS
+from slipway.levels import LEVELS, QuantizationLevel
 from slipway.models.families import Comparison, described, family_of
 
 CASTS = ("fp16", "bf16")
@@ -44,7 +44,11 @@ def is_named(module: str, names: Collection[str]) -> bool:
 def refusal_reason(params: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     """Return why a model with this ``config.json`` is not quantized with these parameters; empty if it is."""
     level = LEVELS.get(str(params.get("level")))
-    if params.get("format") != "pytorch" or level is None or level.name in CASTS:
+    if level is None or level.name in CASTS:
+        return ""
+    if params.get("format") == "onnx" and level.activations:
+        return _refused_graph(level, params, config)
+    if params.get("format") != "pytorch":
         return ""
     family = family_of(config)
     if family is None:
@@ -56,6 +60,15 @@ def refusal_reason(params: Mapping[str, Any], config: Mapping[str, Any]) -> str:
         return f"level {level.name} rounds activations, which transformers does not do in a {described(config)}: use int8 or nvfp4"
     if params.get("packed") is False:
         return f"level {level.name} rounds activations, which dense weights do not: leave compress_weights true"
+    return ""
+
+
+def _refused_graph(level: QuantizationLevel, params: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    family = family_of(config)
+    if params.get("packed") is False:
+        return f"level {level.name} rounds activations, which dense weights do not: leave compress_weights true"
+    if level.needs_text and (family is None or family.comparison is Comparison.TEACHER_FORCED):
+        return f"level {level.name} needs the ranges of activations, and what a {described(config)} computes on plain text is unknown: use int8_dynamic"
     return ""
 
 

@@ -6,6 +6,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from slipway.levels import LEVELS
 from slipway.models.weights.reading import has_weights, open_weights
 from slipway.stage import Context
 from slipway_quantize.check import run_checkpoint, run_graph
@@ -29,6 +30,11 @@ class _Checkpoints:
 
                 largest = params.max_shard_bytes
                 outcome = write_half(weights, request.target, level=params.level, max_shard_bytes=largest, ctx=ctx)
+                if "data" in request.inputs and params.level == "fp16":
+                    from slipway_quantize.activations.halves import check_half_checkpoint
+
+                    found = check_half_checkpoint(request.target, request.inputs["data"], seed=params.seed, ctx=ctx)
+                    outcome.details["overflow"] = found
             else:
                 from slipway_quantize.checkpoints.compressed import write_compressed
 
@@ -58,6 +64,10 @@ class _Graphs:
 
         source, target, params, ctx = request.source, request.target, request.params, request.ctx
         with LeftOutSource(source, request.inputs) as left_out:
+            if LEVELS[params.level].activations:
+                from slipway_quantize.activations.levels import write_level
+
+                return write_level(request, left_out)
             if params.integers is not None:
                 from slipway_quantize.graphs.integer import write_int
 
@@ -70,6 +80,10 @@ class _Graphs:
                     ctx=ctx,
                     calibration=request.calibration,
                 )
+            if "data" in request.inputs:
+                from slipway_quantize.activations.halves import write_half_graph
+
+                return write_half_graph(request, left_out, request.inputs["data"])
             from slipway_quantize.graphs.half import write_half
 
             return write_half(source, target, left_out=left_out, ctx=ctx)

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator
 from slipway.formats.registry import formats
 from slipway.levels import LEVELS, bits_of
 from slipway.settings.problems import did_you_mean
+from slipway.settings.sections import LARGEST_SEED
 from slipway.stage import StageParams
 from slipway_quantize.levels import IntLevel
 
@@ -33,6 +34,13 @@ class QuantizeParams(StageParams):
         description="ONNX integer levels: type in which ONNX Runtime may compute products (1 float32, 4 int8, 0 its choice); "
         "on CPUs 8-bit weights at level 1 decode 60 times slower",
     )
+    activation_ranges: Literal["auto", "minmax", "entropy", "percentile"] = Field(
+        default="auto", description="int8_static: how ranges of activations are found on text; auto tries all on held-out windows"
+    )
+    smoothing: float = Field(
+        default=0.75, ge=0, le=1, description="int8_static: share of the activations' outliers that move into the weights; 0: none"
+    )
+    seed: int = Field(default=0, ge=0, le=LARGEST_SEED, description="seed of the choice of windows of text")
     max_shard_bytes: int = Field(default=5 << 30, ge=1 << 20, description="largest safetensors file, bytes of data")
     calibrated: bool = Field(default=True, description="use the calibration, if there is one")
     check: bool = Field(default=True, description="load the result and run it once, if that fits into memory")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -30,10 +32,29 @@ _INLINE_BYTES = 1024
 _HALF_MAX = float(torch.finfo(torch.float16).max)
 
 
-def write_half(source: Path, target: Path, *, left_out: LeftOutSource, ctx: Context) -> Outcome:
+def half_values(model: ir.Model) -> list[str]:
+    """Return the names of the values that a graph's nodes compute in float16, if all of them fit; the types of values are declared.
+
+    Raises:
+        QuantizationError: ``QUANTIZATION_UNSUPPORTED`` for graphs with branches or loops.
+    """
+    _infer_types(model)
+    plan = plan_half(model.graph)
+    values = [value for node in model.graph for value in node.outputs if value.name and is_float(value)]
+    return [str(value.name) for value in values if id(value) in plan.half]
+
+
+def write_half(
+    source: Path, target: Path, *, left_out: LeftOutSource, ctx: Context, wide: Mapping[str, float] = MappingProxyType({})
+) -> Outcome:
     """Write ``source``'s graphs into ``target`` in float16; float32 inputs and outputs become float16 too.
 
-    Some weights may be in ``left_out``.
+    Args:
+        source: The folder.
+        target: Receives the graphs.
+        left_out: Weights that the graphs leave out.
+        ctx: Context of the stage.
+        wide: Values that float16 cannot hold, with their largest magnitude; what makes or reads them stays float32.
 
     Raises:
         QuantizationError: ``ONNX_INVALID``, ``NON_FINITE_WEIGHTS``, ``WEIGHT_OVERFLOW``, or ``QUANTIZATION_UNSUPPORTED``
@@ -45,7 +66,8 @@ def write_half(source: Path, target: Path, *, left_out: LeftOutSource, ctx: Cont
         model = load_graph(source, name)
         outcome.left_out_bytes += left_out.put_in(model, name)
         _infer_types(model)
-        plan = plan_half(model.graph)
+        plan = plan_half(model.graph, wide=wide)
+        outcome.kept |= _kept(model.graph, plan, wide)
         with DataFile(target, name, shared) as data:
             weights = _HalfWeights(source, model, data, outcome, ctx)
             casts = _Casts(model.graph)
@@ -64,6 +86,18 @@ def write_half(source: Path, target: Path, *, left_out: LeftOutSource, ctx: Cont
             weights.finish()
         save_graph(model, target, name)
     return outcome
+
+
+def _kept(graph: ir.Graph, plan: HalfPlan, wide: Mapping[str, float]) -> dict[str, str]:
+    """Return the weights of nodes whose values float16 cannot hold."""
+    kept: dict[str, str] = {}
+    for node in graph:
+        found = [value for value in (*node.inputs, *node.outputs) if value is not None and value.name in wide]
+        for value in node.inputs if found else ():
+            if value is not None and value.is_initializer() and id(value) in plan.constants and is_float(value):
+                largest = max(wide[str(each.name)] for each in found)
+                kept[str(value.name)] = f"its layer's activations reach {largest:.5g} on text, near the end of float16's range"
+    return kept
 
 
 class _HalfWeights:

@@ -7,7 +7,7 @@ angles (not exact above 2048), softmax and other exponentials.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -39,13 +39,17 @@ class HalfPlan:
     Attributes:
         half: Values (by identity) computed in float16; every other float32 value stays float32.
         constants: Initializers and outputs of Constant nodes (by identity); each node reads them in its own precision.
+        wide: Names of values that float16 cannot hold; nodes that make or read them compute in float32.
     """
 
     half: set[int]
     constants: set[int]
+    wide: Collection[str] = ()
 
     def wants_half(self, node: ir.Node) -> bool:
         """Return whether ``node`` computes in float16."""
+        if self.is_wide(node):
+            return False
         if node.op_type in _HALF:
             return True
         if node.op_type in _FULL or node.op_type == "Cast":  # an explicit cast to float32 stays one
@@ -54,9 +58,17 @@ class HalfPlan:
         # Without any, an attribute has the values and their type, as that of ConstantOfShape.
         return bool(values) and all(value in self.half for value in values if value not in self.constants)
 
+    def is_wide(self, node: ir.Node) -> bool:
+        """Return whether ``node`` makes or reads a value that float16 cannot hold."""
+        return any(value is not None and value.name in self.wide for value in (*node.inputs, *node.outputs))
 
-def plan_half(graph: ir.Graph) -> HalfPlan:
+
+def plan_half(graph: ir.Graph, *, wide: Collection[str] = ()) -> HalfPlan:
     """Choose the precision of every value of ``graph``, whose nodes are in topological order.
+
+    Args:
+        graph: The graph.
+        wide: Names of values that float16 cannot hold.
 
     Raises:
         QuantizationError: ``QUANTIZATION_UNSUPPORTED`` for graphs with branches or loops.
@@ -64,6 +76,7 @@ def plan_half(graph: ir.Graph) -> HalfPlan:
     plan = HalfPlan(
         half={id(value) for value in graph.inputs if is_float(value)},
         constants={id(value) for value in graph.initializers.values()},
+        wide=wide,
     )
     for node in graph:
         types = {attribute.type for attribute in node.attributes.values()}

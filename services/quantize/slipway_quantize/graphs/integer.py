@@ -32,6 +32,13 @@ from slipway_quantize.graphs.folder import (
 )
 from slipway_quantize.graphs.integers import Integers, find_integers
 from slipway_quantize.graphs.left_out import LazyMatrix, LeftOutSource
+from slipway_quantize.graphs.nodes import (
+    add_inline_constant,
+    is_kept,
+    linear_layers_of,
+    remove_unused,
+    replace_node,
+)
 from slipway_quantize.graphs.weights import Weight, find_weights
 from slipway_quantize.levels import IntLevel
 from slipway_quantize.pieces import Pieces, Squares
@@ -63,7 +70,7 @@ def write_int(
     graphs = [(name, load_graph(source, name)) for name in graph_files(source)]
     left_out_bytes = sum(left_out.put_in(model, name) for name, model in graphs)
     found = {name: find_weights(model.graph) for name, model in graphs}
-    asked = {weight.name for weights in found.values() for weight in weights if _is_kept(weight.name, level)}
+    asked = {weight.name for weights in found.values() for weight in weights if is_kept(weight.name, level.keep)}
     fits = {
         name: [one for one in weights if one.features[1] % level.group_size == 0 and one.name not in asked]
         for name, weights in found.items()
@@ -105,20 +112,10 @@ def write_int(
         save_graph(model, target, name)
     ctx.progress("quantize", done=done, total=total, unit="weights")
     warn_unaligned(unaligned, level.group_size, ctx)
-    warn_unknown(level.keep, [module for name in asked for module in _modules(name)], ctx)
+    warn_unknown(level.keep, [module for name in asked for module in linear_layers_of(name)], ctx)
     outcome.kept = dict.fromkeys(unaligned, "input width is not a multiple of the group size")
     outcome.kept |= dict.fromkeys(sorted(asked), KEPT)
     return outcome
-
-
-def _is_kept(weight: str, level: IntLevel) -> bool:
-    return any(level.keeps(module) for module in _modules(weight))
-
-
-def _modules(weight: str) -> list[str]:
-    """Return the linear layers of a weight by its name: ``layers.0.q_proj+k_proj.weight.T`` is of two."""
-    path, _, last = weight.removesuffix(".T").removesuffix(".weight").rpartition(".")
-    return [f"{path}.{name}" if path else name for name in last.split("+")]
 
 
 def _replace_by_integers(
@@ -153,11 +150,11 @@ def _replace_by_integers(
         if node.op_type == "Gemm" and len(node.inputs) > 2 and node.inputs[2] is not None:
             inputs = [*inputs[:3], zero, None, node.inputs[2]]  # group indices are not used; bias
         product = ir.node("MatMulNBits", inputs, attributes, domain=_CONTRIB)
-        _replace_node(model.graph, node, [product])
+        replace_node(model.graph, node, [product])
     for node in list(weight.lookups):
         new = _lookup_nodes(model, node, (quantized, scale, row_zero), weight=weight, shared=shared)
-        _replace_node(model.graph, node, new)
-    _remove_unused(model.graph, weight.value)
+        replace_node(model.graph, node, new)
+    remove_unused(model.graph, weight.value)
     model.opset_imports[_CONTRIB] = 1
 
 
@@ -178,7 +175,7 @@ def _lookup_nodes(
     rows, columns = weight.features
     groups = columns // shared["block_size"]
     # Shapes must be inline: runtimes read them before external data.
-    scale_shape = _add_inline_constant(model, f"{weight.name}.scale_shape", [rows, groups, 1])
+    scale_shape = add_inline_constant(model, f"{weight.name}.scale_shape", [rows, groups, 1])
     row_scale = ir.node("Reshape", [scale, scale_shape])
     lookup = ir.node(
         "GatherBlockQuantized",
@@ -188,7 +185,7 @@ def _lookup_nodes(
     )
     indices = node.inputs[1]
     rank = len(indices.shape) if indices is not None and indices.shape is not None else 2
-    row_shape = _add_inline_constant(model, f"{weight.name}.row_shape", [*([0] * rank), columns])  # 0 keeps an axis
+    row_shape = add_inline_constant(model, f"{weight.name}.row_shape", [*([0] * rank), columns])  # 0 keeps an axis
     return [row_scale, lookup, ir.node("Reshape", [lookup.outputs[0], row_shape])]
 
 
@@ -260,22 +257,3 @@ def _write_rounded(
     for row, piece in row_chunks(values, multiple=level.group_size if weight.transposed else 1):
         pieces.add(partial(write, piece, row))
     return dense
-
-
-def _add_inline_constant(model: ir.Model, name: str, values: list[int]) -> ir.Value:
-    return add_initializer(model, ir.tensor(np.array(values, dtype=np.int64), name=name))
-
-
-def _replace_node(graph: ir.Graph, old: ir.Node, new: list[ir.Node]) -> None:
-    """Replace ``old`` by ``new``; the output of the last new node takes over the name and all uses."""
-    ir.convenience.replace_nodes_and_values(graph, old, [old], new, old.outputs, new[-1].outputs)
-
-
-def _remove_unused(graph: ir.Graph, value: ir.Value) -> None:
-    """Remove an initializer that is no longer used, and its unused transposes."""
-    for user in list(value.consumers()):
-        if not user.outputs[0].uses():
-            graph.remove(user, safe=True)
-    if not value.uses():
-        assert value.name is not None
-        del graph.initializers[value.name]

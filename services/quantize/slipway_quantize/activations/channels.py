@@ -1,0 +1,119 @@
+"""Write weights as int8 with one scale per output feature, a few rows at a time.
+
+Axes: N output features, K input features. A weight is stored (K, N), or (N, K); its integers keep that layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from slipway_quantize.graphs.folder import DataFile, row_chunks
+from slipway_quantize.graphs.left_out import LazyMatrix
+from slipway_quantize.graphs.weights import Weight
+from slipway_quantize.grid.rounding import require_finite
+from slipway_quantize.pieces import Pieces, Squares
+
+Array = NDArray[Any]
+Values = Array | LazyMatrix
+_LARGEST = 127
+"""Codes are symmetric, from -127 to 127, as TensorRT takes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """A weight in int8.
+
+    Attributes:
+        codes: In the layout of the weight.
+        scales: float32 (N,)
+    """
+
+    codes: ir.ExternalTensor
+    scales: ir.ExternalTensor
+
+
+def largest_inputs(weight: Weight, values: Values) -> Array:
+    """Return the largest magnitude that the weight has for each input feature. float32 (K,)."""
+    return _largest(weight, values, by_row=weight.transposed)
+
+
+def write_channels(
+    weights: Sequence[Weight],
+    values: Sequence[Values],
+    factors: Array | None = None,
+    *,
+    name: str,
+    data: DataFile,
+    pieces: Pieces,
+) -> Channels:
+    """Write weights of the same layout and input, whose output features follow each other.
+
+    Args:
+        weights: The weights.
+        values: Their values.
+        factors: Factors of the input features, (K,); None: 1.
+        name: Name of the joined weight.
+        data: The data file.
+        pieces: Receives the work.
+
+    Raises:
+        QuantizationError: ``NON_FINITE_WEIGHTS``.
+    """
+    turned, columns = weights[0].transposed, weights[0].features[1]
+    largest = np.concatenate(
+        [_largest(*each, by_row=not turned, factors=factors) for each in zip(weights, values, strict=True)]
+    )
+    scale = np.where(largest > 0, largest / _LARGEST, 1).astype(np.float32)  # (N,)
+    shape = (columns, len(scale)) if turned else (len(scale), columns)
+    codes = data.reserve(f"{name}.i8", ir.DataType.INT8, shape)
+    scales = data.reserve(f"{name}.i8_scale", ir.DataType.FLOAT, (len(scale),))
+    data.fill(scales, scale)
+
+    def write(made: Sequence[tuple[Weight, Values]], row: int, first: int) -> Squares:
+        """Write rows of weights beside each other; ``first`` is the row of the weight, and ``row`` that of the result."""
+        exact = np.concatenate([_exact(weight, piece, first, factors) for weight, piece in made], axis=1)
+        by = scale[None, :] if turned else scale[row : row + len(exact), None]
+        rounded = np.clip(np.rint(exact / by), -_LARGEST, _LARGEST)
+        data.fill(codes, rounded.astype(np.int8), row=row)
+        error = rounded * by - exact
+        return float(np.vdot(error, error)), float(np.vdot(exact, exact))
+
+    if turned:
+        for row, piece in row_chunks(values[0]):
+            beside = [piece, *(each[row : row + len(piece)] for each in values[1:])]
+            pieces.add(partial(write, list(zip(weights, beside, strict=True)), row, row))
+        return Channels(codes, scales)
+    start = 0
+    for weight, each in zip(weights, values, strict=True):
+        for row, piece in row_chunks(each):
+            pieces.add(partial(write, [(weight, piece)], start + row, row))
+        start += weight.features[0]
+    return Channels(codes, scales)
+
+
+def _exact(weight: Weight, piece: Values, row: int, factors: Array | None) -> Array:
+    """Return rows of the stored matrix in float32, with their input features multiplied."""
+    exact = np.asarray(piece).astype(np.float32)
+    require_finite(exact, weight.name)
+    if factors is not None:
+        exact *= factors[row : row + len(exact), None] if weight.transposed else factors[None, :]
+    return exact
+
+
+def _largest(weight: Weight, values: Values, *, by_row: bool, factors: Array | None = None) -> Array:
+    """Return the largest magnitudes along one feature, by row of the stored matrix or by column."""
+    found: list[Array] = []
+    for row, piece in row_chunks(values):
+        exact = np.abs(_exact(weight, piece, row, factors))
+        if by_row:
+            found.append(exact.max(axis=1))
+        else:
+            found[:] = [np.maximum(found[0], exact.max(axis=0)) if found else exact.max(axis=0)]
+    return np.concatenate(found)

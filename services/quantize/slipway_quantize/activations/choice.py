@@ -1,0 +1,174 @@
+"""Choose the ranges of activations on text, and the products that keep their type, by the divergence on held-out windows.
+
+Axes: T tokens, K features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from slipway.stage import Context
+from slipway_quantize.activations.channels import largest_inputs
+from slipway_quantize.activations.histograms import METHODS, Histogram
+from slipway_quantize.activations.ranges import Array, Range, Ranges
+from slipway_quantize.activations.running import TextGraph
+from slipway_quantize.activations.text import Text, feeds, unsupported
+from slipway_quantize.activations.trial import Trial
+from slipway_quantize.activations.write import inputs_of
+from slipway_quantize.graphs.folder import graph_files, load_graph, read_constant
+from slipway_quantize.graphs.nodes import is_kept
+from slipway_quantize.graphs.weights import Weight, find_weights
+
+_LEAST_FACTOR = 1e-5
+GOOD_DIVERGENCE = 1e-3
+"""Divergence on held-out windows below which all products become integers."""
+_WORTH = 0.7
+"""Share of the divergence that may be left if twice as many products keep their type; otherwise they are not worth their size."""
+_MOST_KEPT = 4
+"""One value in so many may keep its type, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """A value that products read, with the weights it is multiplied by."""
+
+    name: str
+    weights: tuple[Weight, ...]
+
+    @property
+    def smoothable(self) -> bool:
+        """Whether its weights can take factors: nothing else computes with them."""
+        return all(not weight.lookups and inputs_of(weight) == [self.name] for weight in self.weights)
+
+
+def choose_ranges(
+    folder: Path, text: Text, *, method: str, smoothing: float, keep: Sequence[str], ctx: Context
+) -> Ranges:
+    """Return the ranges of a graph's activations.
+
+    Args:
+        folder: Folder with one graph, whose weights are all there.
+        text: The text.
+        method: ``minmax``, ``entropy``, ``percentile``, or ``auto`` for the best of them.
+        smoothing: Share of the outliers that move into the weights; 0: none.
+        keep: Names of linear layers that keep their type.
+        ctx: Context of the stage.
+
+    Raises:
+        QuantizationError: ``CALIBRATION_UNSUPPORTED``, ``NON_FINITE_OUTPUT``, ``QUANTIZATION_FAILED``.
+    """
+    model = load_graph(folder, graph_files(folder)[0])
+    values = _values(model, keep)
+    factors, histograms = _observe(folder, values, text, smoothing, ctx)
+    methods = METHODS if method == "auto" else (method,)
+    by_method = {
+        each: {name: Range(found.range(each), factors.get(name)) for name, found in histograms.items()}
+        for each in methods
+    }
+    trial = Trial(load_graph(folder, graph_files(folder)[0]), folder, factors, list(histograms), text, ctx)
+    tried = trial.divergences([(by_method[each], frozenset()) for each in methods])
+    divergence = {each: found.divergence for each, found in zip(methods, tried, strict=True)}
+    chosen = min(methods, key=lambda each: divergence[each])
+    best = tried[methods.index(chosen)]
+    kept, steps = _sensitive(trial, by_method[chosen], best.noise, best.divergence)
+    facts = {
+        "activations": {
+            "method": chosen,
+            "smoothing": smoothing,
+            "text": text.digest,
+            "windows": len(text.fit),
+            "held_out_windows": len(text.held_out),
+            "divergence": {each: _short(value) for each, value in divergence.items()},
+            "divergence_by_kept": {str(count): _short(value) for count, value in steps.items()},
+        }
+    }
+    reason = f"keeping it lowers the divergence on held-out text from {steps[0]:.2e} to {steps[len(kept)]:.2e}, with {len(kept)} like it"
+    return Ranges(by_method[chosen], dict.fromkeys(sorted(kept), reason), facts)
+
+
+def _values(model: ir.Model, keep: Sequence[str]) -> dict[str, _Value]:
+    """Return what products read, by name, in the order of the graph."""
+    found: dict[str, list[Weight]] = {}
+    for weight in find_weights(model.graph):
+        if not is_kept(weight.name, keep):
+            for name in inputs_of(weight):
+                found.setdefault(name, []).append(weight)
+    return {name: _Value(name, tuple(weights)) for name, weights in found.items()}
+
+
+def _observe(
+    folder: Path, values: Mapping[str, _Value], text: Text, smoothing: float, ctx: Context
+) -> tuple[dict[str, Array], dict[str, Histogram]]:
+    """Return the factors of each value, and the histogram of its magnitudes after the division by them."""
+    model = load_graph(folder, graph_files(folder)[0])
+    _return_too(model, values)
+    graph = TextGraph(model, folder, ctx)
+    total = (2 if smoothing else 1) * len(text.fit)
+    factors: dict[str, Array] = {}
+    if smoothing:
+        largest: dict[str, Array] = {}
+        for number, window in enumerate(text.fit):
+            ctx.progress("ranges", done=number, total=total, unit="windows")
+            for name, found in graph.compute(values, feeds(graph.inputs, window)).items():
+                top = np.abs(found.reshape(-1, found.shape[-1])).max(axis=0)  # (K,)
+                largest[name] = np.maximum(largest[name], top) if name in largest else top
+        for name, value in values.items():
+            if value.smoothable:
+                factors[name] = _smoothing(folder, value, largest[name], smoothing)
+    histograms = {name: Histogram() for name in values}
+    for number, window in enumerate(text.fit):
+        ctx.progress("ranges", done=total - len(text.fit) + number, total=total, unit="windows")
+        for name, found in graph.compute(values, feeds(graph.inputs, window)).items():
+            if not np.isfinite(found).all():
+                raise unsupported(f"its value {name!r} is not finite")
+            histograms[name].add(found / factors[name] if name in factors else found)
+    ctx.progress("ranges", done=total, total=total, unit="windows")
+    return factors, histograms
+
+
+def _return_too(model: ir.Model, names: Mapping[str, object]) -> None:
+    known = {value.name for value in model.graph.outputs} | {value.name for value in model.graph.inputs}
+    for node in model.graph:
+        for value in node.outputs:
+            if value.name in names and value.name not in known:
+                value.type = value.type or ir.TensorType(ir.DataType.FLOAT)
+                model.graph.outputs.append(value)
+
+
+def _smoothing(folder: Path, value: _Value, largest: Array, strength: float) -> Array:
+    """Return the divisor of each feature, which moves its outliers into the weights. Source: SmoothQuant, arXiv 2211.10438, eq. 4."""
+    weights = [largest_inputs(weight, read_constant(folder, weight.value.const_value)) for weight in value.weights]
+    of_weights = np.maximum.reduce(weights)  # (K,)
+    found = np.maximum(largest, _LEAST_FACTOR) ** strength / np.maximum(of_weights, _LEAST_FACTOR) ** (1 - strength)
+    silent = (largest == 0) | (of_weights == 0)
+    made: Array = np.where(silent, 1, np.clip(found, _LEAST_FACTOR, 1 / _LEAST_FACTOR)).astype(np.float32)
+    return made
+
+
+def _sensitive(
+    trial: Trial, ranges: Mapping[str, Range], noise: Mapping[str, float], divergence: float
+) -> tuple[frozenset[str], dict[int, float]]:
+    """Return the values that keep their type, and the divergence by their number.
+
+    Those whose rounding is the noisiest go first, twice as many each time, as long as that pays and is needed.
+    """
+    order = sorted(noise, key=lambda name: (-noise[name], name))
+    steps, kept, count = {0: divergence}, frozenset[str](), 1
+    while divergence > GOOD_DIVERGENCE and count <= max(1, len(order) // _MOST_KEPT):
+        more = frozenset(order[:count])
+        [found] = trial.divergences([(ranges, more)])
+        steps[count] = found.divergence
+        if found.divergence <= _WORTH * divergence:
+            kept, divergence = more, found.divergence
+        count *= 2
+    return kept, steps
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")

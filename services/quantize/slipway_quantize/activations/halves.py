@@ -1,0 +1,134 @@
+"""Make fp16 with text at hand: what float16 cannot hold on it stays float32 in a graph, and is an error in a transformers folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slipway.counts import counted
+from slipway.errors import QuantizationError
+from slipway.stage import Context
+from slipway_quantize.activations.overflow import HALF_LARGEST, MARGIN, near_overflow, refuse_results
+from slipway_quantize.activations.running import TextGraph, complete
+from slipway_quantize.activations.text import Text, feeds
+from slipway_quantize.activations.trial import diverged, results_of
+from slipway_quantize.graphs.folder import graph_files, load_graph
+from slipway_quantize.graphs.half import half_values, write_half
+from slipway_quantize.graphs.left_out import LeftOutSource
+from slipway_quantize.report import Outcome
+from slipway_quantize.request import QuantizeRequest
+
+_WINDOWS = 64
+_SHOWN = 4
+
+
+def write_half_graph(request: QuantizeRequest, left_out: LeftOutSource, data: Path) -> Outcome:
+    """Write the only graph of a request in float16, what is near the end of its range on text in float32.
+
+    A model that cannot be run on text is written as without.
+
+    Raises:
+        QuantizationError: ``NON_FINITE_OUTPUT``, and the reasons of :func:`~slipway_quantize.graphs.half.write_half`.
+    """
+    source, target, ctx = request.source, request.target, request.ctx
+    try:
+        text = Text(data, source, seed=request.params.seed, windows=_WINDOWS)
+        return _write_on_text(source, target, text, left_out, ctx)
+    except QuantizationError as error:
+        if error.reason != "CALIBRATION_UNSUPPORTED":
+            raise
+        ctx.log.info(f"activations are not compared with the range of float16: {error.message}")
+        outcome = write_half(source, target, left_out=left_out, ctx=ctx)
+        outcome.details["overflow"] = {"not_run": error.message}
+        return outcome
+
+
+def _write_on_text(source: Path, target: Path, text: Text, left_out: LeftOutSource, ctx: Context) -> Outcome:
+    with complete(source, left_out, ctx) as folder:
+        name = graph_files(folder)[0]
+        model = load_graph(folder, name)
+        results = results_of(model, text.family)
+        beyond = near_overflow(folder, name, half_values(model), text, ctx)
+        refuse_results(beyond, [str(value.name) for value in model.graph.outputs])
+        with LeftOutSource(folder, {}) as nothing:
+            outcome = write_half(folder, target, left_out=nothing, ctx=ctx, wide=beyond)
+        if folder != source:
+            outcome.left_out_bytes = sum(path.stat().st_size for path in folder.iterdir())
+        outcome.details["overflow"] = {
+            "text": text.digest,
+            "windows": len(text.fit) + len(text.held_out),
+            "margin": MARGIN,
+            "float32": {each: float(f"{value:.5g}") for each, value in sorted(beyond.items())},
+            "divergence": float(f"{_divergence(folder, target, results, text, ctx):.4g}"),
+        }
+    if beyond:
+        worst = max(beyond, key=lambda each: beyond[each])
+        ctx.warn(
+            f"{counted(len(beyond), 'value')} of the graph stay float32, because they come near the end of float16's range on the "
+            f"calibration text: {worst} reaches {beyond[worst]:.5g}"
+        )
+    return outcome
+
+
+def _divergence(source: Path, target: Path, results: list[str], text: Text, ctx: Context) -> float:
+    """Return the mean divergence on held-out windows.
+
+    Raises:
+        QuantizationError: ``NON_FINITE_OUTPUT``.
+    """
+    graphs = [TextGraph(load_graph(folder, graph_files(folder)[0]), folder, ctx) for folder in (source, target)]
+    found = []
+    for window in text.held_out:
+        exact, half = (graph.compute(results, feeds(graph.inputs, window)) for graph in graphs)
+        _require_finite(half)
+        found.append(diverged(exact, half, text.family))
+    return float(np.mean(found))
+
+
+def _require_finite(results: dict[str, Any]) -> None:
+    wrong = next((name for name, values in results.items() if not np.isfinite(values).all()), None)
+    if wrong:
+        raise QuantizationError(
+            f"{wrong} is NaN or infinite on the calibration text",
+            reason="NON_FINITE_OUTPUT",
+            remedy="use int8 or int4 for ONNX, or bf16 for the PyTorch format",
+            about={"output": wrong},
+        )
+
+
+def check_half_checkpoint(target: Path, data: Path, *, seed: int, ctx: Context) -> dict[str, Any]:
+    """Run a transformers folder of float16 weights on text, computing in float32; return what was found.
+
+    Its layers cannot be of different types: transformers loads a folder in one.
+
+    Raises:
+        QuantizationError: ``NON_FINITE_OUTPUT``: activations exceed the range of float16; their modules are named.
+    """
+    from slipway_quantize.activations.peaks import module_peaks
+
+    try:
+        peaks, digest, windows = module_peaks(target, data, seed=seed, windows=_WINDOWS, ctx=ctx)
+    except QuantizationError as error:
+        if error.reason != "CALIBRATION_UNSUPPORTED":
+            raise
+        ctx.log.info(f"activations are not compared with the range of float16: {error.message}")
+        return {"not_run": error.message}
+    beyond = {name: peak for name, peak in peaks.items() if not peak <= HALF_LARGEST}
+    near = {name: float(f"{peak:.5g}") for name, peak in peaks.items() if MARGIN * HALF_LARGEST < peak <= HALF_LARGEST}
+    if beyond:
+        shown = ", ".join(f"{name} ({peak:.5g})" for name, peak in list(beyond.items())[:_SHOWN])
+        raise QuantizationError(
+            f"activations exceed float16's {HALF_LARGEST:.0f} on the calibration text in {counted(len(beyond), 'place')}: {shown}",
+            reason="NON_FINITE_OUTPUT",
+            remedy="use bf16, which has the range of float32, or fp16 for ONNX, which keeps these layers in float32",
+            about={"modules": ",".join(list(beyond)[:_SHOWN])},
+        )
+    if near:
+        worst = max(near, key=lambda name: near[name])
+        ctx.warn(
+            f"activations in {counted(len(near), 'place')} come near float16's {HALF_LARGEST:.0f} on the calibration text "
+            f"({worst} reaches {near[worst]}); bf16 has the range of float32"
+        )
+    return {"text": digest, "windows": windows, "margin": MARGIN, "near": near, "largest": float(f"{max(peaks.values()):.5g}")}

@@ -1,0 +1,64 @@
+"""Make the levels with integers for activations: ``int8_dynamic`` without text, ``int8_static`` with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from slipway.errors import QuantizationError
+from slipway.stage import Context
+from slipway_quantize.activations.choice import choose_ranges
+from slipway_quantize.activations.running import TextGraph, complete
+from slipway_quantize.activations.text import Text, feeds
+from slipway_quantize.activations.trial import diverged, results_of
+from slipway_quantize.activations.write import require_opset, write_int8
+from slipway_quantize.graphs.folder import graph_files, load_graph
+from slipway_quantize.graphs.left_out import LeftOutSource
+from slipway_quantize.report import Outcome
+from slipway_quantize.request import QuantizeRequest
+
+STATIC = "int8_static"
+
+
+def write_level(request: QuantizeRequest, left_out: LeftOutSource) -> Outcome:
+    """Write the graphs of a request at its level, with the text among its inputs if the level needs it.
+
+    Raises:
+        QuantizationError: With the reasons listed in the package's README.
+    """
+    source, target, params, ctx = request.source, request.target, request.params, request.ctx
+    if params.level != STATIC:
+        return write_int8(source, target, keep=params.keep, left_out=left_out, ctx=ctx)
+    data = request.inputs.get("data")
+    if data is None:
+        raise QuantizationError(
+            "int8_static needs text to find the ranges of activations, and there is none",
+            reason="CALIBRATION_DATA_INVALID",
+            remedy="name text in optimization.calibration (input data of this stage), or use int8_dynamic or int8",
+        )
+    text = Text(data, source, seed=params.seed)
+    with complete(source, left_out, ctx) as folder:
+        name = graph_files(folder)[0]
+        require_opset(load_graph(folder, name), name)
+        ranges = choose_ranges(
+            folder, text, method=params.activation_ranges, smoothing=params.smoothing, keep=params.keep, ctx=ctx
+        )
+        with LeftOutSource(folder, {}) as nothing:
+            outcome = write_int8(folder, target, keep=params.keep, left_out=nothing, ctx=ctx, ranges=ranges)
+        outcome.details["divergence"] = float(f"{_divergence(folder, target, text, ctx):.4g}")
+        if folder != source:
+            outcome.left_out_bytes = sum(path.stat().st_size for path in folder.iterdir())
+    return outcome
+
+
+def _divergence(source: Path, target: Path, text: Text, ctx: Context) -> float:
+    """Return the mean divergence of the result from its source on held-out windows."""
+    models = [load_graph(folder, graph_files(folder)[0]) for folder in (source, target)]
+    names = results_of(models[0], text.family)
+    graphs = [TextGraph(model, folder, ctx) for model, folder in zip(models, (source, target), strict=True)]
+    found = []
+    for window in text.held_out:
+        exact, rounded = (graph.compute(names, feeds(graph.inputs, window)) for graph in graphs)
+        found.append(diverged(exact, rounded, text.family))
+    return float(np.mean(found))

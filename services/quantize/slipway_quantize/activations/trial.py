@@ -1,0 +1,154 @@
+"""Try ranges of activations: one graph whose values are rounded as its inputs say, compared with itself on held-out windows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from slipway.models.families import Comparison, Family
+from slipway.stage import Context
+from slipway_quantize.activations.ranges import Array, Range
+from slipway_quantize.activations.running import TextGraph
+from slipway_quantize.activations.text import Text, feeds, unsupported
+
+_STEP, _EXACT, _NOISE = "trial.{}.step", "trial.{}.exact", "trial.{}.noise"
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What a choice does on the held-out windows.
+
+    Attributes:
+        divergence: Mean divergence of the results.
+        noise: What the rounding adds to a value, as a share of each token's energy, by the value's name.
+    """
+
+    divergence: float
+    noise: Mapping[str, float]
+
+
+class Trial:
+    """A graph in which each value can be rounded, with any step.
+
+    Args:
+        model: The graph; it is changed.
+        folder: Folder with its data.
+        factors: Divisors of features by value.
+        names: The values.
+        text: The text.
+        ctx: Context of the stage.
+    """
+
+    def __init__(
+        self, model: ir.Model, folder: Path, factors: Mapping[str, Array], names: Sequence[str], text: Text, ctx: Context
+    ) -> None:
+        self._names, self._text = list(names), text
+        self._results = results_of(model, text.family)
+        for number, name in enumerate(self._names):
+            _round(model, name, number, factors.get(name))
+        self._graph = TextGraph(model, folder, ctx)
+
+    def divergences(self, choices: Sequence[tuple[Mapping[str, Range], frozenset[str]]]) -> list[Tried]:
+        """Return what ranges do, each with the values that stay exact."""
+        windows = self._text.held_out
+        divergence = np.zeros(len(choices))
+        noise = np.zeros((len(choices), len(self._names)))
+        noises = [_NOISE.format(number) for number in range(len(self._names))]
+        for window in windows:
+            given = _feeds_of_graph(self._graph, window)
+            exact = self._graph.compute(self._results, given | self._switches({}, frozenset(self._names)))
+            for number, (ranges, kept) in enumerate(choices):
+                found = self._graph.compute([*self._results, *noises], given | self._switches(ranges, kept))
+                divergence[number] += diverged(exact, found, self._text.family) / len(windows)
+                noise[number] += np.array([float(found[name]) for name in noises]) / len(windows)
+        return [
+            Tried(float(divergence[number]), dict(zip(self._names, map(float, noise[number]), strict=True)))
+            for number in range(len(choices))
+        ]
+
+    def _switches(self, ranges: Mapping[str, Range], kept: frozenset[str]) -> dict[str, Any]:
+        made: dict[str, Any] = {}
+        for number, name in enumerate(self._names):
+            made[_STEP.format(number)] = np.array(ranges[name].scale if name in ranges else 1, np.float32)
+            made[_EXACT.format(number)] = np.array(name in kept)
+        return made
+
+
+def _feeds_of_graph(graph: TextGraph, window: Array) -> dict[str, Any]:
+    return feeds([each for each in graph.inputs if not each.name.startswith("trial.")], window)
+
+
+def results_of(model: ir.Model, family: Family) -> list[str]:
+    """Return the names of the results to compare.
+
+    Raises:
+        QuantizationError: ``CALIBRATION_UNSUPPORTED``: the graph has none.
+    """
+    found = [str(value.name) for value in model.graph.outputs if value.name in family.outputs]
+    if not found:
+        raise unsupported(f"the graph has none of the outputs {', '.join(family.outputs)}")
+    return found
+
+
+def diverged(exact: Mapping[str, Array], found: Mapping[str, Array], family: Family) -> float:
+    """Return the divergence of the second from the first: KL in nats, for embeddings the relative squared error."""
+    names = [name for name in exact if name in family.outputs]
+    parts = [(exact[name].astype(np.float64), found[name].astype(np.float64)) for name in names]
+    if family.comparison is Comparison.EMBEDDINGS:
+        return sum(float(np.sum((p - q) ** 2) / np.sum(p**2)) for p, q in parts) / len(parts)
+    made = 0.0
+    for one, other in parts:
+        p, q = _log_softmax(one), _log_softmax(other)
+        made += float(np.mean(np.sum(np.exp(p) * (p - q), axis=-1))) / len(parts)
+    return made
+
+
+def _log_softmax(values: Array) -> Array:
+    shifted = values - values.max(axis=-1, keepdims=True)
+    made: Array = shifted - np.log(np.sum(np.exp(shifted), axis=-1, keepdims=True))
+    return made
+
+
+def _round(model: ir.Model, name: str, number: int, factors: Array | None) -> None:
+    """Let what products read of a value be rounded, unless an input says that it stays exact; return its noise too."""
+    graph = model.graph
+    value = next(value for node in graph for value in node.outputs if value.name == name)
+    users = [(node, index) for node, index in value.uses() if node.op_type in {"MatMul", "Gemm"} and index == 0]
+    step = ir.Value(name=_STEP.format(number), type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([]))
+    exact = ir.Value(name=_EXACT.format(number), type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([]))
+    graph.inputs.extend([step, exact])
+    zero = _constant(graph, f"trial.{number}.zero", np.array(0, np.int8))
+    by = _constant(graph, f"trial.{number}.factors", np.array(1 if factors is None else factors, np.float32))
+    axes = _constant(graph, f"trial.{number}.axes", np.array([-1], np.int64))
+    least = _constant(graph, f"trial.{number}.least", np.array(1e-12, np.float32))
+    divided = ir.node("Div", [value, by])
+    integers = ir.node("QuantizeLinear", [divided.outputs[0], step, zero])
+    back = ir.node("DequantizeLinear", [integers.outputs[0], step, zero])
+    rounded = ir.node("Mul", [back.outputs[0], by])
+    used = ir.node("Where", [exact, value, rounded.outputs[0]])
+    added = ir.node("Sub", [rounded.outputs[0], value])
+    squares = [ir.node("Mul", [each, each]) for each in (added.outputs[0], value)]
+    energies = [ir.node("ReduceSum", [each.outputs[0], axes], {"keepdims": 0}) for each in squares]
+    floored = ir.node("Max", [energies[1].outputs[0], least])
+    share = ir.node("Div", [energies[0].outputs[0], floored.outputs[0]])
+    noise = ir.node("ReduceMean", [share.outputs[0]], {"keepdims": 0})
+    producer = value.producer()
+    assert producer is not None
+    graph.insert_after(producer, [divided, integers, back, rounded, used, added, *squares, *energies, floored, share, noise])
+    for node, index in users:
+        node.replace_input_with(index, used.outputs[0])
+    result = noise.outputs[0]
+    result.name, result.type, result.shape = _NOISE.format(number), ir.TensorType(ir.DataType.FLOAT), ir.Shape([])
+    graph.outputs.append(result)
+
+
+def _constant(graph: ir.Graph, name: str, values: Any) -> ir.Value:
+    tensor = ir.tensor(values, name=name)
+    value = ir.Value(name=name, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape))
+    graph.register_initializer(value)
+    return value
