@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slipway.models.families import Comparison, described, family_of
+from slipway.models.families import SPEECH, described, family_of
 
 INTEGER_BITS = {"int8": 8, "int4": 4}
 """Bits of the integer levels."""
@@ -50,9 +50,7 @@ def why_not_calibrated(params: Mapping[str, Any], config: Mapping[str, Any]) -> 
     family = family_of(config)
     if family is None:
         return unknown_family(config)
-    return (
-        f"a model of family {family.name} is not calibrated" if family.comparison is Comparison.TEACHER_FORCED else ""
-    )
+    return f"a model of family {family.name} is not calibrated: its inputs are sound" if family is SPEECH else ""
 
 
 def unknown_family(config: Mapping[str, Any]) -> str:

@@ -85,6 +85,7 @@ class Calibration:
             length=params.window_tokens,
             vocabulary=self.model.vocabulary,
             seed=params.seed,
+            start=self.model.start,
         )
         self.distributions = compares_distributions(self.model.family, self.model.model.config)
         self.peak_bytes = 0
@@ -143,10 +144,12 @@ class Calibration:
         best = {name: rounded[name][chosen[name]] for name in rounded}
         result.weights, result.methods = {name: one.weight for name, one in best.items()}, chosen
         whole = {each: {name: by_method[each].weight for name, by_method in rounded.items()} for each in tried}
-        if len(choices) > 1:
+        same = set(chosen.values())
+        if len(choices) > 1 and len(same) > 1:
             whole[_MIXED] = result.weights
         result.divergences = self._judge(judging, whole)
         if len(choices) > 1:
+            result.divergences.setdefault(_MIXED, result.divergences[min(same)])
             single = min(tried, key=result.divergences.__getitem__)
             if result.divergences[single] < result.divergences[_MIXED]:
                 best = {name: rounded[name][single] for name in rounded}
@@ -198,7 +201,7 @@ class Calibration:
                 self._finished.put(_STATE, tuning.state(), steps=done)
 
         tuning.run(first=first, on_step=on_step, on_window=self._ctx.check_cancelled)
-        tuned = {name: weight.fixed() for name, weight in tuning.weights.items()}
+        tuned = tuning.fixed()
         result.divergences |= self._judge(judging, {"autoround": tuned})
         if params.method == "autoround" or result.divergences["autoround"] <= min(result.divergences.values()):
             result.weights, result.methods = tuned, dict.fromkeys(tuned, "autoround")
@@ -215,7 +218,7 @@ def calibrate(source: Path, data: Path, target: Path, *, params: CalibrateParams
         QuantizationError: With the reasons listed in the package's README.
     """
     begin = time.monotonic()
-    torch.set_num_threads(ctx.threads)
+    torch.set_num_threads(params.threads)
     calibration = Calibration(source, data, params=params, ctx=ctx)
     result = calibration.run()
     facts: dict[str, Any] = {
@@ -224,8 +227,8 @@ def calibrate(source: Path, data: Path, target: Path, *, params: CalibrateParams
         "divergence": {method: float(value) for method, value in result.divergences.items()},
         "windows": {"fit": len(calibration.windows.fit), "held_out": len(calibration.windows.held_out)},
         "steps": calibration.effort.steps,
-        "seconds": round(time.monotonic() - begin, 1),
-        "peak_anonymous_bytes": calibration.peak_bytes,
     }
     write_calibration(target, calibration.model, result, params=params, facts=facts)
-    ctx.record(**facts)
+    # Facts of the attempt alone: the artifact has the same digest in every run.
+    seconds = round(time.monotonic() - begin, 1)
+    ctx.record(**facts, seconds=seconds, peak_anonymous_bytes=calibration.peak_bytes)

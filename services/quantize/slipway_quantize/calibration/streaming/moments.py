@@ -11,20 +11,29 @@ from torch import Tensor
 from slipway_quantize.calibration.streaming.layers import Layer, Rounding
 
 
+class Reached(Exception):  # noqa: N818 - nothing is wrong
+    """All that is wanted of a computation is there."""
+
+
 class Observer:
     """What is seen while a block computes.
 
     Attributes:
-        mask: 1 for positions with text in the batch that is computed. (windows, tokens)
+        masks: Of the batch that is computed, 1 for positions with text; each of another length. (windows, tokens)
     """
 
     def __init__(self) -> None:
-        self.mask = torch.ones(0, 0)
+        self.masks: tuple[Tensor, ...] = ()
+
+    def begin(self, masks: tuple[Tensor, ...]) -> None:
+        """Expect a batch with these masks."""
+        self.masks = masks
 
     def _inputs(self, inputs: Tensor) -> Tensor:
         """Return the inputs at positions with text. (positions, K)."""
-        if inputs.dim() == 3 and inputs.shape[:2] == self.mask.shape:
-            return inputs[self.mask == 1]
+        for mask in self.masks:
+            if inputs.dim() == 3 and inputs.shape[:2] == mask.shape and not bool(mask.all()):
+                return inputs[mask == 1]
         return inputs.reshape(-1, inputs.shape[-1])
 
     @contextmanager
@@ -46,19 +55,35 @@ class Observer:
 class Moments(Observer):
     """Sums of the inputs' products; layers with the same inputs share them.
 
+    Args:
+        layers: The layers; once all were seen, the computation of a batch ends.
+
     Attributes:
         sums: By the name of the first layer with these inputs. (K, K)
         shared: The name of that layer for each layer.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, layers: Sequence[Layer]) -> None:
         super().__init__()
         self.sums: dict[str, Tensor] = {}
         self.shared: dict[str, str] = {}
         self._last: tuple[Tensor, str] | None = None
+        self._names = frozenset(layer.name for layer in layers)
+        self._waiting = set(self._names)
+
+    def begin(self, masks: tuple[Tensor, ...]) -> None:
+        """Expect another batch."""
+        super().begin(masks)
+        self._waiting, self._last = set(self._names), None
 
     def see(self, layer: Layer, inputs: Tensor) -> None:
         """Add the products of these inputs."""
+        self._add(layer, inputs)
+        self._waiting.discard(layer.name)
+        if not self._waiting:
+            raise Reached
+
+    def _add(self, layer: Layer, inputs: Tensor) -> None:
         if self._last is not None and self._last[0] is inputs:
             self.shared[layer.name] = self._last[1]
             return
