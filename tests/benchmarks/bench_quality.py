@@ -11,7 +11,7 @@ Kullback–Leibler divergence in nats from the exact model, and top-1 agreement.
 - with ``--genai-python``, that of an environment with onnxruntime-genai, its builder's int4, run by ONNX Runtime. It knows decoders only.
 
 All are whole commands with their imports. Beside wall time stands the time that cores worked, which other processes change less.
-Figures are printed and written to ``results/quality.json``.
+Figures are printed and added to ``results/quality.json``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from quality_judge import HEAD, Judge, calibrated
 from quality_models import SLIPWAY, SUBJECTS, Subject
 from safetensors.torch import load_file
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parent / "results" / "quality.json"
 
 AUTOROUND = """
 import json, sys, torch, transformers
@@ -164,6 +164,12 @@ def compare(subject: Subject, root: Path, chosen: dict[str, Way]) -> dict[str, A
     return found
 
 
+def known(group: int) -> dict[str, Any]:
+    """Return the figures of earlier runs with this group size, to which this one adds its own."""
+    found: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+    return found if found.get("group_size") == group else {"group_size": group}
+
+
 def main() -> None:
     """Round in all ways, print and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -179,16 +185,17 @@ def main() -> None:
     peer, builder = (path and path.absolute() for path in (arguments.peer_python, arguments.genai_python))
     every = ways(arguments.group, peer=peer, builder=builder)
     chosen = {name: way for name, way in every.items() if name in (arguments.only or every)}
-    found: dict[str, Any] = {"group_size": arguments.group}
     for model in arguments.models:
         with tempfile.TemporaryDirectory() as made:
             subject = SUBJECTS[model](Path(made), arguments.sample)
             print(
                 f"{subject.described}\n{'':14} {'KL':>9} {'top-1':>7} {'KL + emb.':>9} {'core s':>7} {'wall s':>7} {'GB':>5}"
             )
-            found[model] = compare(subject, Path(made), chosen)
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "quality.json").write_text(json.dumps(found, indent=2) + "\n")
+            figures = compare(subject, Path(made), chosen)
+        found = known(arguments.group)
+        found.setdefault(model, {}).update(figures)
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text(json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from slipway_quantize.calibration.tuning.divergence import compares_distribution
 from slipway_quantize.calibration.tuning.tuning import Schedule, Tuning
 from slipway_quantize.calibration.windows import LEAST_WINDOWS, Batch, Windows, read_windows
 
-_RATE, _SCALE_RATE = 0.005, 3e-4
+_RATE, _SCALE_RATE = 0.006, 6e-4
 _STATE = "tuning"
 _MIXED = "best of each layer"
 _STATES = 8
@@ -98,8 +98,7 @@ class Calibration:
         known = [self.windows.digest, self._params.model_dump(mode="json"), list(self.model.layers), torch.__version__]
         return hashlib.sha256(json.dumps(known).encode()).hexdigest()
 
-    def _batches(self, windows: tuple[Tensor, ...]) -> list[Batch]:
-        size = self.effort.at_once
+    def _batches(self, windows: tuple[Tensor, ...], size: int) -> list[Batch]:
         return [self.windows.batch(list(windows[start : start + size])) for start in range(0, len(windows), size)]
 
     def _progress(self, phase: str, done: int, total: int, unit: str) -> None:
@@ -112,9 +111,9 @@ class Calibration:
         tried = BY_INPUTS if method in ("auto", "autoround") else tuple(dict.fromkeys(("rtn", method)))
         choices = tried if method in ("auto", "autoround") else (method,)
         held_out = self.windows.held_out[: max(LEAST_WINDOWS, self.effort.windows // 8)]
-        judging = self._batches(held_out)
+        judging = self._batches(held_out, self.effort.in_blocks)
         fit = self.windows.fit[: max(LEAST_WINDOWS, self.effort.windows - len(held_out))]
-        walk = BlockWalk(self.model, [*judging, *self._batches(fit)], self._finished.folder)
+        walk = BlockWalk(self.model, [*judging, *self._batches(fit, self.effort.in_blocks)], self._finished.folder)
         count = len(walk.names)
         rounds = Rounds(
             walk,
@@ -130,7 +129,7 @@ class Calibration:
         if rounds.resumed:
             self._ctx.log.info(f"blocks of an interrupted attempt are used: {rounds.resumed} of {count}")
         self._ctx.record(blocks=count, blocks_resumed=rounds.resumed)
-        return self._choose(count, tried, choices, judging)
+        return self._choose(count, tried, choices, self._batches(held_out, self.effort.at_once))
 
     def _choose(self, blocks: int, tried: tuple[str, ...], choices: tuple[str, ...], judging: list[Batch]) -> Result:
         rounded: dict[str, dict[str, Rounded]] = {}

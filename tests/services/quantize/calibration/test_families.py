@@ -102,7 +102,7 @@ def test_a_family_is_calibrated(name: str, material: Material, tmp_path: Path, c
     save(name, tmp_path / "model")
     for path in material.model.glob("tokenizer*"):
         shutil.copyfile(path, tmp_path / "model" / path.name)
-    folder, ctx = calibrate(tmp_path / "model", material.data, time_budget_seconds=4)
+    folder, ctx = calibrate(tmp_path / "model", material.data, time_budget_seconds=2)
     measured = ctx.facts["divergence"]
     assert measured["gptq"] < measured["rtn"]
     assert "autoround" in measured

@@ -167,7 +167,7 @@ class Rounds:
         """Round each layer by every method, and judge the results on held-out inputs."""
         if not layers:
             return {}
-        moments = Moments(layers)
+        moments = Moments(layer.name for layer in layers)
         batches = range(self._judging, len(self._walk.batches))
         with moments.watch(layers):
             for number in batches:

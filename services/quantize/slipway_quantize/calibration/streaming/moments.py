@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -16,22 +16,35 @@ class Reached(Exception):  # noqa: N818 - nothing is wrong
 
 
 class Observer:
-    """What is seen while a block computes.
+    """What is seen while a block computes; once all layers were seen, the computation of a batch ends.
 
-    Attributes:
-        masks: Of the batch that is computed, 1 for positions with text; each of another length. (windows, tokens)
+    Args:
+        names: Names of the layers.
     """
 
-    def __init__(self) -> None:
-        self.masks: tuple[Tensor, ...] = ()
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = frozenset(names)
+        self._waiting: set[str] = set()
+        self._masks: tuple[Tensor, ...] = ()
 
     def begin(self, masks: tuple[Tensor, ...]) -> None:
-        """Expect a batch with these masks."""
-        self.masks = masks
+        """Expect a batch with these masks, 1 for positions with text; each of another length. (windows, tokens)."""
+        self._masks, self._waiting = masks, set(self._names)
+
+    def see(self, layer: Layer, inputs: Tensor) -> None:
+        """Take notice of a layer's inputs.
+
+        Raises:
+            Reached: It was the last layer.
+        """
+        self._note(layer, inputs)
+        self._waiting.discard(layer.name)
+        if not self._waiting:
+            raise Reached
 
     def _inputs(self, inputs: Tensor) -> Tensor:
         """Return the inputs at positions with text. (positions, K)."""
-        for mask in self.masks:
+        for mask in self._masks:
             if inputs.dim() == 3 and inputs.shape[:2] == mask.shape and not bool(mask.all()):
                 return inputs[mask == 1]
         return inputs.reshape(-1, inputs.shape[-1])
@@ -47,43 +60,30 @@ class Observer:
             for layer in layers:
                 layer.observe = None
 
-    def see(self, layer: Layer, inputs: Tensor) -> None:
-        """Take notice of a layer's inputs."""
+    def _note(self, layer: Layer, inputs: Tensor) -> None:
         raise NotImplementedError
 
 
 class Moments(Observer):
     """Sums of the inputs' products; layers with the same inputs share them.
 
-    Args:
-        layers: The layers; once all were seen, the computation of a batch ends.
-
     Attributes:
         sums: By the name of the first layer with these inputs. (K, K)
         shared: The name of that layer for each layer.
     """
 
-    def __init__(self, layers: Sequence[Layer]) -> None:
-        super().__init__()
+    def __init__(self, names: Iterable[str]) -> None:
+        super().__init__(names)
         self.sums: dict[str, Tensor] = {}
         self.shared: dict[str, str] = {}
         self._last: tuple[Tensor, str] | None = None
-        self._names = frozenset(layer.name for layer in layers)
-        self._waiting = set(self._names)
 
     def begin(self, masks: tuple[Tensor, ...]) -> None:
         """Expect another batch."""
         super().begin(masks)
-        self._waiting, self._last = set(self._names), None
+        self._last = None
 
-    def see(self, layer: Layer, inputs: Tensor) -> None:
-        """Add the products of these inputs."""
-        self._add(layer, inputs)
-        self._waiting.discard(layer.name)
-        if not self._waiting:
-            raise Reached
-
-    def _add(self, layer: Layer, inputs: Tensor) -> None:
+    def _note(self, layer: Layer, inputs: Tensor) -> None:
         if self._last is not None and self._last[0] is inputs:
             self.shared[layer.name] = self._last[1]
             return
@@ -112,13 +112,12 @@ class Errors(Observer):
     """
 
     def __init__(self, candidates: Mapping[str, Mapping[str, Rounding]]) -> None:
-        super().__init__()
+        super().__init__(candidates)
         self._candidates = candidates
         self.squares = {name: dict.fromkeys(each, 0.0) for name, each in candidates.items()}
         self.energy = dict.fromkeys(candidates, 0.0)
 
-    def see(self, layer: Layer, inputs: Tensor) -> None:
-        """Compare the results of all roundings on these inputs."""
+    def _note(self, layer: Layer, inputs: Tensor) -> None:
         rows = self._inputs(inputs)
         for piece in layer.pieces:
             exact = layer.exact(piece)

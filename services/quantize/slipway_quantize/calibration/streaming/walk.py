@@ -14,10 +14,9 @@ from torch import Tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from slipway_quantize.calibration.streaming.layers import Layer, walk
-from slipway_quantize.calibration.streaming.moments import Reached
 from slipway_quantize.calibration.streaming.model import StreamedModel, unsupported
+from slipway_quantize.calibration.streaming.moments import Reached
 from slipway_quantize.calibration.windows import Batch
-
 
 _LENGTH = "length"
 

@@ -25,7 +25,8 @@ from slipway_quantize.calibration.windows import Windows
 
 _BETAS = 0.9, 0.95
 _SMALLEST = 1e-20
-_FLOOR = 0.0
+_FLOOR = 0.3
+"""Added to what divides a step, as a share of the weight's first gradients (root mean square): what has small ones, mostly noise, moves less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +158,8 @@ class Tuning:
     def _move(self, step: int) -> None:
         for group in self._optimizer.param_groups:
             if step == 0:
-                gradient = group["params"][0].grad
-                group["eps"] = max(_SMALLEST, _FLOOR * float(gradient.square().mean().sqrt()))
+                (values,) = group["params"]
+                group["eps"] = max(_SMALLEST, _FLOOR * float(values.grad.square().mean().sqrt()))
             group["lr"] = group["most"] * self._schedule.factor(step)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=False)
@@ -172,7 +173,8 @@ class Tuning:
 
     def state(self) -> dict[str, Tensor]:
         """Return all that another attempt needs to go on from here."""
-        return {
+        floors = torch.tensor([group["eps"] for group in self._optimizer.param_groups], dtype=torch.float64)
+        return {"floors": floors} | {
             f"{index}.{part}": kept
             for index, values in enumerate(self._moved)
             for part, kept in {"values": values.detach(), **self._optimizer.state[values]}.items()
@@ -181,6 +183,8 @@ class Tuning:
     @torch.no_grad()
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a state."""
+        for group, floor in zip(self._optimizer.param_groups, state["floors"].tolist(), strict=True):
+            group["eps"] = floor
         for index, values in enumerate(self._moved):
             for part, kept in {"values": values, **self._optimizer.state[values]}.items():
                 kept.copy_(state[f"{index}.{part}"])
