@@ -13,8 +13,9 @@ from pathlib import Path
 
 import yaml
 
-from slipway.estimates import BYTES_PER_WEIGHT, FLOAT32_BYTES, ModelSize
+from slipway.estimates import FLOAT32_BYTES, ModelSize
 from slipway.formats import PlannedTask
+from slipway.levels import LEVELS
 from slipway.planning.preflight import memory_bytes, task_bytes
 from slipway.worker.machine import MEMORY_SHARE
 
@@ -81,7 +82,7 @@ class Need:
 def needs(size: ModelSize) -> dict[str, Need]:
     """Return the needs of each worker by the name of its Deployment."""
     stored, single = size.weight_bytes + size.companion_bytes, size.weights * FLOAT32_BYTES + size.companion_bytes
-    integer = int(size.weights * BYTES_PER_WEIGHT["int8"])
+    integer = int(size.weights * LEVELS["int8"].bytes_per_weight)
     half = _task("quantize", "onnx-fp16")
     outputs = 2 * stored + single + 2 * integer + size.largest_bytes  # base, pytorch, onnx, and both as int8
     plan = {

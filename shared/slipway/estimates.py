@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-BYTES_PER_WEIGHT: Mapping[str, float] = {"fp16": 2.0, "bf16": 2.0, "int8": 1.25, "int4": 0.75}
-"""Bytes per weight of a quantized model. Scales, and tensors that stay in 16 or 32 bit, raise them above 1 and 0.5."""
+from slipway.levels import LEVELS
 
 FLOAT32_BYTES = 4
 GRAPH_BYTES = 2 << 20
@@ -43,4 +41,5 @@ class ModelSize:
 
     def at_level(self, level: str) -> int:
         """Return the size of the model at a level, with its other files; an unknown level counts as float32."""
-        return int(self.weights * BYTES_PER_WEIGHT.get(level, FLOAT32_BYTES)) + self.companion_bytes
+        each = LEVELS[level].bytes_per_weight if level in LEVELS else FLOAT32_BYTES
+        return int(self.weights * each) + self.companion_bytes

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from slipway.formats import Format, FormatRequest, LevelSettings, ModelSize, PlannedTask, Runtime, Usage, quantized
+from slipway.formats import (
+    LEVELS,
+    Format,
+    FormatRequest,
+    LevelSettings,
+    ModelSize,
+    PlannedTask,
+    Runtime,
+    Usage,
+    quantized,
+)
 
-_INTEGER = ("int8", "int4")
+_INTEGER = tuple(name for name, level in LEVELS.items() if level.bits)
 
 
 class PyTorchConfiguration(LevelSettings):

@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from slipway.levels import bits_of
 from slipway.models.families import SPEECH, described, family_of
-
-INTEGER_BITS = {"int8": 8, "int4": 4}
-"""Bits of the integer levels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +33,7 @@ class IntLevel:
 
 def refusal_reason(params: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     """Return why a model with this ``config.json`` is not quantized with these parameters; empty if it is."""
-    if params.get("format") != "pytorch" or params.get("level") not in INTEGER_BITS or family_of(config) is not None:
+    if params.get("format") != "pytorch" or not bits_of(str(params.get("level"))) or family_of(config) is not None:
         return ""
     return unknown_family(config)
 

@@ -7,16 +7,17 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from slipway.formats.registry import formats
+from slipway.levels import LEVELS, bits_of
 from slipway.settings.problems import did_you_mean
 from slipway.stage import StageParams
-from slipway_quantize.levels import INTEGER_BITS, IntLevel
+from slipway_quantize.levels import IntLevel
 
 
 class QuantizeParams(StageParams):
     """Parameters of the quantize stage."""
 
     format: str = Field(description="name of the format of both the input and the output folder")
-    level: Literal["fp16", "bf16", "int8", "int4"] = Field(description="type of the weights")
+    level: str = Field(description="type of the weights: one of slipway.levels.LEVELS")
     group_size: int = Field(default=32, ge=16, le=256, description="weights per scale (int8, int4); a power of two")
     packed: bool = Field(
         default=True,
@@ -39,7 +40,7 @@ class QuantizeParams(StageParams):
     @property
     def integers(self) -> IntLevel | None:
         """The integer level; None for fp16 and bf16."""
-        bits = INTEGER_BITS.get(self.level)
+        bits = bits_of(self.level)
         return IntLevel(bits, self.group_size, self.packed, frozenset(self.keep)) if bits else None
 
     @field_validator("format")
@@ -48,6 +49,13 @@ class QuantizeParams(StageParams):
         known = tuple(name for name, each in formats().items() if each.quantizer)
         if value not in known:
             raise ValueError(f"{value!r} is not a format that can be quantized here; {did_you_mean(value, known)}")
+        return value
+
+    @field_validator("level")
+    @classmethod
+    def _is_level(cls, value: str) -> str:
+        if value not in LEVELS:
+            raise ValueError(f"{value!r} is not a level of quantization; {did_you_mean(value, tuple(LEVELS))}")
         return value
 
     @field_validator("group_size")

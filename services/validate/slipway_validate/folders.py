@@ -13,14 +13,13 @@ from slipway.files import json_documents
 from slipway.files.distinct_files import distinct_bytes
 from slipway.formats import Runtime
 from slipway.formats.registry import format_of_output, formats, split_output
+from slipway.levels import LEVELS
 from slipway.models.dtypes import DTYPES
 from slipway.models.families import Family, described, family_of
 from slipway.models.model_files import CONFIG
 from slipway.models.safetensors_file import read_safetensors
 from slipway.models.sentences.files import as_used
 from slipway_validate.protocol.messages import RunResult
-
-LEVEL_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "int8": "int8", "int4": "int4"}
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -96,8 +95,8 @@ def stored_dtype(folder: Path) -> str:
     otherwise the precision in a file of its format. Empty if unknown.
     """
     noted = read_json(folder / "quantization.json").get("level")
-    if isinstance(noted, str) and noted in LEVEL_DTYPES:
-        return LEVEL_DTYPES[noted]
+    if isinstance(noted, str) and noted in LEVELS:
+        return LEVELS[noted].dtype
     safetensors = safetensors_dtype(folder)
     if safetensors:
         return safetensors
@@ -105,7 +104,8 @@ def stored_dtype(folder: Path) -> str:
     for runtime in runtimes:
         noted = read_json(folder / runtime.precision_file).get("precision") if runtime.precision_file else None
         if noted:
-            return LEVEL_DTYPES.get(str(noted), {"fp32": "float32"}.get(str(noted), str(noted)))
+            known = LEVELS.get(str(noted))
+            return known.dtype if known else {"fp32": "float32"}.get(str(noted), str(noted))
     return next(
         (runtime.stored_dtype for runtime in runtimes if runtime.stored_dtype and runtime.recognises(folder)), ""
     )

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from slipway.configuration.sections import Sections
+from slipway.levels import LEVELS, bits_of
 
-LEVEL_BITS = {"int4": 4, "int8": 8}
-"""Bits of the levels that can be calibrated."""
 AUTO, WITHOUT_DATA = "auto", "rtn"
 _MOST_BITS_OF_AUTO = 4
 """At 8 bits, rounding to the nearest is as good as everything else, and takes seconds."""
@@ -16,6 +15,6 @@ def calibrated_levels(configuration: Sections) -> dict[str, int]:
     method = configuration.optimization.method
     if method == WITHOUT_DATA:
         return {}
-    most = _MOST_BITS_OF_AUTO if method == AUTO else max(LEVEL_BITS.values())
+    most = _MOST_BITS_OF_AUTO if method == AUTO else max(each.bits or 0 for each in LEVELS.values())
     asked = {level for each, _ in configuration.formats.enabled() for level in configuration.levels(each.name)}
-    return {level: bits for level, bits in LEVEL_BITS.items() if level in asked and bits <= most}
+    return {level: bits for level in LEVELS if level in asked and (bits := bits_of(level)) and bits <= most}

@@ -9,10 +9,11 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 
 from slipway.formats.registry import levels
+from slipway.levels import STORED_TYPES
 from slipway.registry import stage_names
 from slipway.settings.problems import did_you_mean
 from slipway.settings.sections import Level, wrong_value
-from slipway.validation.limit_overrides import LIMIT_LEVELS, LimitOverrides
+from slipway.validation.limit_overrides import LimitOverrides
 
 GROUP_SIZES = (16, 32, 64, 128, 256)
 MOST_TEST_INPUTS, LARGEST_TEST_INPUTS = 1000, 128 << 10
@@ -60,7 +61,7 @@ def check_limit_names(value: Any) -> Any:
     """Return a table of limits unchanged; refuse an unknown level or limit."""
     rows = value if isinstance(value, Mapping) else {}
     for level, row in rows.items():
-        _refuse_unknown(level, LIMIT_LEVELS, kind="level")
+        _refuse_unknown(level, STORED_TYPES, kind="level")
         for name in row if isinstance(row, Mapping) else ():
             _refuse_unknown(name, tuple(LimitOverrides.model_fields), kind="limit")
     return value

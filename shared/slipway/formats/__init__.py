@@ -1,17 +1,18 @@
 """The contract of a format, which a distribution provides under the entry point group ``slipway.formats``."""
 
-from slipway.estimates import BYTES_PER_WEIGHT, FLOAT32_BYTES, GRAPH_BYTES, ModelSize
+from slipway.estimates import FLOAT32_BYTES, GRAPH_BYTES, ModelSize
 from slipway.formats.contract import Format, RefusedLevel, Runtime, Usage
 from slipway.formats.settings import FormatSettings, LevelSettings
 from slipway.formats.tasks import FormatRequest, PlannedTask, quantized
+from slipway.levels import LEVELS, QuantizationLevel
 from slipway.requirements import Needs, Requirements
 from slipway.settings.problems import Problem
 from slipway.settings.sections import Section, Text, Texts, as_tuple, wrong_value
 
 __all__ = [
-    "BYTES_PER_WEIGHT",
     "FLOAT32_BYTES",
     "GRAPH_BYTES",
+    "LEVELS",
     "Format",
     "FormatRequest",
     "FormatSettings",
@@ -20,6 +21,7 @@ __all__ = [
     "Needs",
     "PlannedTask",
     "Problem",
+    "QuantizationLevel",
     "RefusedLevel",
     "Requirements",
     "Runtime",

@@ -11,7 +11,7 @@ class Limits(Value):
     """Limits for the differences of an output; the table in ``slipway_validate.judging.limits`` explains the figures.
 
     Attributes:
-        level: Row of the table: ``float32``, ``bfloat16``, ``float16``, ``int8``, ``int4``.
+        level: Row of the table: one of ``slipway.levels.STORED_TYPES``.
         max_abs_diff: Largest difference of a logit, as a share of the reference's logit scale; None: not limited.
         mean_kl: Largest mean KL, nats per token.
         top1_agreement: Smallest share of positions with the same first token.
@@ -38,10 +38,6 @@ class Limits(Value):
     module_strength_error: float | None = None
     module_weight_error: float | None = None
     quality_loss: float | None = None
-
-
-LIMIT_LEVELS = ("float32", "float16", "bfloat16", "int8", "int4")
-"""Rows of the table of limits, from tightest to loosest: the types that weights are stored in."""
 
 
 class LimitOverrides(BaseModel):

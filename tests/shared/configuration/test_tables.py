@@ -111,10 +111,10 @@ def test_limits_of_another_form_are_refused(canonical: Path, row: str) -> None:
 
 
 def test_the_levels_of_limits_are_the_stage_s() -> None:
-    from slipway.validation.limit_overrides import LIMIT_LEVELS
+    from slipway.levels import STORED_TYPES
     from slipway_validate.judging.limits import LIMITS
 
-    assert tuple(LIMITS) == LIMIT_LEVELS
+    assert tuple(LIMITS) == STORED_TYPES
 
 
 def test_stages_with_timeouts_are_those_that_are_planned() -> None:

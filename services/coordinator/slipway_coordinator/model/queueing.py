@@ -1,4 +1,4 @@
-"""Queue attempts of tasks: the next one after a decision, one again because inputs were made again, under another format. Pure."""
+"""Queue attempts of tasks: the next one after a decision, one again because inputs were made again, under another format; end tasks unbegun. Pure."""
 
 from __future__ import annotations
 
@@ -76,6 +76,14 @@ def queue_attempt(
         note=note,
     )
     return task.moved(TaskState.QUEUED, attempts=(*task.attempts, attempt))
+
+
+def end_unbegun(task: TaskRecord, end: TaskState, now: float) -> TaskRecord:
+    """Return a task that is cancelled or skipped before it began; its attempt, if it has one, is cancelled."""
+    changed = task.moved(end)
+    if task.attempts and not task.attempt.state.ended:
+        changed = changed.with_attempt(state=TaskState.CANCELLED, end_time=now)
+    return changed
 
 
 def failed_on(record: ExportRecord, task: TaskRecord) -> tuple[str, ...]:

@@ -52,8 +52,9 @@ EXPORT_MOVES: Mapping[ExportState, frozenset[ExportState]] = {
 
 TASK_MOVES: Mapping[TaskState, frozenset[TaskState]] = {
     _T.WAITING: frozenset({_T.QUEUED, _T.CANCELLED, _T.SKIPPED}),
-    # Back to WAITING: the retry of an export that an older version ended on a fault without ending its tasks.
-    _T.QUEUED: frozenset({_T.RUNNING, _T.CANCELLED, _T.SUCCEEDED, _T.FAILED, _T.WAITING}),
+    # Skipped: no task needs it any more. Back to WAITING: the retry of an export that an older version ended on a fault without ending
+    # its tasks.
+    _T.QUEUED: frozenset({_T.RUNNING, _T.CANCELLED, _T.SKIPPED, _T.SUCCEEDED, _T.FAILED, _T.WAITING}),
     # Back to QUEUED: lease lost, or the next attempt. Back to WAITING: an input has to be made again first.
     _T.RUNNING: frozenset({_T.SUCCEEDED, _T.FAILED, _T.CANCELLED, _T.QUEUED, _T.WAITING}),
     # Its artifact was lost, or one of its inputs changed before a retry.

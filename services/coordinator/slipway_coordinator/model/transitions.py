@@ -15,12 +15,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from slipway.errors import Failure, StageError
 from slipway.execution.memory_curve import MemoryOverTime
 from slipway.planning.precedents import PRECEDENT, Precedent
-from slipway.planning.references import Source, parse_reference, producers
+from slipway.planning.references import producers
 from slipway.registry import IMPORT
 from slipway_coordinator.model.importing import check_outputs, with_sources
-from slipway_coordinator.model.queueing import deliver_as, queue_again, queue_attempt, queue_next
+from slipway_coordinator.model.queueing import deliver_as, end_unbegun, queue_attempt, queue_next
 from slipway_coordinator.model.records import ExportRecord, TaskRecord
 from slipway_coordinator.model.recovery import NextAttempt
+from slipway_coordinator.model.scheduling import advance
 from slipway_coordinator.model.states import ExportState, TaskState
 
 MOST_LOSSES = 5
@@ -193,7 +194,8 @@ def make_again(record: ExportRecord, event: Event, decided: Mapping[str, tuple[F
     record = record.with_(warnings=tuple(each for each in record.warnings if not each.startswith(failed)))
     for task_id, (failure, following) in decided.items():
         made = record.task(task_id).with_attempt(state=TaskState.FAILED, failure=failure)
-        record = queue_next(record.replacing(made), made, following, now=event.time)
+        record = _with_warnings(record.replacing(made), following)
+        record = queue_next(record, made, following, now=event.time)
     for user in record.tasks:
         if user.state is TaskState.SUCCEEDED and set(producers(user.inputs)) & set(decided):
             record = record.replacing(user.moved(TaskState.WAITING))
@@ -203,10 +205,7 @@ def make_again(record: ExportRecord, event: Event, decided: Mapping[str, tuple[F
 def retry(record: ExportRecord, task_id: str, following: NextAttempt, *, now: float) -> ExportRecord:
     """Queue another attempt of a task that failed, or make its inputs again first."""
     task = record.task(task_id)
-    kept = tuple(warning for warning in record.warnings if warning not in following.withdrawn)
-    record = record.with_(warnings=kept)
-    if following.warning:
-        record = record.with_(warnings=_merge_warnings(record.warnings, (following.warning,)))
+    record = _with_warnings(record, following)
     if following.remake_inputs:
         repeated = _producers_to_repeat(record, task)
         for producer in repeated:
@@ -254,7 +253,7 @@ def stop(record: ExportRecord, failure: Failure, *, now: float) -> ExportRecord:
     """End an export at once, for a failure outside its tasks; it can be retried."""
     for task in record.tasks:
         if not task.state.ended:
-            record = record.replacing(_cancel_task(task, now))
+            record = record.replacing(end_unbegun(task, TaskState.CANCELLED, now))
     return record.with_(state=ExportState.FAILED, failure=failure, end_time=now)
 
 
@@ -270,81 +269,6 @@ def restart(record: ExportRecord) -> ExportRecord:
             if current.requested:
                 record = deliver_as(record, current, current.requested)
     return record.moved(ExportState.QUEUED, run=record.run + 1, events_read=0, failure=None, end_time=None)
-
-
-def advance(record: ExportRecord, *, now: float) -> ExportRecord:
-    """Queue every task whose inputs exist, skip those whose inputs will never exist, and end the export after the last task."""
-    while True:
-        for task in record.tasks:
-            if task.state is not TaskState.WAITING:
-                continue
-            following = _queue_or_skip(record, task)
-            if following is not task:
-                record = record.replacing(following)
-                break
-        else:
-            break
-    if record.state is ExportState.QUEUED or record.state.ended or not all(task.state.ended for task in record.tasks):
-        return record
-    record = record.moved(_end_state(record), end_time=now)
-    if record.state is ExportState.FAILED and record.failure is None:
-        record = record.with_(failure=_missing_outputs(record))
-    return record
-
-
-def _missing_outputs(record: ExportRecord) -> Failure:
-    """Return the failure of an export in which no task failed: some were skipped because other tasks lack an output they need."""
-    skipped = [task.id for task in record.tasks if task.state is TaskState.SKIPPED]
-    return StageError(
-        f"{', '.join(skipped)} cannot run: earlier tasks made other outputs than planned",
-        reason="RESULT_INVALID",
-    ).failure()
-
-
-def _end_state(record: ExportRecord) -> ExportState:
-    if all(task.state is TaskState.SUCCEEDED or _is_dispensable(record, task) for task in record.tasks):
-        return ExportState.SUCCEEDED
-    return ExportState.CANCELLED if record.state is ExportState.CANCELLING else ExportState.FAILED
-
-
-def _queue_or_skip(record: ExportRecord, task: TaskRecord) -> TaskRecord:
-    """Return the task queued with its inputs, skipped, or unchanged while it must wait."""
-    inputs: dict[str, str] = {}
-    lost = made = 0  # a partial task runs with some of the delivered formats missing, but needs all its other inputs
-    needed = True
-    for name, reference in task.inputs.items():
-        source = parse_reference(reference)
-        if isinstance(source, Source):
-            inputs[name] = record.sources[source.name]
-            continue
-        producer = record.task(source.task)
-        if not producer.state.ended:
-            return task
-        if producer.state is TaskState.SUCCEEDED and source.name in producer.outputs:
-            inputs[name] = producer.outputs[source.name]
-            made += bool(producer.format)
-        elif task.partial and producer.format:
-            lost += 1
-        elif task.fallback or not _is_dispensable(record, producer):  # a task with a fallback needs all its own inputs
-            needed = False
-    if not needed or (lost and not made):
-        return task.moved(TaskState.SKIPPED)
-    if task.attempts and task.attempt.state is TaskState.SUCCEEDED and task.attempt.run == record.run:
-        return queue_again(record, task, inputs)
-    if task.attempts and task.attempt.state is TaskState.FAILED and task.attempt.run == record.run:
-        last = task.attempt  # it waited for inputs to be made again
-        return queue_attempt(
-            record, task, params=last.params, inputs=inputs, resources=last.resources, rule="inputs-again"
-        )
-    return queue_attempt(record, task, inputs=inputs)
-
-
-def _is_dispensable(record: ExportRecord, task: TaskRecord) -> bool:
-    """Return whether a task made nothing and others can do without it: it failed, or needed one of which the same is true."""
-    if not task.fallback or task.state is not TaskState.SKIPPED:
-        return bool(task.fallback) and task.state is TaskState.FAILED
-    missing = [each for each in map(record.task, producers(task.inputs)) if each.state is not TaskState.SUCCEEDED]
-    return all(_is_dispensable(record, each) for each in missing)
 
 
 def _record_success(record: ExportRecord, task: TaskRecord, event: Event) -> ExportRecord:
@@ -364,15 +288,8 @@ def _cancel_waiting(record: ExportRecord, now: float) -> ExportRecord:
     """Cancel the tasks that have not begun."""
     for task in record.tasks:
         if task.state in {TaskState.WAITING, TaskState.QUEUED}:
-            record = record.replacing(_cancel_task(task, now))
+            record = record.replacing(end_unbegun(task, TaskState.CANCELLED, now))
     return record
-
-
-def _cancel_task(task: TaskRecord, now: float) -> TaskRecord:
-    changed = task.moved(TaskState.CANCELLED)
-    if task.attempts and not task.attempt.state.ended:
-        changed = changed.with_attempt(state=TaskState.CANCELLED, end_time=now)
-    return changed
 
 
 def _producers_to_repeat(record: ExportRecord, task: TaskRecord) -> list[TaskRecord]:
@@ -381,6 +298,13 @@ def _producers_to_repeat(record: ExportRecord, task: TaskRecord) -> list[TaskRec
     named = failure.about.get("digest", "") if failure else ""
     finished = [each for each in map(record.task, producers(task.inputs)) if each.state is TaskState.SUCCEEDED]
     return [each for each in finished if named in each.outputs.values()] or finished
+
+
+def _with_warnings(record: ExportRecord, following: NextAttempt) -> ExportRecord:
+    """Add the warning of a decided attempt, and withdraw those that no longer hold."""
+    kept = tuple(warning for warning in record.warnings if warning not in following.withdrawn)
+    new = (following.warning,) if following.warning else ()
+    return record.with_(warnings=_merge_warnings(kept, new))
 
 
 def _merge_warnings(old: tuple[str, ...], new: Any) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -41,13 +42,13 @@ class Record(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
+    @abstractmethod
     def shown(self) -> str:
         """Return the input as text."""
-        raise NotImplementedError
 
+    @abstractmethod
     def wanted(self) -> str:
         """Return the expected answer as text; empty if there is none."""
-        raise NotImplementedError
 
 
 class Prompted(Record):

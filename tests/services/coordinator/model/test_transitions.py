@@ -300,6 +300,37 @@ def test_a_task_with_a_fallback_may_fail() -> None:
     assert record.warnings == ("c: it failed, so it is rounded (STAGE_ERROR: oops)",)
 
 
+def referenced() -> ExportRecord:
+    """merge, an output of it, the reference, which needs no merge, and the validation of the output against it."""
+    tasks = (
+        tiny_task("m").with_(format=""),
+        tiny_task("r").with_(format=""),
+        tiny_task("o", needs=("m",)),
+        tiny_task("v", needs=("r", "o"), partial=True),
+    )
+    return transitions.begin(tiny_export("x", *tasks), now=1.0)
+
+
+def test_a_queued_task_that_nobody_needs_any_more_is_skipped() -> None:
+    record = fail(referenced(), "m")
+    assert states(record) == "m:failed r:skipped o:skipped v:skipped"
+    assert (record.state, record.failure) == (ExportState.FAILED, OOPS)
+    assert record.task("r").attempt.state is TaskState.CANCELLED
+    late = happens(record, EventKind.SUCCEEDED, "r", outputs={"out": "sha256:r"})
+    assert late == record
+    again = succeed(transitions.begin(transitions.restart(record), now=6.0), "m", "r", "o", "v")
+    assert again.state is ExportState.SUCCEEDED
+
+
+def test_a_running_task_that_nobody_needs_any_more_ends_before_the_export() -> None:
+    record = happens(referenced(), EventKind.LEASED, "r", worker="w")
+    record = fail(record, "m")
+    assert states(record) == "m:failed r:running o:skipped v:skipped"
+    assert happens(record, EventKind.SUCCEEDED, "r", outputs={"out": "sha256:r"}).state is ExportState.FAILED
+    handed_back = happens(record, EventKind.LEASE_LOST, "r")
+    assert states(handed_back) == "m:failed r:skipped o:skipped v:skipped"
+
+
 def test_a_task_with_a_fallback_needs_all_its_own_inputs() -> None:
     record = fail(succeed(calibrated(), "m"), "text")
     assert states(record) == "m:succeeded text:failed c:skipped q:queued"

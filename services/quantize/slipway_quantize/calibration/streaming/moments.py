@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -15,7 +16,7 @@ class Reached(Exception):  # noqa: N818 - nothing is wrong
     """All that is wanted of a computation is there."""
 
 
-class Observer:
+class Observer(ABC):
     """What is seen while a block computes; once all layers were seen, the computation of a batch ends.
 
     Args:
@@ -60,8 +61,9 @@ class Observer:
             for layer in layers:
                 layer.observe = None
 
+    @abstractmethod
     def _note(self, layer: Layer, inputs: Tensor) -> None:
-        raise NotImplementedError
+        """Take notice of a layer's inputs."""
 
 
 class Moments(Observer):

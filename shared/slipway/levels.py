@@ -1,0 +1,47 @@
+"""Describe the levels of quantization: the types in which an output may store its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizationLevel:
+    """A level of quantization.
+
+    Attributes:
+        name: Such as ``int4``; what a user asks for, and the end of an output's name.
+        dtype: Type of the stored weights: the row of validation's table of limits.
+        bytes_per_weight: Size of an output of this level. Scales, and tensors that stay in 16 or 32 bit, raise it above that of
+            the type alone.
+        bits: Bits of integers that share a scale in groups, which ``calibrate`` can choose; None for all other types.
+        needs_text: Whether it cannot be made without text, for example to find the ranges of activations.
+    """
+
+    name: str
+    dtype: str
+    bytes_per_weight: float
+    bits: int | None = None
+    needs_text: bool = False
+
+
+LEVELS: Mapping[str, QuantizationLevel] = {
+    each.name: each
+    for each in (
+        QuantizationLevel("fp16", "float16", 2.0),
+        QuantizationLevel("bf16", "bfloat16", 2.0),
+        QuantizationLevel("int8", "int8", 1.25, bits=8),
+        QuantizationLevel("int4", "int4", 0.75, bits=4),
+    )
+}
+"""Levels by name, from the tightest limits to the loosest."""
+
+STORED_TYPES = ("float32", *dict.fromkeys(each.dtype for each in LEVELS.values()))
+"""Types that weights are stored in, from the tightest limits to the loosest."""
+
+
+def bits_of(level: str) -> int | None:
+    """Return the bits of a level of integers on a grid; None for any other, also an unknown one."""
+    known = LEVELS.get(level)
+    return known.bits if known else None
