@@ -1,16 +1,17 @@
-"""Calibrated int4 against its peers: what quantization adds to a fine-tuned model, and what that costs.
+"""Calibrated int4 against its peers: what quantization adds to trained models, and what that costs.
 
-Usage: ``python tests/benchmarks/bench_quality.py [--sample DIR] [--group 32] [--only NAME …] [--peer-python PYTHON]``. The model is the
-sample of ``slipway sample``, merged; without ``--sample`` it is trained first. All calibrate with text that the adapter was trained on
-and are judged on text that neither saw: mean Kullback–Leibler divergence in nats from the merged model and top-1 agreement over 64
-windows of 128 tokens, computed in float32 by transformers with the weights that each returns. Compared are
+Usage: ``python tests/benchmarks/bench_quality.py [--sample DIR] [--models NAME …] [--group 32] [--only NAME …] [--peer-python PYTHON]
+[--genai-python PYTHON]``. The models are the sample of ``slipway sample``, merged; a Llama with a head of its own; and a BERT that
+classifies (``quality_models.py`` trains them). Peers calibrate with the same text, and all are judged on text that none saw: mean
+Kullback–Leibler divergence in nats from the exact model, and top-1 agreement. Compared are
 
 - round-to-nearest and each method of ``slipway stage calibrate``, without the lm_head, with it, and with the embedding that is tied to it
   on the same codes, as ONNX stores them;
-- with ``--peer-python``, the interpreter of an environment with auto-round, AutoRound with 0 and 200 iterations, which leaves the head.
+- with ``--peer-python``, the interpreter of an environment with auto-round, AutoRound with 0 and 200 iterations, which leaves the head;
+- with ``--genai-python``, that of an environment with onnxruntime-genai, its builder's int4, run by ONNX Runtime. It knows decoders only.
 
 All are whole commands with their imports. Beside wall time stands the time that cores worked, which other processes change less.
-Figures are printed and written to ``results/quality.json``.
+Figures are printed and added to ``results/quality.json``.
 """
 
 from __future__ import annotations
@@ -18,180 +19,183 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from measure import Measured, measure
+from quality_judge import HEAD, Judge, calibrated
+from quality_models import SLIPWAY, SUBJECTS, Subject
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from slipway.sample import make_sample
-from slipway.sample.corpus import python_sources
-
-RESULTS = Path(__file__).parent / "results"
-SLIPWAY = Path(sys.executable).with_name("slipway")
-WINDOWS, TOKENS = 64, 128
+RESULTS = Path(__file__).parent / "results" / "quality.json"
 
 AUTOROUND = """
-import json, sys, torch
+import json, sys, torch, transformers
 from auto_round import AutoRound
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
-source, data, target, iterations, group = *sys.argv[1:4], int(sys.argv[4]), int(sys.argv[5])
+source, data, target, iterations, group, kind = *sys.argv[1:4], int(sys.argv[4]), int(sys.argv[5]), sys.argv[6]
 torch.set_num_threads(2)
-tokenizer = AutoTokenizer.from_pretrained(source)
-model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
-ids = [token for line in open(data + "/calibration.jsonl") for token in tokenizer(json.loads(line)["text"])["input_ids"]]
-windows = torch.tensor(ids[: len(ids) // 128 * 128]).reshape(-1, 128)
+tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+model = getattr(transformers, kind).from_pretrained(source, dtype=torch.float32)
+texts = [tokenizer(json.loads(line)["text"])["input_ids"] for line in open(data + "/calibration.jsonl")]
+if kind == "AutoModelForCausalLM":
+    ids = [token for text in texts for token in text]
+    windows = torch.tensor(ids[: len(ids) // 128 * 128]).reshape(-1, 128)
+else:
+    length = min(map(len, texts))
+    windows = torch.tensor([text[:length] for text in texts])
 chosen = windows[torch.randperm(len(windows), generator=torch.Generator().manual_seed(0))[:256]]
 rows = [{"input_ids": row[None], "attention_mask": torch.ones_like(row)[None]} for row in chosen]
-rounded, _ = AutoRound(model, tokenizer, bits=4, group_size=group, sym=True, nsamples=256, seqlen=128, batch_size=8,
+before = {name: value.detach().clone() for name, value in model.named_parameters()}
+rounded, _ = AutoRound(model, tokenizer, bits=4, group_size=group, sym=True, nsamples=256, seqlen=chosen.shape[1], batch_size=8,
                        iters=iterations, dataset=rows, device_map="cpu", enable_torch_compile=False).quantize()
-weights = {name: value.detach().float().contiguous() for name, value in rounded.named_parameters() if name.endswith("proj.weight")}
+weights = {name: value.detach().float().contiguous() for name, value in rounded.named_parameters()
+           if value.dim() == 2 and not torch.equal(value.detach().float(), before[name].float())}
+assert weights, "nothing was rounded"
 save_file(weights, target + "/dense.safetensors")
 """
 
-Words = list[str | Path]
-Weights = dict[str, torch.Tensor]
+Way = Callable[[Subject, Path], dict[str, Any]]
 
 
-def calibrate(source: Path, data: Path, out: Path, *, method: str, head: bool, group: int) -> Words:
+def calibrate(method: str, *, head: bool, group: int) -> Way:
     """The stage that calibrates."""
-    words: Words = [
-        SLIPWAY,
-        "stage",
-        "calibrate",
-        "--input",
-        f"model={source}",
-        "--input",
-        f"data={data}",
-        "--out",
-        out,
-    ]
-    params = {"method": method, "head": str(head).lower(), "group_size": str(group)}
-    return [*words, *(word for name, value in params.items() for word in ("--param", f"{name}={value}"))]
+
+    def run(subject: Subject, out: Path) -> dict[str, Any]:
+        out.rmdir()
+        params = {"method": method, "head": str(head).lower(), "group_size": str(group)}
+        words = [SLIPWAY, "stage", "calibrate", "--input", f"model={subject.source}", "--input", f"data={subject.data}"]
+        given = [word for name, value in params.items() for word in ("--param", f"{name}={value}")]
+        measured = measure([*words, "--out", out, *given])
+        weights, judge = calibrated(out), Judge(subject)
+        divergence, top1 = judge.compare(weights)
+        found = {"kl": divergence, "top1": top1}
+        if HEAD in weights and "tied" in subject.described:
+            found["kl_with_embedding"], found["top1_with_embedding"] = judge.compare(weights, embedding=True)
+        return found | _costs(measured)
+
+    return run
 
 
-def calibrated(out: Path) -> Weights:
-    """Weights that the stage's codes stand for."""
-    found = load_file(out / "calibration" / "weights.safetensors")
-    made = {}
-    for name in [name.removesuffix(".codes") for name in found if name.endswith(".codes")]:
-        codes, scales = found[f"{name}.codes"].float(), found[f"{name}.scales"]
-        made[name] = codes * scales.repeat_interleave(codes.shape[1] // scales.shape[1], dim=1)
-    return made
+def autoround(peer: Path, iterations: int, *, group: int) -> Way:
+    """AutoRound in an environment of its own."""
+
+    def run(subject: Subject, out: Path) -> dict[str, Any]:
+        given = [subject.source, subject.data, out, str(iterations), str(group), subject.auto_class]
+        measured = measure([peer, "-c", AUTOROUND, *given])
+        divergence, top1 = Judge(subject).compare(load_file(out / "dense.safetensors"))
+        return {"kl": divergence, "top1": top1, **_costs(measured)}
+
+    return run
 
 
-class Judge:
-    """Compares models with rounded weights with the exact one on held-out text."""
+def genai(peer: Path, *, group: int) -> Way:
+    """The builder of onnxruntime-genai in an environment of its own."""
 
-    def __init__(self, source: Path, heldout: Path) -> None:
-        self._source = source
-        ids = AutoTokenizer.from_pretrained(source)(heldout.read_text(encoding="utf-8"))["input_ids"]
-        self._windows = torch.tensor(ids[: WINDOWS * TOKENS]).reshape(WINDOWS, TOKENS)
-        self._exact = self._results({}, embedding=False)
+    def run(subject: Subject, out: Path) -> dict[str, Any]:
+        words = [
+            peer,
+            "-m",
+            "onnxruntime_genai.models.builder",
+            "-i",
+            subject.source,
+            "-o",
+            out / "result",
+            "-e",
+            "cpu",
+        ]
+        options = [
+            f"int4_block_size={group}",
+            "int4_accuracy_level=1",
+        ]  # computed in float32: what rounding adds, not the kernel
+        measured = measure([*words, "-p", "int4", "-c", out / "cache", "--extra_options", *options])
+        divergence, top1 = Judge(subject).compare_graph(out / "result" / "model.onnx")
+        return {"kl": divergence, "top1": top1, **_costs(measured)}
 
-    def compare(self, weights: Weights, *, embedding: bool = False) -> tuple[float, float]:
-        """Return mean divergence and top-1 agreement; with ``embedding`` the head's weight is the embedding's too."""
-        other = self._results(weights, embedding=embedding)
-        divergence = (self._exact.exp() * (self._exact - other)).sum(-1).mean()
-        return float(divergence), float((self._exact.argmax(-1) == other.argmax(-1)).float().mean())
-
-    @torch.no_grad()
-    def _results(self, weights: Weights, *, embedding: bool) -> torch.Tensor:
-        model = AutoModelForCausalLM.from_pretrained(self._source, dtype=torch.float32).eval()
-        head = model.get_output_embeddings()
-        if not embedding:
-            head.weight = torch.nn.Parameter(head.weight.detach().clone())  # untied
-        for name, value in weights.items():
-            model.get_parameter(name).data = value
-        if embedding and "lm_head.weight" in weights:
-            model.get_input_embeddings().weight.data = weights["lm_head.weight"]
-        return torch.cat([model(part).logits.log_softmax(-1) for part in self._windows.split(16)])
+    return run
 
 
-def prepare(root: Path, sample: Path | None) -> tuple[Path, Path, Path]:
-    """Train the sample if it is not given, merge it, and write the adapter's training text; return model, data and held-out text."""
-    if sample is None:
-        sample = root / "sample"
-        make_sample(sample)
-    checkpoint = max((sample / "qwen3-finetuned").glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
-    inputs: Words = ["--input", f"base={sample / 'qwen3-base'}", "--input", f"adapter={checkpoint}"]
-    measure([SLIPWAY, "stage", "merge", *inputs, "--out", root / "merged"])
-    data = root / "data"
-    data.mkdir()
-    lines = (json.dumps({"text": text}) + "\n" for text in python_sources().training)
-    (data / "calibration.jsonl").write_text("".join(lines), encoding="utf-8")
-    (data / "profile.json").write_text("{}")
-    return root / "merged" / "pytorch", data, sample / "heldout" / "heldout.txt"
-
-
-def row(judge: Judge, measured: Measured, weights: Weights) -> dict[str, Any]:
-    """Return the figures of one way to round."""
-    divergence, top1 = judge.compare(weights)
-    figures = {"kl": divergence, "top1": top1}
-    if "lm_head.weight" in weights:
-        figures["kl_with_embedding"], figures["top1_with_embedding"] = judge.compare(weights, embedding=True)
+def _costs(measured: Measured) -> dict[str, float]:
     peak = measured.peak_anonymous_bytes / 1e9
-    return {**figures, "seconds": measured.seconds, "core_seconds": measured.core_seconds, "peak_gb": peak}
+    return {"seconds": measured.seconds, "core_seconds": measured.core_seconds, "peak_gb": peak}
 
 
-def ways(
-    source: Path, data: Path, peer: Path | None, group: int
-) -> dict[str, Callable[[Path], tuple[Measured, Weights]]]:
-    """Return all ways to round, by name; each takes an empty folder."""
+def ways(group: int, *, peer: Path | None, builder: Path | None) -> dict[str, Way]:
+    """Return all ways to round, by name; each takes a model and an empty folder, and returns its figures."""
+    found: dict[str, Way] = {
+        f"{method}{' + head' * head}": calibrate(method, head=head, group=group)
+        for head in (False, True)
+        for method in ("rtn", "awq", "gptq", "auto")
+    }
+    if peer:
+        found |= {f"AutoRound {count}": autoround(peer, count, group=group) for count in (0, 200)}
+    if builder:
+        found["genai int4"] = genai(builder, group=group)
+    return found
 
-    def own(method: str, head: bool) -> Callable[[Path], tuple[Measured, Weights]]:
-        def run(out: Path) -> tuple[Measured, Weights]:
-            out.rmdir()
-            return measure(calibrate(source, data, out, method=method, head=head, group=group)), calibrated(out)
 
-        return run
+def shown(name: str, one: dict[str, Any]) -> str:
+    """Return a line of the table."""
+    if "failed" in one:
+        return f"{name:14} {one['failed']}"
+    also = f"{one['kl_with_embedding']:.2e}" if "kl_with_embedding" in one else ""
+    costs = f"{one['core_seconds']:7.0f} {one['seconds']:7.0f} {one['peak_gb']:5.2f}"
+    return f"{name:14} {one['kl']:9.2e} {one['top1']:7.2%} {also:>9} {costs}"
 
-    def autoround(iterations: int) -> Callable[[Path], tuple[Measured, Weights]]:
-        def run(out: Path) -> tuple[Measured, Weights]:
-            assert peer is not None
-            measured = measure([peer, "-c", AUTOROUND, source, data, out, str(iterations), str(group)])
-            return measured, load_file(out / "dense.safetensors")
 
-        return run
+def compare(subject: Subject, root: Path, chosen: dict[str, Way]) -> dict[str, Any]:
+    """Round a model in all ways; a peer that does not take it is told by its last words."""
+    found: dict[str, Any] = {}
+    for name, way in chosen.items():
+        if "head" in name and subject.auto_class != "AutoModelForCausalLM":
+            continue
+        out = root / "out"
+        out.mkdir()
+        try:
+            found[name] = way(subject, out)
+        except RuntimeError as error:
+            if name.split()[0] not in ("AutoRound", "genai"):
+                raise
+            found[name] = {"failed": str(error).strip().splitlines()[-1][:160]}
+        shutil.rmtree(out, ignore_errors=True)
+        print(shown(name, found[name]), flush=True)
+    return found
 
-    methods = ("rtn", "awq", "gptq", "auto")
-    found = {f"{method}{' + head' * head}": own(method, head) for head in (False, True) for method in methods}
-    return found | ({f"AutoRound {count}": autoround(count) for count in (0, 200)} if peer else {})
+
+def known(group: int) -> dict[str, Any]:
+    """Return the figures of earlier runs with this group size, to which this one adds its own."""
+    found: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+    return found if found.get("group_size") == group else {"group_size": group}
 
 
 def main() -> None:
     """Round in all ways, print and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--sample", type=Path, help="a folder that `slipway sample` has made")
+    parser.add_argument(
+        "--models", nargs="*", default=list(SUBJECTS), choices=list(SUBJECTS), help="models; all if not given"
+    )
     parser.add_argument("--group", type=int, default=32, help="weights per scale")
     parser.add_argument("--only", nargs="*", help="ways to round; all if not given")
     parser.add_argument("--peer-python", type=Path, help="interpreter of an environment with auto-round")
+    parser.add_argument("--genai-python", type=Path, help="interpreter of an environment with onnxruntime-genai")
     arguments = parser.parse_args()
-    found = {}
-    with tempfile.TemporaryDirectory() as made:
-        root = Path(made)
-        source, data, heldout = prepare(root, arguments.sample)
-        judge = Judge(source, heldout)
-        peer = arguments.peer_python and arguments.peer_python.absolute()
-        print(f"{'':14} {'KL':>9} {'top-1':>7} {'KL + emb.':>9} {'core s':>7} {'wall s':>7} {'GB':>5}")
-        for name, way in ways(source, data, peer, arguments.group).items():
-            if arguments.only and name not in arguments.only:
-                continue
-            out = root / "out"
-            out.mkdir()
-            one = found[name] = row(judge, *way(out))
-            shutil.rmtree(out)
-            also = f"{one['kl_with_embedding']:.2e}" if "kl_with_embedding" in one else ""
-            costs = f"{one['core_seconds']:7.0f} {one['seconds']:7.0f} {one['peak_gb']:5.2f}"
-            print(f"{name:14} {one['kl']:9.2e} {one['top1']:7.2%} {also:>9} {costs}", flush=True)
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "quality.json").write_text(json.dumps({"group_size": arguments.group, **found}, indent=2) + "\n")
+    peer, builder = (path and path.absolute() for path in (arguments.peer_python, arguments.genai_python))
+    every = ways(arguments.group, peer=peer, builder=builder)
+    chosen = {name: way for name, way in every.items() if name in (arguments.only or every)}
+    for model in arguments.models:
+        with tempfile.TemporaryDirectory() as made:
+            subject = SUBJECTS[model](Path(made), arguments.sample)
+            print(
+                f"{subject.described}\n{'':14} {'KL':>9} {'top-1':>7} {'KL + emb.':>9} {'core s':>7} {'wall s':>7} {'GB':>5}"
+            )
+            figures = compare(subject, Path(made), chosen)
+        found = known(arguments.group)
+        found.setdefault(model, {}).update(figures)
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text(json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":

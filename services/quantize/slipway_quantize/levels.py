@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipway.levels import LEVELS, QuantizationLevel
-from slipway.models.families import Comparison, described, family_of
+from slipway.models.families import SPEECH, Comparison, described, family_of
 
 CASTS = ("fp16", "bf16")
 """Levels at which every tensor of any model is cast."""
@@ -82,9 +82,7 @@ def why_not_calibrated(params: Mapping[str, Any], config: Mapping[str, Any]) -> 
     family = family_of(config)
     if family is None:
         return unknown_family(config)
-    return (
-        f"a model of family {family.name} is not calibrated" if family.comparison is Comparison.TEACHER_FORCED else ""
-    )
+    return f"a model of family {family.name} is not calibrated: its inputs are sound" if family is SPEECH else ""
 
 
 def unknown_family(config: Mapping[str, Any]) -> str:

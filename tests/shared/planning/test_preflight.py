@@ -176,13 +176,25 @@ def test_integers_that_are_not_made_of_this_kind_of_model_are_a_warning(
 
 
 @pytest.mark.parametrize(
-    ("kind", "model_type", "refused"), [("T5ForConditionalGeneration", "t5", True), ("BertModel", "bert", False)]
+    ("kind", "model_type", "refused"),
+    [
+        ("WhisperForConditionalGeneration", "whisper", True),
+        ("T5ForConditionalGeneration", "t5", False),
+        ("BertModel", "bert", False),
+    ],
 )
 def test_what_is_done_without_a_calibration_is_said_before(
     base: Path, tmp_path: Path, kind: str, model_type: str, refused: bool
 ) -> None:
     (base / "config.json").write_text(
-        json.dumps({"architectures": [kind], "model_type": model_type, "vocab_size": 9, "is_encoder_decoder": refused})
+        json.dumps(
+            {
+                "architectures": [kind],
+                "model_type": model_type,
+                "vocab_size": 9,
+                "is_encoder_decoder": kind != "BertModel",
+            }
+        )
     )
     plan = [Task("calibrate-int4", "calibrate", {"bits": 4}, fallback="integers are rounded")]
     checked = preflight(plan, base=base, home=tmp_path / "home", output=tmp_path / "out", here=False)

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-SMALL = {"windows": 24, "window_tokens": 64, "time_budget_seconds": 2}
+SMALL = {"windows": 24, "window_tokens": 64, "time_budget_seconds": 1, "threads": 1}
 """Some forty steps of tuning on the model of one layer."""
 
 

@@ -31,9 +31,14 @@ class Found(Protocol):
 def write_calibration(
     target: Path, model: StreamedModel, found: Found, *, params: CalibrateParams, facts: dict[str, Any]
 ) -> None:
-    """Write ``weights.safetensors`` and ``calibration.json`` into ``target``.
+    """Write ``weights.safetensors`` and ``calibration.json`` into ``target``: the same bytes in every run.
 
-    Seconds and peak memory differ from run to run; the weights do not.
+    Args:
+        target: An empty folder.
+        model: The model.
+        found: What the calibration found.
+        params: Parameters.
+        facts: More to describe; nothing that differs from run to run, such as times.
     """
     tensors = {}
     for name, weight in found.weights.items():

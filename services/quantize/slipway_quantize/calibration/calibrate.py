@@ -30,7 +30,7 @@ from slipway_quantize.calibration.tuning.divergence import compares_distribution
 from slipway_quantize.calibration.tuning.tuning import Schedule, Tuning
 from slipway_quantize.calibration.windows import LEAST_WINDOWS, Batch, Windows, read_windows
 
-_RATE, _SCALE_RATE = 0.005, 3e-4
+_RATE, _SCALE_RATE = 0.006, 6e-4
 _STATE = "tuning"
 _MIXED = "best of each layer"
 _STATES = 8
@@ -85,6 +85,7 @@ class Calibration:
             length=params.window_tokens,
             vocabulary=self.model.vocabulary,
             seed=params.seed,
+            start=self.model.start,
         )
         self.distributions = compares_distributions(self.model.family, self.model.model.config)
         self.peak_bytes = 0
@@ -97,8 +98,7 @@ class Calibration:
         known = [self.windows.digest, self._params.model_dump(mode="json"), list(self.model.layers), torch.__version__]
         return hashlib.sha256(json.dumps(known).encode()).hexdigest()
 
-    def _batches(self, windows: tuple[Tensor, ...]) -> list[Batch]:
-        size = self.effort.at_once
+    def _batches(self, windows: tuple[Tensor, ...], size: int) -> list[Batch]:
         return [self.windows.batch(list(windows[start : start + size])) for start in range(0, len(windows), size)]
 
     def _progress(self, phase: str, done: int, total: int, unit: str) -> None:
@@ -111,9 +111,9 @@ class Calibration:
         tried = BY_INPUTS if method in ("auto", "autoround") else tuple(dict.fromkeys(("rtn", method)))
         choices = tried if method in ("auto", "autoround") else (method,)
         held_out = self.windows.held_out[: max(LEAST_WINDOWS, self.effort.windows // 8)]
-        judging = self._batches(held_out)
+        judging = self._batches(held_out, self.effort.in_blocks)
         fit = self.windows.fit[: max(LEAST_WINDOWS, self.effort.windows - len(held_out))]
-        walk = BlockWalk(self.model, [*judging, *self._batches(fit)], self._finished.folder)
+        walk = BlockWalk(self.model, [*judging, *self._batches(fit, self.effort.in_blocks)], self._finished.folder)
         count = len(walk.names)
         rounds = Rounds(
             walk,
@@ -129,7 +129,7 @@ class Calibration:
         if rounds.resumed:
             self._ctx.log.info(f"blocks of an interrupted attempt are used: {rounds.resumed} of {count}")
         self._ctx.record(blocks=count, blocks_resumed=rounds.resumed)
-        return self._choose(count, tried, choices, judging)
+        return self._choose(count, tried, choices, self._batches(held_out, self.effort.at_once))
 
     def _choose(self, blocks: int, tried: tuple[str, ...], choices: tuple[str, ...], judging: list[Batch]) -> Result:
         rounded: dict[str, dict[str, Rounded]] = {}
@@ -143,10 +143,12 @@ class Calibration:
         best = {name: rounded[name][chosen[name]] for name in rounded}
         result.weights, result.methods = {name: one.weight for name, one in best.items()}, chosen
         whole = {each: {name: by_method[each].weight for name, by_method in rounded.items()} for each in tried}
-        if len(choices) > 1:
+        same = set(chosen.values())
+        if len(choices) > 1 and len(same) > 1:
             whole[_MIXED] = result.weights
         result.divergences = self._judge(judging, whole)
         if len(choices) > 1:
+            result.divergences.setdefault(_MIXED, result.divergences[min(same)])
             single = min(tried, key=result.divergences.__getitem__)
             if result.divergences[single] < result.divergences[_MIXED]:
                 best = {name: rounded[name][single] for name in rounded}
@@ -198,7 +200,7 @@ class Calibration:
                 self._finished.put(_STATE, tuning.state(), steps=done)
 
         tuning.run(first=first, on_step=on_step, on_window=self._ctx.check_cancelled)
-        tuned = {name: weight.fixed() for name, weight in tuning.weights.items()}
+        tuned = tuning.fixed()
         result.divergences |= self._judge(judging, {"autoround": tuned})
         if params.method == "autoround" or result.divergences["autoround"] <= min(result.divergences.values()):
             result.weights, result.methods = tuned, dict.fromkeys(tuned, "autoround")
@@ -215,7 +217,7 @@ def calibrate(source: Path, data: Path, target: Path, *, params: CalibrateParams
         QuantizationError: With the reasons listed in the package's README.
     """
     begin = time.monotonic()
-    torch.set_num_threads(ctx.threads)
+    torch.set_num_threads(params.threads)
     calibration = Calibration(source, data, params=params, ctx=ctx)
     result = calibration.run()
     facts: dict[str, Any] = {
@@ -224,8 +226,8 @@ def calibrate(source: Path, data: Path, target: Path, *, params: CalibrateParams
         "divergence": {method: float(value) for method, value in result.divergences.items()},
         "windows": {"fit": len(calibration.windows.fit), "held_out": len(calibration.windows.held_out)},
         "steps": calibration.effort.steps,
-        "seconds": round(time.monotonic() - begin, 1),
-        "peak_anonymous_bytes": calibration.peak_bytes,
     }
     write_calibration(target, calibration.model, result, params=params, facts=facts)
-    ctx.record(**facts)
+    # Facts of the attempt alone: the artifact has the same digest in every run.
+    seconds = round(time.monotonic() - begin, 1)
+    ctx.record(**facts, seconds=seconds, peak_anonymous_bytes=calibration.peak_bytes)

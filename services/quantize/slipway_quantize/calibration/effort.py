@@ -10,14 +10,16 @@ from dataclasses import dataclass
 from slipway_quantize.calibration.params import CalibrateParams
 from slipway_quantize.calibration.streaming.model import StreamedModel
 
-NOMINAL = 60e9
-"""Floating-point operations a second that are planned for: what two cores of a server do with float32."""
+NOMINAL = 150e9
+"""Floating-point operations a second that are planned for: half of what two idle cores of a server do."""
 _BLOCKS_SHARE = 0.35
 """Share of the budget for the pass over the blocks, if tuning follows."""
 _LEAST_STEPS = 40
 _LEAST_WINDOWS = 16
-MOST_STEPS = 400
+MOST_STEPS = 100
+"""Twice as many where a head shares its codes with the embedding, whose errors all positions see."""
 STEP_WINDOWS = 8
+_BLOCK_WINDOWS = 16
 _LARGEST_RESULTS = 1 << 25
 """Most values of results that are computed at once, 128 MiB in float32."""
 _LARGEST_INSIDE = 1 << 27
@@ -30,13 +32,15 @@ class Effort:
 
     Attributes:
         windows: Most windows that the blocks see, held-out ones included.
-        at_once: Windows that are computed at once.
+        at_once: Windows whose results are computed at once.
+        in_blocks: Windows that a block computes at once.
         steps: Steps of the tuning; 0 leaves it out.
         save_memory: Whether blocks are computed again for their gradients.
     """
 
     windows: int
     at_once: int
+    in_blocks: int
     steps: int
     save_memory: bool
 
@@ -50,6 +54,8 @@ def plan_effort(model: StreamedModel, params: CalibrateParams) -> Effort:
     per_window = params.window_tokens * 6 * weights  # two passes, and the products of inputs
     affordable = int(budget / per_window)
     windows = min(params.windows, max(_LEAST_WINDOWS, int(affordable * _BLOCKS_SHARE)))
+    inner = max(max(shape) for shape in shapes if shape[0] != model.vocabulary or len(shapes) == 1)
+    in_blocks = max(1, min(_BLOCK_WINDOWS, _LARGEST_RESULTS // (params.window_tokens * inner)))
     widest = max(model.vocabulary, *(shape[0] for shape in shapes))
     at_once = max(1, min(STEP_WINDOWS, _LARGEST_RESULTS // (params.window_tokens * widest)))
     inside = at_once * params.window_tokens * sum(2 * shape[0] + shape[1] for shape in shapes)
@@ -58,5 +64,7 @@ def plan_effort(model: StreamedModel, params: CalibrateParams) -> Effort:
     steps = int((budget - windows * per_window) / per_step)
     if not tuned or (steps < _LEAST_STEPS and params.method == "auto"):
         windows = min(params.windows, max(_LEAST_WINDOWS, affordable))
-        return Effort(windows, at_once, 0, save_memory)
-    return Effort(windows, at_once, max(_LEAST_STEPS, min(MOST_STEPS, steps)), save_memory)
+        return Effort(windows, at_once, in_blocks, 0, save_memory)
+    return Effort(
+        windows, at_once, in_blocks, max(_LEAST_STEPS, min(MOST_STEPS * (2 if model.tied else 1), steps)), save_memory
+    )

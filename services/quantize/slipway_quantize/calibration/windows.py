@@ -35,10 +35,26 @@ class Batch:
     Attributes:
         tokens: (windows, tokens)
         mask: 1 for text, 0 for padding. (windows, tokens)
+        decoder: Tokens of an encoder-decoder's decoder, one more than the encoder's: the start token, then the window. (windows, tokens + 1)
     """
 
     tokens: Tensor
     mask: Tensor
+    decoder: Tensor | None = None
+
+    @property
+    def compared(self) -> Tensor:
+        """1 for positions whose results are compared: the decoder's if there is one."""
+        return self.mask if self.decoder is None else torch.nn.functional.pad(self.mask, (1, 0), value=1)
+
+    @property
+    def masks(self) -> tuple[Tensor, ...]:
+        """The masks of all inputs."""
+        return (self.mask,) if self.decoder is None else (self.mask, self.compared)
+
+    def first(self) -> Batch:
+        """Return the first window alone."""
+        return Batch(self.tokens[:1], self.mask[:1], None if self.decoder is None else self.decoder[:1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +66,14 @@ class Windows:
         held_out: Windows to judge by, which nothing is fitted to.
         digest: SHA-256 of the text.
         padding: Token that fills shorter windows.
+        start: An encoder-decoder's first decoder token, and how many tokens its decoder knows; None for other models.
     """
 
     fit: tuple[Tensor, ...]
     held_out: tuple[Tensor, ...]
     digest: str
     padding: int
+    start: tuple[int, int] | None = None
 
     def batch(self, windows: list[Tensor]) -> Batch:
         """Join windows of any lengths."""
@@ -65,11 +83,22 @@ class Windows:
         for row, window in enumerate(windows):
             tokens[row, : len(window)] = window
             mask[row, : len(window)] = 1
-        return Batch(tokens, mask)
+        if self.start is None:
+            return Batch(tokens, mask)
+        first, known = self.start
+        return Batch(tokens, mask, torch.nn.functional.pad(tokens % known, (1, 0), value=first))
 
 
 def read_windows(
-    data: Path, model: Path, family: Family, *, count: int, length: int, vocabulary: int, seed: int
+    data: Path,
+    model: Path,
+    family: Family,
+    *,
+    count: int,
+    length: int,
+    vocabulary: int,
+    seed: int,
+    start: tuple[int, int] | None = None,
 ) -> Windows:
     """Cut the text in ``data`` with the tokenizer in ``model``.
 
@@ -84,6 +113,7 @@ def read_windows(
         length: Most tokens of a window.
         vocabulary: Number of tokens that the model knows.
         seed: Seed of the choice.
+        start: As :class:`Windows`.
 
     Raises:
         QuantizationError: ``CALIBRATION_DATA_INVALID``: no text, too little text, or tokens that the model does not know.
@@ -108,7 +138,7 @@ def read_windows(
     judging = max(1, min(_MOST_HELD_OUT, len(chosen) // _HELD_OUT))
     padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
     digest = hashlib.sha256(raw).hexdigest()
-    return Windows(tuple(chosen[judging:]), tuple(chosen[:judging]), digest, int(padding))
+    return Windows(tuple(chosen[judging:]), tuple(chosen[:judging]), digest, int(padding), start)
 
 
 def _read_texts(data: Path) -> tuple[bytes, list[str]]:

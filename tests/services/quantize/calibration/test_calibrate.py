@@ -68,9 +68,13 @@ def test_the_artifact_is_as_agreed(material: Material, calibrate: Calibrate) -> 
 
 @pytest.mark.slow
 def test_a_second_run_gives_the_same_bytes(material: Material, calibrate: Calibrate) -> None:
-    folders = [calibrate(material.model, material.data, time_budget_seconds=1)[0] for _ in range(2)]
-    first, second = ((folder / "weights.safetensors").read_bytes() for folder in folders)
-    assert first == second
+    """Whatever share of the machine a worker gives it; times are facts of the attempt, not of the artifact."""
+    params = {"time_budget_seconds": 1, "threads": 2}
+    runs = [calibrate(material.model, material.data, threads=threads, **params) for threads in (1, 3)]
+    for name in ("weights.safetensors", "calibration.json"):
+        first, second = ((folder / name).read_bytes() for folder, _ in runs)
+        assert first == second
+    assert all(ctx.facts["seconds"] > 0 for _, ctx in runs)
 
 
 @pytest.mark.slow
@@ -87,7 +91,7 @@ def test_scales_are_exact_in_the_type_of_the_model(
 @pytest.mark.slow
 def test_an_interrupted_attempt_goes_on(material: Material, tmp_path: Path, calibrate: Calibrate) -> None:
     """Stopped in the tuning: the blocks and the steps up to the last kept state are not done again, and the bytes are the same."""
-    params = {**SMALL, "time_budget_seconds": 4}
+    params = {**SMALL, "time_budget_seconds": 2}
     undisturbed, _ = calibrate(material.model, material.data, **params)
     kept = tmp_path / "kept"
     kept.mkdir()
@@ -154,23 +158,19 @@ def test_weights_that_are_not_finite_are_refused(material: Material, tmp_path: P
 
 
 def test_models_that_cannot_be_calibrated_are_named(tmp_path: Path, material: Material, calibrate: Calibrate) -> None:
-    config = tf.MarianConfig(
+    config = tf.WhisperConfig(
         vocab_size=64,
         d_model=32,
         encoder_layers=1,
         decoder_layers=1,
         encoder_attention_heads=2,
         decoder_attention_heads=2,
-        encoder_ffn_dim=32,
-        decoder_ffn_dim=32,
-        max_position_embeddings=32,
-        pad_token_id=0,
-        decoder_start_token_id=0,
+        **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"), 0),
     )
-    tf.MarianMTModel(config).save_pretrained(tmp_path / "marian")
-    error = refused(calibrate, tmp_path / "marian", material.data)
+    tf.WhisperForConditionalGeneration(config).save_pretrained(tmp_path / "whisper")
+    error = refused(calibrate, tmp_path / "whisper", material.data)
     assert error.reason == "CALIBRATION_UNSUPPORTED"
-    assert "encoder-decoder" in error.message
+    assert "sound" in error.message
     gpt2 = tf.GPT2Config(vocab_size=64, n_positions=32, n_embd=32, n_layer=1, n_head=2)
     tf.GPT2LMHeadModel(gpt2).save_pretrained(tmp_path / "gpt2")
     assert refused(calibrate, tmp_path / "gpt2", material.data).reason == "CALIBRATION_UNSUPPORTED"

@@ -15,7 +15,8 @@ _SMALLEST_SCALE = 1e-37
 """Its inverse is still a float32."""
 _WIDEST, _NARROWEST, _TRIED = 1.15, 0.7, 19
 """Tried ranges, relative to the one that just reaches a group's extremes: a narrower one clips these and may fit all others better."""
-_BLOCK_WEIGHTS = 1 << 20
+_BLOCK_WEIGHTS = 1 << 17
+"""Weights that are fitted at once: their intermediate values stay in the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,10 @@ class Fitted:
 
     scales: Tensor
     zeros: Tensor | None
+
+    def rows(self, rows: slice | Tensor) -> Fitted:
+        """Return those of some rows."""
+        return Fitted(self.scales[rows], None if self.zeros is None else self.zeros[rows])
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 
 from slipway_quantize.calibration.rounding.grid import Fitted, Grid
+
+_BEYOND = 0.49
+"""How far a place may lie beyond the grid's ends, in codes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,83 +31,117 @@ class Fixed:
 
     def rows(self, rows: slice | Tensor) -> Tensor:
         """Return rows of the weight, float32."""
-        zeros = self.fitted.zeros
-        part = Fitted(self.fitted.scales[rows], None if zeros is None else zeros[rows])
-        return self.grid.values(self.codes[rows], part)
+        return self.grid.values(self.codes[rows], self.fitted.rows(rows))
+
+
+class Piece:
+    """Rows of a weight whose places on the grid and scales are tuned.
+
+    Args:
+        grid: The grid.
+        fitted: Scales and zero points of these rows to start from.
+        places: Where the weights lie on the grid. (N, K)
+        like: Makes an array of zeros of a shape, for gradients and what becomes of the scales.
+
+    Attributes:
+        places: As given, at most half a code beyond the grid's ends; ``grad`` sums up its gradients.
+        factors: Relative changes of the scales, which become scale · (1 + factor); as ``places``. (N, G)
+    """
+
+    def __init__(self, grid: Grid, fitted: Fitted, places: Tensor, like: Callable[[tuple[int, ...]], Tensor]) -> None:
+        self.grid = grid
+        self._fitted = fitted
+        self.places = places.requires_grad_()
+        self.factors = like(tuple(fitted.scales.shape)).requires_grad_()
+        for values in (self.places, self.factors):
+            values.grad = like(tuple(values.shape))
+        self.limit()
+
+    @torch.no_grad()
+    def limit(self) -> None:
+        """Move places beyond the grid's ends back, so that each can still become another code."""
+        self.places.clamp_(self.grid.lowest - _BEYOND, self.grid.highest + _BEYOND)
+
+    @torch.no_grad()
+    def scales(self) -> Tensor:
+        """Return the scales as they are now, exact in their stored type."""
+        return (self._fitted.scales * (1 + self.factors)).to(self.grid.dtype).float()
+
+    @torch.no_grad()
+    def values(self, rows: slice | Tensor) -> Tensor:
+        """Return the rounded weights of rows."""
+        values = self.places[rows].round().clamp_(self.grid.lowest, self.grid.highest)
+        groups = self._groups(values)
+        if self._fitted.zeros is not None:
+            groups.sub_(self._fitted.zeros[rows][..., None])
+        groups.mul_(self.scales()[rows][..., None])
+        return values
+
+    @torch.no_grad()
+    def take(self, rows: slice | Tensor, gradient: Tensor, values: Tensor) -> None:
+        """Add the gradient of rows' values: that of a place passes the rounding to its code."""
+        scales, before = self.scales()[rows], self._fitted.scales[rows]
+        groups = self._groups(gradient)
+        ratio = torch.where(scales == 0, 0.0, before / torch.where(scales == 0, 1.0, scales))
+        of_factors = (groups * self._groups(values)).sum(-1).mul_(ratio)
+        places, factors = self.places.grad, self.factors.grad
+        assert places is not None
+        assert factors is not None
+        if isinstance(rows, slice):
+            factors[rows] += of_factors
+            self._groups(places[rows]).addcmul_(groups, scales[..., None])
+        else:
+            factors.index_add_(0, rows, of_factors)
+            places.index_add_(0, rows, (groups * scales[..., None]).reshape(gradient.shape))
+
+    def _groups(self, values: Tensor) -> Tensor:
+        return values.view(len(values), -1, self.grid.group_size)
 
 
 class Tuned:
     """A weight whose places on the grid and scales are tuned.
 
     Args:
-        grid: Its grid.
-        fitted: Scales and zero points to start from.
-        places: Where the weights lie on the grid, for each piece of rows; they receive gradients.
-
-    Attributes:
-        places: As given.
-        factors: Logarithm-like changes of the scales, which become scale · (1 + factor), for each piece.
+        pieces: Its rows; none is empty.
     """
 
-    def __init__(self, grid: Grid, fitted: Fitted, places: Sequence[Tensor]) -> None:
-        self.grid = grid
-        self.fitted = fitted
-        self.places = [piece.requires_grad_() for piece in places]
-        counts = [len(piece) for piece in places]
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self.pieces = pieces
+        counts = [len(piece.places) for piece in pieces]
         self._starts = [sum(counts[:index]) for index in range(len(counts) + 1)]
-        groups = fitted.scales.shape[1]
-        self.factors = [torch.zeros(count, groups).requires_grad_() for count in counts]
+        self._anchor = torch.zeros((), requires_grad=True)
 
     def rows(self, rows: slice | Tensor) -> Tensor:
         """Return rows of the weight, float32; rows that are named one by one are in ascending order."""
         if isinstance(rows, slice):
-            return self._piece(self._starts.index(rows.start), slice(None))
+            return _Values.apply(self._anchor, self.pieces[self._starts.index(rows.start)], slice(None))
         inside = [(rows >= first) & (rows < last) for first, last in zip(self._starts, self._starts[1:], strict=False)]
         parts = [
-            self._piece(index, rows[which] - self._starts[index])
+            _Values.apply(self._anchor, self.pieces[index], rows[which] - self._starts[index])
             for index, which in enumerate(inside)
             if bool(which.any())
         ]
         return torch.cat(parts)
 
-    def _piece(self, index: int, rows: slice | Tensor) -> Tensor:
-        lines = slice(self._starts[index], self._starts[index + 1])
-        zeros = None if self.fitted.zeros is None else self.fitted.zeros[lines][rows]
-        codes = _Nearest.apply(self.places[index][rows], self.grid.lowest, self.grid.highest)
-        scales = _Stored.apply(self.fitted.scales[lines][rows] * (1 + self.factors[index][rows]), self.grid.dtype)
-        return self.grid.values(codes, Fitted(scales, zeros))
-
     @torch.no_grad()
-    def fixed(self) -> Fixed:
+    def fixed(self, fitted: Fitted, grid: Grid) -> Fixed:
         """Return the weight as it is now."""
-        codes = torch.cat([self.grid.nearest(piece).to(torch.int8) for piece in self.places])
-        scales = (self.fitted.scales * (1 + torch.cat(self.factors))).to(self.grid.dtype).float()
-        return Fixed(self.grid, codes, Fitted(scales, self.fitted.zeros))
+        codes = torch.cat([grid.nearest(piece.places).to(torch.int8) for piece in self.pieces])
+        return Fixed(grid, codes, Fitted(torch.cat([piece.scales() for piece in self.pieces]), fitted.zeros))
 
 
-class _Nearest(torch.autograd.Function):
-    """Rounding to codes; the gradient passes where a place is not beyond the grid's ends."""
+class _Values(torch.autograd.Function):
+    """The values of a piece; their gradient is added to the piece's own, without arrays that grow with the model."""
 
     @staticmethod
-    def forward(ctx: Any, places: Tensor, lowest: int, highest: int) -> Tensor:
-        ctx.save_for_backward(places)
-        ctx.ends = lowest - 1, highest + 1
-        return places.round().clamp(lowest, highest)
+    def forward(ctx: Any, anchor: Tensor, piece: Piece, rows: slice | Tensor) -> Tensor:  # noqa: ARG004 - for the graph
+        values = piece.values(rows)
+        ctx.save_for_backward(values)
+        ctx.piece, ctx.rows = piece, rows
+        return values
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        (places,) = ctx.saved_tensors
-        low, high = ctx.ends
-        return gradients[0] * ((places > low) & (places < high)), None, None
-
-
-class _Stored(torch.autograd.Function):
-    """Rounding to the stored type; the gradient passes."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, dtype: torch.dtype) -> Tensor:  # noqa: ARG004 - torch gives it
-        return values.to(dtype).float()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:  # noqa: ARG004 - torch gives it
-        return gradients[0], None
+        (values,) = ctx.saved_tensors
+        ctx.piece.take(ctx.rows, gradients[0].contiguous(), values)
+        return None, None, None

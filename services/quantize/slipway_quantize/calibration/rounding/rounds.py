@@ -39,12 +39,18 @@ class Rounded:
         """Return where rows of the weight lay on the grid, float32."""
         if self.places is not None:
             return self.places[rows].float()
-        zeros = self.weight.fitted.zeros
-        part = Fitted(self.weight.fitted.scales[rows], None if zeros is None else zeros[rows])
-        return self.weight.grid.places(layer.exact(rows), part)
+        return self.weight.grid.places(layer.exact(rows), self.weight.fitted.rows(rows))
 
 
-def round_layer(layer: Layer, method: str, grid: Grid, moments: Tensor | None, *, damping: float = DAMPING) -> Rounded:
+def round_layer(
+    layer: Layer,
+    method: str,
+    grid: Grid,
+    moments: Tensor | None,
+    *,
+    damping: float = DAMPING,
+    given: Fitted | None = None,
+) -> Rounded:
     """Round a layer's weight.
 
     Args:
@@ -53,6 +59,7 @@ def round_layer(layer: Layer, method: str, grid: Grid, moments: Tensor | None, *
         grid: The grid.
         moments: Second moments of its inputs; None for ``rtn``. (K, K)
         damping: Share of the moments' mean that is added to each input's own.
+        given: Scales and zero points that are known already; ``awq`` and ``gptq`` have the same.
     """
     importance = None
     if method != "rtn":
@@ -64,7 +71,7 @@ def round_layer(layer: Layer, method: str, grid: Grid, moments: Tensor | None, *
     fitted = []
     for rows in layer.pieces:
         weight = layer.exact(rows)
-        fitted.append(grid.fit(weight, importance))
+        fitted.append(grid.fit(weight, importance) if given is None else given.rows(rows))
         found = gptq(weight, fitted[-1], grid, *factors) if factors else grid.places(weight, fitted[-1])
         codes[rows] = grid.nearest(found).to(torch.int8)
         if places is not None:
@@ -127,9 +134,7 @@ class Rounds:
 
     def _has_inputs(self, index: int) -> bool:
         """Return whether a block can be computed; nothing follows the last one."""
-        if index == len(self._walk.names):
-            return True
-        return all(self._walk.file(index, number).is_file() for number in range(len(self._walk.batches)))
+        return index == len(self._walk.names) or all(path.is_file() for path in self._walk.needed(index))
 
     def _block(self, index: int) -> None:
         layers = self._walk.layers(index)
@@ -162,12 +167,12 @@ class Rounds:
         """Round each layer by every method, and judge the results on held-out inputs."""
         if not layers:
             return {}
-        moments = Moments()
+        moments = Moments(layer.name for layer in layers)
         batches = range(self._judging, len(self._walk.batches))
         with moments.watch(layers):
             for number in batches:
                 self._on_block(index)
-                moments.mask = self._walk.batches[number].mask
+                moments.begin(self._walk.batches[number].masks)
                 for _ in self._walk.compute(index, [number]):
                     pass
         rounded: dict[str, dict[str, Rounded]] = {}
@@ -178,19 +183,21 @@ class Rounds:
             rounded[layer.name] = {}
             for method in self._methods:
                 self._on_block(index)
+                weighted = rounded[layer.name].get("awq") if method == "gptq" else None
                 rounded[layer.name][method] = round_layer(
                     layer,
                     method,
                     self._grid,
                     moments.of(layer.name),
                     damping=TIED_DAMPING if layer.name in self._tied else DAMPING,
+                    given=weighted.weight.fitted if weighted else None,
                 )
         errors = Errors({name: {method: one.weight for method, one in each.items()} for name, each in rounded.items()})
         seen = [layer for layer in layers if layer.name in rounded]
         with errors.watch(seen):
             for number in range(self._judging):
                 self._on_block(index)
-                errors.mask = self._walk.batches[number].mask
+                errors.begin(self._walk.batches[number].masks)
                 for _ in self._walk.compute(index, [number]):
                     pass
         return {

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from slipway_quantize.calibration.streaming.products import product
+
 PIECE_WEIGHTS = 1 << 24
 """Weights of a layer that are in memory at once, 64 MiB in float32."""
 
@@ -62,21 +64,20 @@ class Layer:
             self.observe(self, inputs)
         pieces = self.pieces
         if len(pieces) == 1:
-            return torch.nn.functional.linear(inputs, self.weight(pieces[0]), self._bias())
+            return self._with_bias(self._piece(inputs, pieces[0]))
         kept = torch.is_grad_enabled()
         outputs = [
             checkpoint(self._piece, inputs, rows, use_reentrant=False) if kept else self._piece(inputs, rows)
             for rows in pieces
         ]
-        joined = torch.cat(outputs, dim=-1)
-        bias = self._bias()
-        return joined if bias is None else joined + bias
+        return self._with_bias(torch.cat(outputs, dim=-1))
 
     def _piece(self, inputs: Tensor, rows: slice) -> Tensor:
-        return torch.nn.functional.linear(inputs, self.weight(rows))
+        return product(inputs, self.weight(rows))
 
-    def _bias(self) -> Tensor | None:
-        return self.module.bias  # type: ignore[return-value]
+    def _with_bias(self, results: Tensor) -> Tensor:
+        bias = self.module.bias
+        return results if bias is None else results + bias
 
 
 class Table:

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.initialization import no_init_weights
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
 from slipway.errors import QuantizationError
-from slipway.models.families import SEQUENCE_CLASSIFIER, Comparison, Family, auto_model
+from slipway.models.base_format import read_config
+from slipway.models.families import ENCODER_DECODER, SEQUENCE_CLASSIFIER, SPEECH, Comparison, Family, auto_model
 from slipway.models.safetensors_file import TensorInfo
 from slipway.models.weights.reading import open_weights, row_pieces
 from slipway_quantize.calibration.streaming.layers import Layer, Rounding, Table, walk
 from slipway_quantize.calibration.windows import Batch
 from slipway_quantize.checkpoints.checkpoint import mapped, read_rows, read_tensors, require_finite
 from slipway_quantize.checkpoints.structure import find_linear_layers, model_config, require_family
+
+_SHORT = 256
+"""Most tokens of a window whose attention is computed by plain products: faster than the fused kernel, which saves memory."""
 
 
 class StreamedModel:
@@ -37,6 +42,8 @@ class StreamedModel:
         dtype: Type of its weights.
         vocabulary: Number of tokens that it knows.
         tied: Name of the embedding's weight, if the head shares it and is rounded; otherwise empty.
+        start: An encoder-decoder's first decoder token and the size of its decoder's vocabulary; None for other models.
+        encoder_blocks: What an encoder-decoder's encoder consists of.
 
     Raises:
         QuantizationError: ``CALIBRATION_UNSUPPORTED`` and the reasons of reading a model.
@@ -67,6 +74,8 @@ class StreamedModel:
         self._put_others(tensors)
         self.dtype = mapped(tensors[next(iter(rounded.values()))]).dtype if rounded else torch.float32
         self.vocabulary = int(self.model.get_input_embeddings().num_embeddings)
+        self.start = _start(folder, config) if self.family is ENCODER_DECODER else None
+        self.encoder_blocks = frozenset(self.model.get_encoder().modules()) if self.start else frozenset()
 
     def _is_head(self, module: str) -> bool:
         return self.model.get_output_embeddings() is self.model.get_submodule(module)
@@ -92,6 +101,8 @@ class StreamedModel:
             info = tensors.get(name) or tensors.get(self._ties.get(name, ""))
             if info is None:
                 continue
+            if _looks_up_positions(module, self.model):
+                continue
             stored = mapped(info)
             layer = self.layers.get(shared.get(info.name, ""))
             if layer is not None:
@@ -106,7 +117,9 @@ class StreamedModel:
     def _put_others(self, tensors: Mapping[str, TensorInfo]) -> None:
         """Load what is small (norms, biases, tables of positions) in float32."""
         for path, module in self.model.named_modules():
-            done = isinstance(module, torch.nn.Linear | torch.nn.Embedding)
+            done = isinstance(module, torch.nn.Linear | torch.nn.Embedding) and not _looks_up_positions(
+                module, self.model
+            )
             for kind in (module._parameters, module._buffers):
                 for attribute, value in list(kind.items()):
                     name = f"{path}.{attribute}".lstrip(".")
@@ -118,6 +131,8 @@ class StreamedModel:
                         kind[attribute] = (
                             torch.nn.Parameter(loaded, requires_grad=False) if kind is module._parameters else loaded
                         )
+                    elif hasattr(module, "create_weight"):  # sines and cosines of positions
+                        kind[attribute] = torch.nn.Parameter(module.create_weight(), requires_grad=False)
                     elif kind is module._parameters:
                         self._require_unused(name)
                         value.data.zero_()
@@ -161,9 +176,14 @@ class StreamedModel:
     def outputs(self, batch: Batch) -> Tensor:
         """Return what is compared of a batch, for each position: logits or hidden states. (positions, values)."""
         inputs = {"input_ids": batch.tokens}
-        if self.family is SEQUENCE_CLASSIFIER or not bool(batch.mask.all()):
+        whole = bool(batch.mask.all())
+        if self.family is SEQUENCE_CLASSIFIER or not whole:
             inputs["attention_mask"] = batch.mask
-        given = self.model(**inputs)
+        if batch.decoder is not None:
+            inputs["decoder_input_ids"] = batch.decoder
+        short = batch.tokens.shape[1] <= _SHORT
+        with sdpa_kernel(SDPBackend.MATH) if short else nullcontext():
+            given = self.model(**inputs)
         parts = [given[name] for name in self.family.outputs]
         match self.family.comparison:
             case Comparison.SPANS:
@@ -171,12 +191,30 @@ class StreamedModel:
                 return torch.cat([part.masked_fill(hidden, -1e4) for part in parts])
             case Comparison.CLASSES if parts[0].dim() == 2:
                 return parts[0]
-        return parts[0][batch.mask == 1]
+        return parts[0].flatten(0, 1) if whole else parts[0][batch.compared == 1]
+
+
+def _looks_up_positions(module: Any, model: Any) -> bool:
+    """Return whether an embedding makes its own indices; one that only scales what it finds has as many rows as there are tokens."""
+    if not isinstance(module, torch.nn.Embedding) or type(module).forward is torch.nn.Embedding.forward:
+        return False
+    return bool(module.num_embeddings != model.get_input_embeddings().num_embeddings)
 
 
 def _require_supported(family: Family, config: Any) -> None:
-    if family.comparison is Comparison.TEACHER_FORCED:
-        raise unsupported(f"a model of family {family.name} is not calibrated", config.model_type)
+    if family is SPEECH:
+        raise unsupported(f"a model of family {family.name} is not calibrated: its inputs are sound", config.model_type)
+
+
+def _start(folder: Path, config: Any) -> tuple[int, int]:
+    """Return a decoder's first token and how many tokens it knows."""
+    written = read_config(folder)
+    names = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
+    found = next((token for name in names if isinstance(token := getattr(config, name, None), int)), None)
+    if found is None:
+        raise unsupported("config.json names no first token for the decoder", config.model_type)
+    known = next((written[name] for name in ("decoder_vocab_size", "tgt_vocab_size") if written.get(name)), None)
+    return found, int(known or config.vocab_size)
 
 
 def _build(config: Any, family: Family) -> Any:

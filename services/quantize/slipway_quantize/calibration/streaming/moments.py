@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -12,20 +12,42 @@ from torch import Tensor
 from slipway_quantize.calibration.streaming.layers import Layer, Rounding
 
 
-class Observer(ABC):
-    """What is seen while a block computes.
+class Reached(Exception):  # noqa: N818 - nothing is wrong
+    """All that is wanted of a computation is there."""
 
-    Attributes:
-        mask: 1 for positions with text in the batch that is computed. (windows, tokens)
+
+class Observer(ABC):
+    """What is seen while a block computes; once all layers were seen, the computation of a batch ends.
+
+    Args:
+        names: Names of the layers.
     """
 
-    def __init__(self) -> None:
-        self.mask = torch.ones(0, 0)
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = frozenset(names)
+        self._waiting: set[str] = set()
+        self._masks: tuple[Tensor, ...] = ()
+
+    def begin(self, masks: tuple[Tensor, ...]) -> None:
+        """Expect a batch with these masks, 1 for positions with text; each of another length. (windows, tokens)."""
+        self._masks, self._waiting = masks, set(self._names)
+
+    def see(self, layer: Layer, inputs: Tensor) -> None:
+        """Take notice of a layer's inputs.
+
+        Raises:
+            Reached: It was the last layer.
+        """
+        self._note(layer, inputs)
+        self._waiting.discard(layer.name)
+        if not self._waiting:
+            raise Reached
 
     def _inputs(self, inputs: Tensor) -> Tensor:
         """Return the inputs at positions with text. (positions, K)."""
-        if inputs.dim() == 3 and inputs.shape[:2] == self.mask.shape:
-            return inputs[self.mask == 1]
+        for mask in self._masks:
+            if inputs.dim() == 3 and inputs.shape[:2] == mask.shape and not bool(mask.all()):
+                return inputs[mask == 1]
         return inputs.reshape(-1, inputs.shape[-1])
 
     @contextmanager
@@ -40,7 +62,7 @@ class Observer(ABC):
                 layer.observe = None
 
     @abstractmethod
-    def see(self, layer: Layer, inputs: Tensor) -> None:
+    def _note(self, layer: Layer, inputs: Tensor) -> None:
         """Take notice of a layer's inputs."""
 
 
@@ -52,14 +74,18 @@ class Moments(Observer):
         shared: The name of that layer for each layer.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, names: Iterable[str]) -> None:
+        super().__init__(names)
         self.sums: dict[str, Tensor] = {}
         self.shared: dict[str, str] = {}
         self._last: tuple[Tensor, str] | None = None
 
-    def see(self, layer: Layer, inputs: Tensor) -> None:
-        """Add the products of these inputs."""
+    def begin(self, masks: tuple[Tensor, ...]) -> None:
+        """Expect another batch."""
+        super().begin(masks)
+        self._last = None
+
+    def _note(self, layer: Layer, inputs: Tensor) -> None:
         if self._last is not None and self._last[0] is inputs:
             self.shared[layer.name] = self._last[1]
             return
@@ -88,13 +114,12 @@ class Errors(Observer):
     """
 
     def __init__(self, candidates: Mapping[str, Mapping[str, Rounding]]) -> None:
-        super().__init__()
+        super().__init__(candidates)
         self._candidates = candidates
         self.squares = {name: dict.fromkeys(each, 0.0) for name, each in candidates.items()}
         self.energy = dict.fromkeys(candidates, 0.0)
 
-    def see(self, layer: Layer, inputs: Tensor) -> None:
-        """Compare the results of all roundings on these inputs."""
+    def _note(self, layer: Layer, inputs: Tensor) -> None:
         rows = self._inputs(inputs)
         for piece in layer.pieces:
             exact = layer.exact(piece)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from slipway_quantize.calibration.streaming.layers import Layer, walk
 from slipway_quantize.calibration.streaming.model import StreamedModel, unsupported
+from slipway_quantize.calibration.streaming.moments import Reached
 from slipway_quantize.calibration.windows import Batch
 
-
-class _Reached(Exception):  # noqa: N818 - nothing is wrong
-    """The wanted block has computed."""
+_LENGTH = "length"
 
 
 class BlockWalk:
@@ -34,6 +34,8 @@ class BlockWalk:
 
     Raises:
         QuantizationError: ``CALIBRATION_UNSUPPORTED``: the blocks do not follow each other.
+
+    An encoder-decoder is two chains: the decoder's first block begins anew, and each of them reads the encoder's results, which stay.
     """
 
     def __init__(self, model: StreamedModel, batches: Sequence[Batch], folder: Path) -> None:
@@ -49,24 +51,28 @@ class BlockWalk:
         self.names = [*(name for name, _ in found), ""]
         self._require_chain()
 
+    @torch.no_grad()
     def _require_chain(self) -> None:
-        """Make sure that each block runs once, in order, on the results of the one before."""
+        """Run one window: each block must run once, in order, and give hidden states first; an encoder's blocks come before a decoder's."""
         called: list[int] = []
 
-        def pass_on(index: int) -> Callable[..., Tensor]:
-            def forward(*args: Any, **named: Any) -> Tensor:
+        def noted(index: int) -> Callable[..., Any]:
+            original = self._blocks[index].forward
+
+            def forward(*args: Any, **named: Any) -> Any:
                 called.append(index)
-                return _hidden(args, named)
+                result = original(*args, **named)
+                _tensors(_require_known(result, self._not_a_chain))
+                return result
 
             return forward
 
-        with torch.no_grad(), self._replaced({index: pass_on(index) for index in range(len(self._blocks))}):
-            try:
-                self._model.outputs(self.batches[0])
-            except (TypeError, AttributeError, KeyError, IndexError, ValueError) as error:
-                raise self._not_a_chain() from error
-        if called != list(range(len(self._blocks))):
+        with self._replaced({index: noted(index) for index in range(len(self._blocks))}):
+            self._model.outputs(self.batches[0].first())
+        inside = [index for index, block in enumerate(self._blocks) if block in self._model.encoder_blocks]
+        if called != list(range(len(self._blocks))) or inside != list(range(len(inside))):
             raise self._not_a_chain()
+        self._encoder = len(inside)
 
     def _not_a_chain(self) -> Exception:
         return unsupported("its blocks do not simply follow each other", self._model.model.config.model_type)
@@ -80,46 +86,56 @@ class BlockWalk:
         return [layer for name, layer in self._model.layers.items() if not name.startswith(inside)]
 
     @torch.no_grad()
-    def compute(self, index: int, numbers: Iterable[int]) -> Iterator[tuple[int, Tensor]]:
-        """Yield the results of a block for some batches, from the inputs that the block before left."""
+    def compute(self, index: int, numbers: Iterable[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:
+        """Yield the results of a block for some batches, from the inputs that the block before left; the hidden states are ``0``; none if an observer ends it."""
         for number in numbers:
-            given = load_file(self.file(index, number))["hidden"] if index else None
-            results: list[Tensor] = []
-            with self._replaced(self._only(index, given, results)), suppress(_Reached):
-                results.append(self._model.outputs(self.batches[number]))
-            yield number, results[0]
+            results: list[dict[str, Tensor]] = []
+            with self._replaced(self._only(index, number, results)), suppress(Reached):
+                results.append({"0": self._model.outputs(self.batches[number])})
+            yield number, results[0] if results else {}
 
     def keep(self, index: int, numbers: Iterable[int]) -> None:
         """Compute a block and leave its results as the inputs of the next one."""
         for number, result in self.compute(index, numbers):
-            save_file({"hidden": result.contiguous()}, self.file(index + 1, number))
+            save_file({name: tensor.contiguous() for name, tensor in result.items()}, self.file(index + 1, number))
+
+    def needed(self, index: int) -> list[Path]:
+        """Return the files that a block is computed from."""
+        return [self.file(place, number) for place in self._read(index) for number in range(len(self.batches))]
+
+    def _read(self, index: int) -> set[int]:
+        """Return whose inputs a block needs: its own, and a decoder's blocks the results of the encoder too."""
+        first = {0, self._encoder}
+        return ({index} - first) | ({self._encoder} - {0} if index >= self._encoder else set())
 
     def drop(self, index: int) -> None:
-        """Remove the inputs of a block."""
-        for number in range(len(self.batches)):
-            self.file(index, number).unlink(missing_ok=True)
+        """Remove what no block after this one reads."""
+        done = {index, self._encoder} if index == len(self._blocks) else {index} - {self._encoder}
+        for place in done:
+            for number in range(len(self.batches)):
+                self.file(place, number).unlink(missing_ok=True)
 
     def file(self, index: int, number: int) -> Path:
         """Return the file with a block's inputs of one batch."""
         return self._folder / f"inputs-{index}-{number}.safetensors"
 
-    def _only(self, index: int, given: Tensor | None, results: list[Tensor]) -> dict[int, Callable[..., Any]]:
-        """Let the blocks before one pass on its stored inputs, and stop after it."""
+    def _only(self, index: int, number: int, results: list[dict[str, Tensor]]) -> dict[int, Callable[..., Any]]:
+        """Let the blocks before one pass on stored results, and stop after it."""
+        stored = {place: load_file(self.file(place, number)) for place in self._read(index)}
+        given = stored.get(index) if index != self._encoder else None
         original = self._blocks[index].forward if index < len(self._blocks) else None
 
         def stop(*args: Any, **named: Any) -> Any:
             assert original is not None
             if given is not None:
-                args, named = _with_hidden(given, args, named)
-            result = original(*args, **named)
-            if not isinstance(result, Tensor):
-                raise self._not_a_chain()
-            results.append(result)
-            raise _Reached
+                args, named = _with_hidden(given["0"], args, named)
+            results.append(_tensors(original(*args, **named)))
+            raise Reached
 
-        passing: dict[int, Callable[..., Any]] = {
-            place: lambda *_, **__: given for place in range(min(index, len(self._blocks)))
-        }
+        passing: dict[int, Callable[..., Any]] = {}
+        for place in range(min(index, len(self._blocks))):
+            known = stored[self._encoder] if place < self._encoder <= index else given
+            passing[place] = partial(_pass_on, known)
         return passing | ({index: stop} if original is not None else {})
 
     @contextmanager
@@ -133,9 +149,28 @@ class BlockWalk:
                 del self._blocks[index].forward
 
 
-def _hidden(args: Any, named: dict[str, Any]) -> Any:
-    return args[0] if args else named["hidden_states"]
-
-
 def _with_hidden(hidden: Tensor, args: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     return ((hidden, *args[1:]), named) if args else (args, {**named, "hidden_states": hidden})
+
+
+def _require_known(result: Any, error: Callable[[], Exception]) -> Any:
+    parts = result if isinstance(result, tuple) else (result,)
+    if not isinstance(parts[0], Tensor) or not all(part is None or isinstance(part, Tensor) for part in parts):
+        raise error()
+    return result
+
+
+def _tensors(result: Any) -> dict[str, Tensor]:
+    """Return the tensors of a block's result by their place in it; with what tells that it is a tuple, and of which length."""
+    if isinstance(result, Tensor):
+        return {"0": result}
+    parts = {str(place): part for place, part in enumerate(result) if part is not None}
+    return {**parts, _LENGTH: torch.tensor(len(result))}
+
+
+def _pass_on(known: dict[str, Tensor] | None, *_: Any, **__: Any) -> Any:
+    """Return what :func:`_tensors` was made of."""
+    assert known is not None
+    if _LENGTH not in known:
+        return known["0"]
+    return tuple(known.get(str(place)) for place in range(int(known[_LENGTH])))

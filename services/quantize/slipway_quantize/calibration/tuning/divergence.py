@@ -34,3 +34,22 @@ def divergence(reference: Tensor, other: Tensor, *, distributions: bool) -> Tens
         )
     energy = reference.square().sum(-1).clamp_min(1e-12)
     return ((other - reference).square().sum(-1) / energy).sum()
+
+
+def kept_form(reference: Tensor, *, distributions: bool) -> Tensor:
+    """Return the form of exact results that :func:`pass_back` takes: probabilities, or the results themselves."""
+    return reference.softmax(-1) if distributions else reference
+
+
+def pass_back(reference: Tensor, other: Tensor, *, distributions: bool) -> None:
+    """Compute the gradients of the divergence; that of the Kullback–Leibler divergence is the difference of the probabilities.
+
+    Args:
+        reference: As :func:`kept_form` returns it. (positions, values)
+        other: (positions, values)
+        distributions: Whether values are logits.
+    """
+    if distributions:
+        other.backward(other.detach().softmax(-1).sub_(reference))
+    else:
+        divergence(reference, other, distributions=False).backward()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from slipway_quantize.calibration.streaming.model import StreamedModel
+from slipway_quantize.calibration.tuning.divergence import kept_form
 from slipway_quantize.calibration.windows import Windows
 
 _MOST_VALUES = 1 << 28
@@ -27,6 +28,7 @@ class References:
         at_once: Windows that are computed at once.
         uses: How often a window is asked for, all together; less often than there are windows, nothing is kept.
         file: A new file for the results.
+        distributions: As :func:`slipway_quantize.calibration.tuning.divergence.kept_form`.
         on_window: Called before each batch.
     """
 
@@ -38,8 +40,10 @@ class References:
         at_once: int,
         uses: int,
         file: Path,
+        distributions: bool,
         on_window: Callable[[], None],
     ) -> None:
+        self._distributions = distributions
         self._model = model
         self._windows = windows
         self._ends: list[int] = []
@@ -53,9 +57,9 @@ class References:
         for start in range(0, len(fit), at_once):
             on_window()
             group = list(fit[start : start + at_once])
-            results = self._model.outputs(self._windows.batch(group))
+            results = self._results(group)
             if self._kept is None:
-                lengths = [len(window) for window in fit]
+                lengths = [len(window) + (self._windows.start is not None) for window in fit]
                 if len(results) != sum(lengths[: len(group)]):
                     lengths = [1] * len(fit)
                 if len(results) != sum(lengths[: len(group)]) or sum(lengths) * results.shape[1] > _MOST_VALUES:
@@ -67,7 +71,10 @@ class References:
 
     @torch.no_grad()
     def of(self, chosen: list[int]) -> Tensor:
-        """Return the results of some windows. (positions, values)."""
+        """Return the results of some windows, as :func:`pass_back` takes them. (positions, values)."""
         if self._kept is None:
-            return self._model.outputs(self._windows.batch([self._windows.fit[index] for index in chosen]))
+            return self._results([self._windows.fit[index] for index in chosen])
         return torch.cat([self._kept[self._ends[index] : self._ends[index + 1]] for index in chosen])
+
+    def _results(self, windows: list[Tensor]) -> Tensor:
+        return kept_form(self._model.outputs(self._windows.batch(windows)), distributions=self._distributions)

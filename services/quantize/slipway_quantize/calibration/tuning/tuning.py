@@ -15,15 +15,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipway_quantize.calibration.rounding.roundings import Tuned
+from slipway_quantize.calibration.rounding.roundings import Fixed, Piece, Tuned
 from slipway_quantize.calibration.rounding.rounds import Rounded
+from slipway_quantize.calibration.streaming.layers import Layer
 from slipway_quantize.calibration.streaming.model import StreamedModel
-from slipway_quantize.calibration.tuning.divergence import divergence
+from slipway_quantize.calibration.tuning.divergence import pass_back
 from slipway_quantize.calibration.tuning.references import References
 from slipway_quantize.calibration.windows import Windows
 
 _BETAS = 0.9, 0.95
 _SMALLEST = 1e-20
+_FLOOR = 0.3
+"""Added to what divides a step, as a share of the weight's first gradients (root mean square): what has small ones, mostly noise, moves less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,35 +64,6 @@ class Schedule:
             waiting = waiting[self.windows :]
 
 
-class Moved:
-    """Values that Adam moves, with their gradients and moments.
-
-    Args:
-        values: The values.
-        rate: Largest step.
-        like: Makes an array of zeros of a shape.
-    """
-
-    def __init__(self, values: Tensor, rate: float, like: Callable[[tuple[int, ...]], Tensor]) -> None:
-        self.values = values
-        self._rate = rate
-        shape = tuple(values.shape)
-        self.first, self.second = like(shape), like(shape)
-        values.grad = like(shape)
-
-    @torch.no_grad()
-    def step(self, number: int, factor: float) -> None:
-        """Move the values; the first step has number 1."""
-        gradient = self.values.grad
-        assert gradient is not None
-        slow, fast = _BETAS
-        self.first.lerp_(gradient, 1 - slow)
-        self.second.mul_(fast).addcmul_(gradient, gradient, value=1 - fast)
-        size = (self.second / (1 - fast**number)).sqrt_().add_(_SMALLEST)
-        self.values.addcdiv_(self.first, size, value=-self._rate * factor / (1 - slow**number))
-        gradient.zero_()
-
-
 class Tuning:
     """Tunes the rounded weights of a model.
 
@@ -121,17 +95,31 @@ class Tuning:
         self._folder = folder
         self._distributions = distributions
         self._made = 0
-        self.weights: dict[str, Tuned] = {}
-        self._moved: list[Moved] = []
-        for name, rounded in start.items():
-            pieces = []
-            layer = model.layers[name]
-            for rows in layer.pieces:
-                places = rounded.places_of(layer, rows)
-                pieces.append(self._zeros(tuple(places.shape)).copy_(places))
-            tuned = self.weights[name] = Tuned(rounded.weight.grid, rounded.weight.fitted, pieces)
-            self._moved += [Moved(piece, schedule.rate, self._zeros) for piece in tuned.places]
-            self._moved += [Moved(piece, schedule.scale_rate, self._zeros) for piece in tuned.factors]
+        self._start = start
+        self.weights = {name: self._tuned(model.layers[name], rounded) for name, rounded in start.items()}
+        self._pieces = [piece for weight in self.weights.values() for piece in weight.pieces]
+        groups = [
+            {"params": [values], "most": rate}
+            for piece in self._pieces
+            for values, rate in ((piece.places, schedule.rate), (piece.factors, schedule.scale_rate))
+        ]
+        self._optimizer = torch.optim.Adam(groups, betas=_BETAS, eps=_SMALLEST, fused=True)
+        self._moved = [values for group in self._optimizer.param_groups for values in group["params"]]
+        for values in self._moved:
+            shape = tuple(values.shape)
+            self._optimizer.state[values] = {
+                "step": torch.zeros(()),
+                "exp_avg": self._zeros(shape),
+                "exp_avg_sq": self._zeros(shape),
+            }
+
+    def _tuned(self, layer: Layer, rounded: Rounded) -> Tuned:
+        pieces = []
+        for rows in layer.pieces:
+            places = rounded.places_of(layer, rows)
+            kept = self._zeros(tuple(places.shape)).copy_(places)
+            pieces.append(Piece(rounded.weight.grid, rounded.weight.fitted.rows(rows), kept, self._zeros))
+        return Tuned(pieces)
 
     def _zeros(self, shape: tuple[int, ...]) -> Tensor:
         """Return zeros in a mapped file."""
@@ -151,6 +139,7 @@ class Tuning:
             at_once=at_once,
             uses=self._schedule.steps * self._schedule.windows,
             file=self._folder / "references",
+            distributions=self._distributions,
             on_window=on_window,
         )
         for step, chosen in enumerate(self._schedule.chosen(count)):
@@ -162,28 +151,40 @@ class Tuning:
                 exact = references.of(group)
                 batch = self._windows.batch([self._windows.fit[index] for index in group])
                 with self._model.rounded(self.weights):
-                    loss = divergence(exact, self._model.outputs(batch), distributions=self._distributions)
-                    loss.backward()
-            for moved in self._moved:
-                moved.step(step + 1, self._schedule.factor(step))
+                    pass_back(exact, self._model.outputs(batch), distributions=self._distributions)
+            self._move(step)
             on_step(step + 1)
+
+    def _move(self, step: int) -> None:
+        for group in self._optimizer.param_groups:
+            if step == 0:
+                (values,) = group["params"]
+                group["eps"] = max(_SMALLEST, _FLOOR * float(values.grad.square().mean().sqrt()))
+            group["lr"] = group["most"] * self._schedule.factor(step)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=False)
+        for piece in self._pieces:
+            piece.limit()
+
+    def fixed(self) -> dict[str, Fixed]:
+        """Return the weights as they are now."""
+        starts = {name: rounded.weight for name, rounded in self._start.items()}
+        return {name: tuned.fixed(starts[name].fitted, starts[name].grid) for name, tuned in self.weights.items()}
 
     def state(self) -> dict[str, Tensor]:
         """Return all that another attempt needs to go on from here."""
-        return {
-            f"{index}.{part}": values
-            for index, moved in enumerate(self._moved)
-            for part, values in (
-                ("values", moved.values.detach()),
-                ("first", moved.first),
-                ("second", moved.second),
-            )
+        floors = torch.tensor([group["eps"] for group in self._optimizer.param_groups], dtype=torch.float64)
+        return {"floors": floors} | {
+            f"{index}.{part}": kept
+            for index, values in enumerate(self._moved)
+            for part, kept in {"values": values.detach(), **self._optimizer.state[values]}.items()
         }
 
     @torch.no_grad()
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a state."""
-        for index, moved in enumerate(self._moved):
-            moved.values.copy_(state[f"{index}.values"])
-            moved.first.copy_(state[f"{index}.first"])
-            moved.second.copy_(state[f"{index}.second"])
+        for group, floor in zip(self._optimizer.param_groups, state["floors"].tolist(), strict=True):
+            group["eps"] = floor
+        for index, values in enumerate(self._moved):
+            for part, kept in {"values": values, **self._optimizer.state[values]}.items():
+                kept.copy_(state[f"{index}.{part}"])
