@@ -105,8 +105,8 @@ class OptimizationConfiguration(Section):
             ``time_budget``, for levels of 4 bits.
         symmetric: Integers stand for multiples of the scale; false adds a zero point to each group, which only methods other
             than ``rtn`` do.
-        time_budget: Seconds to plan for the choice for one level, on two cores of usual speed; measured time would make the result
-            depend on the machine's load.
+        time_budget: Work to spend on one level, in seconds of two usual cores; measured time would make the result depend on the
+            machine's load.
         calibration: Text for the methods other than ``rtn``: a file or folder of .txt, .jsonl, .json or .parquet files, with plain texts
             (``text``) or conversations (``messages``); also ``s3://bucket/prefix`` or an artifact's digest. If empty,
             ``calibration.jsonl`` in the folder of the checkpoint or of its run is used, unless a worker imports the checkpoint from
@@ -149,9 +149,9 @@ class ValidationConfiguration(Section):
         test_samples: Number of samples of held-out text, 1 to 10000.
         compare_outputs: Compare logits, continuations and perplexity.
         benchmark_performance: Measure speed and memory.
-        effort: How much evidence is gathered: ``standard``; ``quick`` compares at most four samples and leaves out most shapes of the same
-            inputs, continuations and timing beside the reference; ``thorough`` compares four times the samples and takes every
-            round of timing.
+        effort: How much evidence is gathered. ``standard`` gathers all; ``quick`` compares at most four samples and leaves out most
+            shapes of the same inputs, continuations and timing beside the reference; ``thorough`` compares four times the samples
+            and takes every round of timing.
         continuation_tokens: Length of a long greedy continuation through the KV cache, where faults that begin late show; 0 leaves it out, 256 is a
             good length.
         heldout: Folder of .txt files with text that the model was not trained on; empty uses the built-in text.

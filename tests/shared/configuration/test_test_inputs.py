@@ -69,6 +69,7 @@ def test_anything_else_is_refused(value: Any) -> None:
         with_inputs(value)
     assert "validation.test_input_samples" in str(caught.value)
     assert len(str(caught.value)) < 1000
+    assert "[] has" not in str(caught.value)
 
 
 def test_the_file_is_found_in_its_folder(tmp_path: Path) -> None:

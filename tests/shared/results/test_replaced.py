@@ -73,6 +73,9 @@ def test_a_kept_output_is_a_warning_and_no_failure() -> None:
     html = page(Report.of(result(failed, ("onnx-int4",)), validation=failed, lineage=None))
     assert "onnx-int4 failed validation and was kept" in html
     assert "Every output passed" not in html
+    both = validation(output("onnx-int4", 0.4), output("pytorch-int4", 0.4))
+    html = page(Report.of(result(both, ("onnx-int4", "pytorch-int4")), validation=both, lineage=None))
+    assert "onnx-int4, pytorch-int4 failed validation and were kept" in html
 
 
 @pytest.mark.parametrize(
