@@ -165,7 +165,8 @@ class ValidationConfiguration(Section):
             ``module_weight_error`` and ``quality_loss``.
         on_failure: What follows if a quantized output exceeds its limits. ``fail`` fails the export, and still delivers the output for
             examination. ``fallback`` makes it again by rule (smaller groups, the worst layers kept wider, the next wider level), validates
-            it again, and fails if no rule is left. ``keep`` delivers it with a warning, and the export succeeds.
+            it again, and fails if no rule is left. ``keep`` delivers it with a warning, and the export succeeds. Whatever
+            else fails validation (the merged model, an output that crashes) fails the export.
     """
 
     enabled: bool = True
