@@ -18,7 +18,7 @@ from slipway.models.trained.trained_model import trained_model
 from slipway.stage import Context
 from slipway.validation import heldout as texts
 from slipway.validation.findings import ValidationInputs
-from slipway_validate.answers.records import test_inputs, write_records
+from slipway_validate.answers.records import answered_records, write_records
 from slipway_validate.cases import MIN_LENGTH, shape_cases
 from slipway_validate.folders import read_json
 from slipway_validate.lengths import longest_text, size_of, text_config
@@ -160,7 +160,7 @@ def prepare(inputs: Mapping[str, Path], family: Family, params: SampleParams, ct
     text_file, folder = work / "text.txt", work / "samples"
     text_file.write_text(text.text, encoding="utf-8")
     tokenizer = tokenizer_folder(inputs)
-    records = write_records(test_inputs(inputs, family, params), work / "records.json")
+    records = write_records(answered_records(inputs, family, params, warn=ctx.warn), work / "records.json")
     windows, length = _affordable(inputs["base"], family, params)
     spec = TokenizeSpec(
         tokenizer=tokenizer.absolute(),

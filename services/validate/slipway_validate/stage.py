@@ -11,7 +11,7 @@ from slipway_validate.params import ValidateParams
 
 
 def run(inputs: Mapping[str, Path], params: ValidateParams, ctx: Context) -> dict[str, Path]:
-    """Validate every input other than ``base``, ``adapter``, ``heldout`` and ``test_inputs``; without an adapter, against the base itself.
+    """Validate every input but those of :data:`slipway.validation.inputs.NOT_OUTPUTS`; without an adapter, against the base itself.
 
     Raises:
         ValidationError: ``VALIDATION_IMPOSSIBLE``: the reference, the tokenizer or the held-out text cannot be used.
@@ -53,6 +53,6 @@ STAGE = Stage(
         seconds_per_gb=40.0,
         phases={"tokenize": (0.0, 0.02), "reference": (0.02, 0.15), "output": (0.15, 0.97)},
     ),
-    model_memory=2.0,  # the reference computes in 32 bits a model that is stored in 16
+    model_memory=2.0,  # a graph in 32 bits is loaded as a whole; the weights of PyTorch models are mapped
     recovery=Path(__file__).with_name("recovery.yaml"),
 )

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from slipway.files.json_documents import LARGEST_LIST, read_json_object
 from slipway.stage import Context
+from slipway.validation.inputs import NOT_OUTPUTS
 from slipway.validation.survival import AdapterSurvival
 from slipway_validate.protocol import process
-from slipway_validate.protocol.messages import NOT_OUTPUTS, SURVIVAL_FILE, Spec, SurvivalSpec
+from slipway_validate.protocol.messages import SURVIVAL_FILE, Spec, SurvivalSpec
 
 
 def compare_stored_weights(

@@ -14,8 +14,9 @@ from slipway.models.base_format import read_config
 from slipway.models.families import Family, described, family_of
 from slipway.stage import Context
 from slipway.validation.findings import OutputStatus, OutputValidation, Reference, ValidationInputs, ValidationReport
+from slipway.validation.inputs import NOT_OUTPUTS, TEST_INPUTS
 from slipway.validation.speed import Engine, Speed
-from slipway_validate.answers.records import FORMS, TEST_INPUTS, test_inputs
+from slipway_validate.answers.records import FORMS, answered_records
 from slipway_validate.continuing import long_spec
 from slipway_validate.folders import float32_bytes, runtime_for, why_not_run
 from slipway_validate.judging.answers import Scorer
@@ -35,7 +36,6 @@ from slipway_validate.preparation import (
 from slipway_validate.protocol import process
 from slipway_validate.protocol.messages import (
     INPUTS_FILE,
-    NOT_OUTPUTS,
     EncodedInputs,
     LongSpec,
     RunResult,
@@ -159,7 +159,7 @@ def _scorer(inputs: Mapping[str, Path], prepared: Prepared, params: ValidatePara
         return None
     readable = (prepared.tokenizer / "tokenizer.json").is_file()
     return Scorer(
-        records=test_inputs(inputs, family, params),
+        records=answered_records(inputs, family, params),
         encoded=EncodedInputs.model_validate_json(encoded.read_bytes()),
         family=family,
         config=read_config(inputs["base"]),

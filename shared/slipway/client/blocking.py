@@ -87,7 +87,7 @@ class Client:
 
         Args:
             configuration: Settings of the export.
-            sources: Digests of the artifacts ``base``, ``adapter`` and optionally ``heldout`` and ``test_inputs``.
+            sources: Digests of the artifacts ``base``, ``adapter`` and optionally ``heldout``, ``test_inputs`` and ``calibration``.
             labels: Labels for people.
             export_id: Last part of the name; chosen by the coordinator if empty.
             project: Owner; the client's project if empty.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from slipway.configuration.sections import Sections
 from slipway.levels import LEVELS, bits_of
 
+SAMPLE_OF_RUN = "calibration.jsonl"
+"""Name of the sample of its training data that a run may bring."""
 AUTO, WITHOUT_DATA = "auto", "rtn"
 _MOST_BITS_OF_AUTO = 4
 """At 8 bits, rounding to the nearest is as good as everything else, and takes seconds."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from slipway.configuration.calibration import WITHOUT_DATA, reads_text
+from slipway.configuration.calibration import AUTO, WITHOUT_DATA, calibrated_levels, reads_text
 from slipway.configuration.sections import Sections
 from slipway.counts import counted
 from slipway.formats.contract import Format
@@ -43,20 +43,22 @@ def cautions(configuration: Sections) -> tuple[str, ...]:
             else "method: rtn takes no data"
         )
         found.append(f"optimization.calibration is not applied: {why}")
+    found += _without_a_calibrated_level(configuration)
     with_levels = [name for name, each in formats().items() if each.levels]
     if configuration.optimization.quantization and not any(configuration.formats[name].enabled for name in with_levels):
         found.append(
             f"optimization.quantization is not applied: only {' and '.join(with_levels)} can be quantized, "
             "and none of these formats is enabled"
         )
-    if configuration.validation.limits and not (
-        configuration.validation.enabled and configuration.validation.compare_outputs
-    ):
-        found.append(
-            "validation.limits is not applied: outputs are compared only if validation.enabled and compare_outputs are true"
-        )
     validation = configuration.validation
-    if validation.on_failure != "fail" and not (validation.enabled and validation.compare_outputs):
+    compared = validation.enabled and validation.compare_outputs
+    unused = [] if compared else ["limits", "test_input_samples", "continuation_tokens"]
+    found += [
+        f"validation.{name} is not applied: outputs are compared only if validation.enabled and compare_outputs are true"
+        for name in unused
+        if getattr(validation, name)
+    ]
+    if validation.on_failure != "fail" and not compared:
         found.append(
             f"validation.on_failure: {validation.on_failure} does nothing: outputs are judged only if validation.enabled and "
             "compare_outputs are true"
@@ -67,6 +69,17 @@ def cautions(configuration: Sections) -> tuple[str, ...]:
         with translate_format_errors(each):
             found += each.cautions(section)
     return tuple(found)
+
+
+def _without_a_calibrated_level(configuration: Sections) -> Iterable[str]:
+    """Yield the settings of calibration that have no effect because no level is calibrated."""
+    optimization = configuration.optimization
+    if calibrated_levels(configuration) or optimization.method == WITHOUT_DATA:
+        return
+    if optimization.method != AUTO:
+        yield f"optimization.method: {optimization.method} is not applied: no integer level is requested"
+    if not optimization.symmetric:
+        yield "optimization.symmetric: false is not applied: no level is calibrated, and rounding has no zero points"
 
 
 def _nf4_without_4bit(configuration: Sections) -> list[Problem]:

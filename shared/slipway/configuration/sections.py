@@ -105,11 +105,12 @@ class OptimizationConfiguration(Section):
             ``time_budget``, for levels of 4 bits.
         symmetric: Integers stand for multiples of the scale; false adds a zero point to each group, which only methods other
             than ``rtn`` do.
-        time_budget: Seconds to plan for the choice for one level, on two cores of usual speed; measured time would make the result
-            depend on the machine's load.
+        time_budget: Work to spend on one level, in seconds of two usual cores; measured time would make the result depend on the
+            machine's load.
         calibration: Text for the methods other than ``rtn``: a file or folder of .txt, .jsonl, .json or .parquet files, with plain texts
             (``text``) or conversations (``messages``); also ``s3://bucket/prefix`` or an artifact's digest. If empty,
-            ``calibration.jsonl`` in the folder of the checkpoint or of its run is used; without it, a built-in text.
+            ``calibration.jsonl`` in the folder of the checkpoint or of its run is used, unless a worker imports the checkpoint from
+            an address; without it, a built-in text.
         remove_artifacts: Leave out training state (optimizer, scheduler, RNG). It is never exported, so only true is possible.
         compress_weights: Store integer weights packed if the format can; false stores them dense, rounded to the same grid.
     """
@@ -148,15 +149,15 @@ class ValidationConfiguration(Section):
         test_samples: Number of samples of held-out text, 1 to 10000.
         compare_outputs: Compare logits, continuations and perplexity.
         benchmark_performance: Measure speed and memory.
-        effort: How much evidence is gathered: ``standard``; ``quick`` compares at most four samples and leaves out most shapes of the same
-            inputs, continuations and timing beside the reference; ``thorough`` compares four times the samples and takes every
-            round of timing.
+        effort: How much evidence is gathered. ``standard`` gathers all; ``quick`` compares at most four samples and leaves out most
+            shapes of the same inputs, continuations and timing beside the reference; ``thorough`` compares four times the samples
+            and takes every round of timing.
         continuation_tokens: Length of a long greedy continuation through the KV cache, where faults that begin late show; 0 leaves it out, 256 is a
             good length.
         heldout: Folder of .txt files with text that the model was not trained on; empty uses the built-in text.
         test_input_samples: Inputs of your own with the expected answers: a .jsonl, .json or .txt file, a folder with one, or a list. What an input holds
             depends on the kind of model (``services/validate/README.md``): ``{prompt: "…", expected: "…"}`` for a decoder, ``{text: "…", label: "…"}``
-            for a classifier. Each output is judged by how much worse it answers than the fine-tuned model.
+            for a classifier. Each output is judged by how much worse it answers than the fine-tuned model. The first 100 are answered.
         limits: Limits of the comparison that replace those of the table (``services/validate/slipway_validate/judging/limits.py``), by the
             stored type of the weights (float32, float16, bfloat16, int8, int4): ``{int4: {mean_kl: 0.03}}``, or as text
             ``int4.mean_kl=0.03,int8.top1_agreement=0.97``. The limits are ``max_abs_diff``, ``mean_kl``, ``top1_agreement``,
@@ -164,7 +165,8 @@ class ValidationConfiguration(Section):
             ``module_weight_error`` and ``quality_loss``.
         on_failure: What follows if a quantized output exceeds its limits. ``fail`` fails the export, and still delivers the output for
             examination. ``fallback`` makes it again by rule (smaller groups, the worst layers kept wider, the next wider level), validates
-            it again, and fails if no rule is left. ``keep`` delivers it with a warning, and the export succeeds.
+            it again, and fails if no rule is left. ``keep`` delivers it with a warning, and the export succeeds. Whatever
+            else fails validation (the merged model, an output that crashes) fails the export.
     """
 
     enabled: bool = True

@@ -53,7 +53,7 @@ def check_test_inputs(value: Any) -> Any:
     if len(value) > MOST_TEST_INPUTS or len(document) > LARGEST_TEST_INPUTS:
         fault = f"has {len(value)} objects of {len(document)} bytes"
         remedy = f"use at most {MOST_TEST_INPUTS} and {LARGEST_TEST_INPUTS}, or name a file"
-        raise wrong_value([], fault, remedy)
+        raise wrong_value(value, fault, remedy)
     return tuple(json.loads(document))
 
 

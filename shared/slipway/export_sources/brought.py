@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipway.configuration import ExportConfiguration
+from slipway.configuration.calibration import SAMPLE_OF_RUN, calibrated_levels
 from slipway.errors import ModelExportError
-from slipway.export_sources.calibration_files import calibration_files, check_calibration, folder_of
+from slipway.export_sources.calibration_files import KEY, calibration_files, folder_of
 from slipway.export_sources.found import (
     base_label,
     checkpoint_labels,
@@ -17,12 +18,14 @@ from slipway.export_sources.found import (
     files_by_name,
     name_of_base,
     plain_name,
+    text_for_calibration,
 )
 from slipway.export_sources.naming import source_settings
-from slipway.export_sources.test_inputs import TEST_INPUTS, find_test_inputs
+from slipway.export_sources.test_inputs import find_test_inputs
 from slipway.models.model_files import model_files, resolve_base_model, travelling_files
 from slipway.planning.calibration import SOURCE as CALIBRATION
 from slipway.sources.folders import SourceFolders
+from slipway.validation.inputs import TEST_INPUTS
 
 
 @dataclass(frozen=True)
@@ -67,11 +70,22 @@ def _find(configuration: ExportConfiguration, folders: SourceFolders, imports: C
     if "heldout" in settings and "heldout" not in imports:
         folder = folders.find(settings["heldout"])
         files["heldout"] = files_by_name(folder, sorted(folder.rglob("*.txt")))
-    if CALIBRATION in settings and CALIBRATION not in imports:
-        data = check_calibration(folders.find(settings[CALIBRATION]))
+    data, notes = None, _imported_sample(configuration, imports)
+    if CALIBRATION not in imports:
+        data, left_out = text_for_calibration(configuration, folders, checkpoints.get("adapter"), here=True)
+        notes += left_out
+    if data is not None:
         files[CALIBRATION] = files_by_name(folder_of(data), calibration_files(data))
     if TEST_INPUTS in settings and TEST_INPUTS not in imports:
         file = find_test_inputs(folders.find(settings[TEST_INPUTS]))
         files[TEST_INPUTS] = files_by_name(file.parent, [file])
-    warnings = tuple(folders.show(warning) for each in checkpoints.values() for warning in each.warnings)
-    return Brought(files, clean_labels(labels), warnings)
+    warnings = (*(warning for each in checkpoints.values() for warning in each.warnings), *notes)
+    return Brought(files, clean_labels(labels), tuple(map(folders.show, warnings)))
+
+
+def _imported_sample(configuration: ExportConfiguration, imports: Collection[str]) -> tuple[str, ...]:
+    """Return a warning that a run's own sample is not used if a worker imports its checkpoint, which brings the adapter alone."""
+    if "adapter" not in imports or configuration.optimization.calibration or not calibrated_levels(configuration):
+        return ()
+    instead = f"a {SAMPLE_OF_RUN} beside the imported checkpoint is not looked for; name it in {KEY}"
+    return (f"calibration uses a built-in text: {instead}",)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from slipway.configuration.calibration import SAMPLE_OF_RUN
 from slipway.errors import ConfigurationError
 from slipway.sizes import format_size
 
 KEY = "optimization.calibration"
 SUFFIXES = (".txt", ".jsonl", ".json", ".parquet")
-SAMPLE = "calibration.jsonl"
-"""Sample of the training data in the folder of a run or checkpoint."""
 MOST_BYTES = 4 << 30
 """Largest size of all files: far more than a calibration reads, and little enough to be stored and sent."""
 _MOST_FILES = 10_000
@@ -51,7 +50,12 @@ def folder_of(path: Path) -> Path:
     return path if path.is_dir() else path.parent
 
 
-def sample_of_run(checkpoint: Path) -> Path | None:
-    """Return the sample of its training data that a checkpoint or its run brings."""
+def sample_of_run(checkpoint: Path) -> tuple[Path | None, tuple[str, ...]]:
+    """Return the sample of its training data that a checkpoint or its run brings, and warnings: one that is too large is left out."""
     folders = [checkpoint, *([checkpoint.parent] if checkpoint.name.startswith("checkpoint-") else [])]
-    return next((folder / SAMPLE for folder in folders if (folder / SAMPLE).is_file()), None)
+    found = next((folder / SAMPLE_OF_RUN for folder in folders if (folder / SAMPLE_OF_RUN).is_file()), None)
+    size = found.stat().st_size if found else 0
+    if size <= MOST_BYTES:
+        return found, ()
+    allowed = f"{format_size(size)}, and {format_size(MOST_BYTES)} are allowed"
+    return None, (f"{found} is not used for calibration: it has {allowed}; name a smaller sample in {KEY}",)

@@ -19,7 +19,7 @@ from slipway.configuration.calibration import reads_text
 from slipway.errors import ArtifactError, ConfigurationError, ModelExportError
 from slipway.export_sources.calibration_files import calibration_files, check_calibration, folder_of, sample_of_run
 from slipway.export_sources.naming import source_settings
-from slipway.export_sources.test_inputs import TEST_INPUTS, find_test_inputs
+from slipway.export_sources.test_inputs import find_test_inputs
 from slipway.export_sources.titles import title
 from slipway.files.links import real_file
 from slipway.models.base_format import base_format
@@ -33,6 +33,7 @@ from slipway.sources import SourceFolders
 from slipway.sources.hub import SCHEME as HUB
 from slipway.sources.hub import is_repository
 from slipway.texts import one_line, printable
+from slipway.validation.inputs import TEST_INPUTS
 
 
 @dataclass(frozen=True)
@@ -182,32 +183,33 @@ def _find(
     if adapters:
         base_match = match_base(used, [each.path for each in adapters], trust=configuration.base_model.trust)
     trusted = (base_match.reason,) if base_match and base_match.status is BaseMatchStatus.TRUSTED else ()
+    calibration, left_out = text_for_calibration(configuration, folders, checkpoint, here=here)
     return Sources(
         base=base,
         base_name=name,
         checkpoint=checkpoint,
         more=more,
         heldout=heldout if configuration.validation.enabled else None,
-        calibration=_calibration(configuration, folders, checkpoint, here=here),
+        calibration=calibration,
         test_inputs=_test_inputs(configuration, folders),
         base_match=base_match,
         formats={"base": stored_as} if stored_as else {},
         trained=_trained(base, checkpoint) if checkpoint and not more else None,
-        warnings=(*(warning for each in adapters for warning in each.warnings), *trusted),
+        warnings=(*(warning for each in adapters for warning in each.warnings), *trusted, *left_out),
         folders=folders,
     )
 
 
-def _calibration(
+def text_for_calibration(
     configuration: ExportConfiguration, folders: SourceFolders, checkpoint: Checkpoint | None, *, here: bool
-) -> Path | None:
-    """Return the text for calibration; an import is told only its address, and brings no other."""
+) -> tuple[Path | None, tuple[str, ...]]:
+    """Return the text for calibration, and warnings; an import is told only its address, and brings no other."""
     named = configuration.optimization.calibration
     if here and not reads_text(configuration):
-        return None
+        return None, ()
     if named:
-        return check_calibration(folders.find(named))
-    return sample_of_run(checkpoint.path) if checkpoint is not None and here else None
+        return check_calibration(folders.find(named)), ()
+    return sample_of_run(checkpoint.path) if checkpoint is not None and here else (None, ())
 
 
 def _test_inputs(configuration: ExportConfiguration, folders: SourceFolders) -> Path | None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from slipway.configuration import ExportConfiguration
-from slipway.export_sources.test_inputs import TEST_INPUTS
 from slipway.planning.calibration import SOURCE as CALIBRATION
 from slipway.planning.calibration import names_calibration
 from slipway.planning.references import by_source_name
 from slipway.sources.allowed import is_url
+from slipway.validation.inputs import TEST_INPUTS
 
 
 def source_settings(configuration: ExportConfiguration) -> dict[str, str]:

@@ -6,12 +6,9 @@ from pathlib import Path
 
 from slipway.errors import ConfigurationError
 from slipway.texts import quoted
+from slipway.validation.inputs import ENDINGS, LARGEST, files_of_test_inputs
 
-TEST_INPUTS = "test_inputs"
-"""Name of the source."""
 KEY = "validation.test_input_samples"
-ENDINGS = (".jsonl", ".json", ".txt")
-LARGEST = 16 << 20
 
 
 def find_test_inputs(path: Path) -> Path:
@@ -23,7 +20,7 @@ def find_test_inputs(path: Path) -> Path:
     Raises:
         ConfigurationError: There is none, there are several, or it is too large.
     """
-    found = [path] if path.is_file() else sorted(each for each in path.glob("*") if each.suffix in ENDINGS)
+    found = [path] if path.is_file() else files_of_test_inputs(path)
     if len(found) != 1 or found[0].suffix not in ENDINGS:
         names = quoted([each.name for each in found]) if path.is_dir() and found else "none"
         raise _unusable(

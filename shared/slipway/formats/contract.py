@@ -23,6 +23,7 @@ from slipway.formats.tasks import FormatRequest, PlannedTask
 from slipway.requirements import Needs
 from slipway.settings.problems import Problem
 from slipway.settings.sections import is_section, plain_type
+from slipway.validation.inputs import NOT_OUTPUTS
 
 S = TypeVar("S", bound=FormatSettings)
 
@@ -31,7 +32,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _LEVEL = re.compile(r"[a-z0-9][a-z0-9_]{0,31}")
 _VARIABLE = re.compile(r"EXPORT_[A-Z0-9_]{1,100}")
 _REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-_TAKEN = {"adapter", "base", "heldout", "test_inputs", "validation", "enabled", *dir(BaseModel)}
+_TAKEN = {*NOT_OUTPUTS, "validation", "enabled", *dir(BaseModel)}
 """Names that a format cannot have: the inputs and the output of a validation, and the attributes of the section ``formats:``."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from slipway.formats.tasks import PlannedTask
@@ -13,8 +13,19 @@ def defer_weights(tasks: Sequence[PlannedTask]) -> list[PlannedTask]:
     """Let each task leave out its output's weights if no format delivers it and every task that reads it can do without them.
 
     Args:
-        tasks: A plan, each task after those whose outputs it uses. Only its own tasks may use their outputs.
+        tasks: A plan, each task after those whose outputs it uses. No task outside of the plan may use their outputs.
     """
+    whole: set[str] = set()
+    while True:
+        planned = _deferred(tasks, whole)
+        clashing = _join_inputs(tasks, planned)
+        if not clashing:
+            return list(planned.values())
+        whole.add(clashing)
+
+
+def _deferred(tasks: Sequence[PlannedTask], whole: Collection[str]) -> dict[str, PlannedTask]:
+    """Return the tasks by id, with the parameter of those that leave out weights; the tasks ``whole`` do not."""
     planned = {task.id: task for task in tasks}
     for task in reversed(tasks):  # whether a task reads its input without weights may depend on its own output
         readers = [
@@ -23,16 +34,29 @@ def defer_weights(tasks: Sequence[PlannedTask]) -> list[PlannedTask]:
             for name, used in reader.inputs.items()
             if used == task.reference
         ]
-        if not task.format and readers and _defers(task) and all(_reads(reader, name) for reader, name in readers):
+        if task.format or task.id in whole or not readers or not _defers(task):
+            continue
+        if all(_reads(reader, name) for reader, name in readers):
             planned[task.id] = replace(task, params={**task.params, "weights": "deferred"})
+    return planned
+
+
+def _join_inputs(tasks: Sequence[PlannedTask], planned: dict[str, PlannedTask]) -> str:
+    """Give the readers of left-out weights the inputs of the task that left them out.
+
+    Return the id of a task whose inputs would take names that a reader uses for something else, so that it cannot leave out its
+    weights; empty if there is none.
+    """
     deferred = {task.reference: task.id for task in planned.values() if task.params.get("weights") == "deferred"}
     for task in tasks:
-        more: dict[str, str] = {}
+        inputs = dict(task.inputs)
         for used in task.inputs.values():
-            more |= planned[deferred[used]].inputs if used in deferred else {}
-        if more:
-            planned[task.id] = replace(planned[task.id], inputs=_together(task.inputs, more))
-    return list(planned.values())
+            more = planned[deferred[used]].inputs if used in deferred else {}
+            if any(inputs.get(name, reference) != reference for name, reference in more.items()):
+                return deferred[used]
+            inputs |= more
+        planned[task.id] = replace(planned[task.id], inputs=inputs)
+    return ""
 
 
 def _defers(task: PlannedTask) -> bool:
@@ -43,11 +67,3 @@ def _defers(task: PlannedTask) -> bool:
 def _reads(task: PlannedTask, name: str) -> bool:
     stage = known_stage(task.stage)
     return stage is not None and name in stage.reads_deferred(task.params)
-
-
-def _together(inputs: Mapping[str, str], more: Mapping[str, str]) -> dict[str, str]:
-    """Add the inputs of the task before; a name stands for the same folder in both, or the stages do not fit together."""
-    taken = sorted(name for name in inputs.keys() & more.keys() if inputs[name] != more[name])
-    if taken:
-        raise AssertionError(f"two inputs would be called {taken[0]!r}")
-    return {**inputs, **more}

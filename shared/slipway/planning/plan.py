@@ -24,9 +24,9 @@ from slipway.registry import stage_of
 from slipway.requirements import Requirements
 from slipway.stage import Role
 from slipway.texts import quoted
+from slipway.validation.inputs import HELDOUT, TEST_INPUTS
 
 REQUIRED_SOURCES = ("adapter", "base")
-HELDOUT, TEST_INPUTS = "heldout", "test_inputs"
 OPTIONAL_SOURCES = (HELDOUT, TEST_INPUTS, CALIBRATION)
 
 

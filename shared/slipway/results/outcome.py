@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC
 from pathlib import Path
+from typing import Any
 
 from slipway.artifacts import Artifacts
 from slipway.base_match import BaseMatch, joined
@@ -112,23 +113,30 @@ def export_result(
 
 def export_failure(export: pb.Export, validation: ValidationReport | None) -> Failure | None:
     """Return the failure of an ended export; None if it succeeded. A failed validation is a failure too, and takes precedence."""
-    return _deciding(export, None if _keeps_failed(export) else _validation_failure(validation))
+    return _deciding(export, _validation_failure(export, validation))
 
 
-def _keeps_failed(export: pb.Export) -> bool:
-    """Return whether outputs that fail validation are delivered with a warning."""
-    return bool(export.configuration.validation.on_failure == "keep")
+def _is_kept(export: pb.Export, name: str, *, failed_checks: Any) -> bool:
+    """Return whether an output that failed is delivered with a warning: a quantized one that ran and exceeded its limits.
+
+    Anything else that fails (the merged model, an output that crashed) is a fault, which no setting excuses.
+    """
+    quantized = any(task.format == name and plays(task.stage, Role.QUANTIZATION) for task in export.tasks)
+    exceeded = isinstance(failed_checks, int | float) and failed_checks > 0
+    return export.configuration.validation.on_failure == "keep" and quantized and exceeded
 
 
 def recorded_failure(export: pb.Export) -> Failure | None:
     """Return the failure of an ended export from its record alone, for callers without access to artifacts."""
-    facts = [dict_of(task.facts) for task in export.tasks if task.format == VALIDATION and not _keeps_failed(export)]
+    facts = [dict_of(task.facts) for task in export.tasks if task.format == VALIDATION]
     failed: dict[str, tuple[str, str]] = {}
     for recorded in facts:
         outputs, names = recorded.get("outputs"), recorded.get("failed_outputs")
         for name in map(str, names if isinstance(names, list) else ()):
             output = outputs.get(name) if isinstance(outputs, dict) else None
             said = output if isinstance(output, dict) else {}
+            if _is_kept(export, name, failed_checks=said.get("failed_checks")):
+                continue
             failed[name] = (
                 str(said.get("explanation") or "it differs from the reference"),
                 str(said.get("remedy", "")),
@@ -147,14 +155,18 @@ def _deciding(export: pb.Export, validation: Failure | None) -> Failure | None:
     return replace(failure, message=f"{failure.message}; in addition, {beside[0].reason}: {beside[0].message}")
 
 
-def _validation_failure(validation: ValidationReport | None) -> Failure | None:
-    if validation is None:
-        return None
+def _validation_failure(export: pb.Export, validation: ValidationReport | None) -> Failure | None:
     failed = {}
-    for output in map(validation.output, validation.failed_outputs):
+    for output in _unexcused(export, validation):
         checks = "; ".join(str(check) for check in output.failed_checks[:3])
         failed[output.name] = (output.explanation or checks or output.status_reason, output.remedy)
     return _failed_outputs(failed)
+
+
+def _unexcused(export: pb.Export, validation: ValidationReport | None) -> list[OutputValidation]:
+    """Return the outputs that failed and are not kept."""
+    failed = [validation.output(name) for name in validation.failed_outputs] if validation else []
+    return [each for each in failed if not _is_kept(export, each.name, failed_checks=len(each.failed_checks))]
 
 
 def _failed_outputs(failed: Mapping[str, tuple[str, str]]) -> Failure | None:
@@ -277,9 +289,8 @@ def _reduction(size: int | None, original: int | None) -> float | None:
 
 def _warnings(export: pb.Export, warnings: Sequence[str], validation: ValidationReport | None) -> tuple[str, ...]:
     """Return all warnings, each once, without those about failed outputs that are already the export's error."""
-    hidden = export.state == pb.EXPORT_STATE_SUCCEEDED and not _keeps_failed(export)
-    failed = validation.failed_outputs if validation and hidden else ()
-    said = tuple(f"{name} failed validation: " for name in failed)
+    failed = _unexcused(export, validation) if export.state == pb.EXPORT_STATE_SUCCEEDED else []
+    said = tuple(f"{output.name} failed validation: " for output in failed)
     found = (*warnings, *export.warnings, *_stage_warnings(export))
     return _folded(
         [warning for warning in found if not any(text in warning for text in said)], {task.id for task in export.tasks}

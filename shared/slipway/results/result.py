@@ -136,7 +136,8 @@ class ExportResult(_Value):
     Attributes:
         export_id: Digest of configuration and sources.
         timestamp: Time at which the export was first created, UTC.
-        success: Whether every requested format was made and none failed validation.
+        success: Whether every requested format was made, or a wider level in its place (``validation.on_failure: fallback``), and no output
+            failed validation other than those that ``keep`` delivers.
         paths: Folder of each produced format, absolute.
         output_directory: Folder that holds them; empty if nothing was delivered.
         formats: Details of each produced format.

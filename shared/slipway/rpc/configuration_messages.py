@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from slipway.rpc.structs import dict_of, of_value, struct_of, value_of
+from slipway.rpc.structs import data_of, dict_of, struct_of, value_of
 from slipway_protos.v1 import configuration_pb2
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _data(message: Message) -> dict[str, Any]:
         elif _type_name(field) == "QuantizationLevels":
             data[field.name] = list(value.levels)
         elif _is_value(field):
-            data[field.name] = of_value(value)
+            data[field.name] = data_of(value)
         elif _is_struct(field):
             data = {**dict_of(value), **data}
         else:

@@ -28,7 +28,7 @@ def struct_of(data: Mapping[str, Any]) -> struct_pb2.Struct:
 
 def dict_of(struct: struct_pb2.Struct) -> dict[str, Any]:
     """Return the data of a Struct; whole numbers become integers."""
-    return {key: of_value(value) for key, value in struct.fields.items()}
+    return {key: data_of(value) for key, value in struct.fields.items()}
 
 
 def value_of(data: Any) -> struct_pb2.Value:
@@ -52,13 +52,13 @@ def _plain(data: Any) -> Any:
     return data
 
 
-def of_value(value: struct_pb2.Value) -> Any:
+def data_of(value: struct_pb2.Value) -> Any:
     """Return the data of a Value; whole numbers become integers."""
     match value.WhichOneof("kind"):
         case "struct_value":
             return dict_of(value.struct_value)
         case "list_value":
-            return [of_value(item) for item in value.list_value.values]
+            return [data_of(item) for item in value.list_value.values]
         case "number_value":
             return _number(value.number_value)
         case "string_value":

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from slipway.configuration.calibration import SAMPLE_OF_RUN
 from slipway.errors import ModelExportError
 from slipway.files.json_documents import LARGEST
 from slipway.files.regular_file import read_regular
@@ -21,7 +22,6 @@ from slipway.sample.training import BASE, RUN, Measured, train
 from slipway.stage import Progress, installed_version
 
 HELDOUT = "heldout"
-CALIBRATION = "calibration.jsonl"
 CONFIGURATION = "export.yaml"
 SUMMARY = "sample.json"
 
@@ -109,7 +109,7 @@ def make_sample(
                 on_progress=on_progress,
             )
             _write_text(scratch / HELDOUT / "heldout.txt", "\n".join(python.heldout))
-            _write_text(scratch / RUN / CALIBRATION, _lines(python.training))
+            _write_text(scratch / RUN / SAMPLE_OF_RUN, _lines(python.training))
             _write_text(scratch / CONFIGURATION, export_yaml())
             summary = SampleSummary(seed=seed, recipe=asdict(recipe), libraries=_library_versions(), measured=measured)
             _publish(scratch, directory, summary)

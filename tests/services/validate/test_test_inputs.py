@@ -28,7 +28,14 @@ from slipway.models.families import (
 from slipway.stage import Context
 from slipway.validation.findings import ValidationReport
 from slipway_validate.answers import scores
-from slipway_validate.answers.records import FORMS, MOST_RECORDS, checked_labels, read_records, write_records
+from slipway_validate.answers.records import (
+    FORMS,
+    MOST_RECORDS,
+    answered_records,
+    checked_labels,
+    read_records,
+    write_records,
+)
 from slipway_validate.judging.answers import Scorer
 from slipway_validate.params import ValidateParams
 from slipway_validate.protocol.messages import Answers, EncodedInput, EncodedInputs, TokenizeSpec
@@ -115,6 +122,15 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
         read_records(tmp_path, [], DECODER)
     with pytest.raises(ValidationError, match=r"a.jsonl.*b.json|exactly one"):
         read(tmp_path, "[]", "b.json")
+
+
+def test_inputs_that_are_not_answered_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    warnings: list[str] = []
+    for count, expected in ((100, 100), (101, 100)):
+        params = ValidateParams(test_inputs=[{"prompt": "a"}] * count)
+        assert len(answered_records({"base": tmp_path}, DECODER, params, warn=warnings.append)) == expected
+    assert warnings == ["100 of 101 test inputs are answered: the first ones"]
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)

@@ -70,6 +70,30 @@ def test_limits_come_from_every_source_and_are_joined_value_by_value(canonical: 
 
 
 @pytest.mark.parametrize(
+    ("assignments", "said"),
+    [
+        (("optimization.method=gptq", "optimization.quantization=fp16"), "optimization.method: gptq is not applied"),
+        (
+            ("optimization.method=auto", "optimization.symmetric=false", "optimization.quantization=int8"),
+            "optimization.symmetric: false is not applied",
+        ),
+        (
+            ("validation.compare_outputs=false", "validation.test_input_samples=/questions.jsonl"),
+            "validation.test_input_samples is not applied",
+        ),
+        (
+            ("validation.enabled=false", "validation.continuation_tokens=256"),
+            "validation.continuation_tokens is not applied",
+        ),
+    ],
+)
+def test_settings_without_an_effect_are_spoken_of(canonical: Path, assignments: tuple[str, ...], said: str) -> None:
+    effective = ("optimization.quantization=int4", "validation.compare_outputs=true", "validation.enabled=true")
+    assert any(said in warning for warning in loaded(canonical, *assignments).warnings)
+    assert not any(said in warning for warning in loaded(canonical, *assignments, *effective).warnings)
+
+
+@pytest.mark.parametrize(
     ("assignment", "key", "message", "remedy"),
     [
         ("validation.limits.fp8.mean_kl=1", "validation.limits", "'fp8' is not a level", "float32"),

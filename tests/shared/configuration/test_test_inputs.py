@@ -13,9 +13,10 @@ from slipway.configuration import load, parse
 from slipway.configuration.values import LARGEST_TEST_INPUTS, MOST_TEST_INPUTS
 from slipway.errors import ConfigurationError
 from slipway.export_sources.naming import source_settings
-from slipway.export_sources.test_inputs import LARGEST, find_test_inputs
+from slipway.export_sources.test_inputs import find_test_inputs
 from slipway.planning.plan import plan
 from slipway.rpc.configuration_messages import configuration_message, configuration_of
+from slipway.validation.inputs import LARGEST
 
 LIST = [{"prompt": "1 + 1 =", "expected": "2"}, {"text": "a", "label": 1, "score": 0.5, "tokens": ["a", "b"]}]
 
@@ -68,6 +69,7 @@ def test_anything_else_is_refused(value: Any) -> None:
         with_inputs(value)
     assert "validation.test_input_samples" in str(caught.value)
     assert len(str(caught.value)) < 1000
+    assert "[] has" not in str(caught.value)
 
 
 def test_the_file_is_found_in_its_folder(tmp_path: Path) -> None:

@@ -61,6 +61,8 @@ def test_what_a_format_names_is_there(each: Format[Any]) -> None:
     [
         ({"name": "with-hyphen"}, "cannot be a format's name"),
         ({"name": "heldout"}, "cannot be a format's name"),
+        ({"name": "reference"}, "cannot be a format's name"),
+        ({"name": "before"}, "cannot be a format's name"),
         ({"name": "model_dump"}, "cannot be a format's name"),
         ({"name": "Onnx"}, "cannot be a format's name"),
         ({"levels": ("int8",)}, "is not a LevelSettings"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from slipway.artifacts.digests import digest_bytes
 from slipway.configuration import parse
 from slipway.errors import ServiceError
 from slipway.formats.tasks import PlannedTask
+from slipway.planning.deferral import defer_weights
 from slipway.planning.plan import plan
 from slipway.registry import load_stage
 from slipway.rpc.structs import dict_of, struct_of
@@ -191,6 +193,19 @@ def test_weights_are_written_where_anything_needs_them(
 def test_the_graph_of_a_plain_model_leaves_its_weights_out_too() -> None:
     data = {"formats": {"onnx": ONLY_LEVELS, "pytorch": {"enabled": False}}}
     assert deferred(data, ("base",)) == {"onnx_export"}
+
+
+@pytest.mark.parametrize(("name", "left_out"), [("base", False), ("adapter", False), ("more", True)])
+def test_weights_are_written_for_a_reader_whose_other_input_has_the_name_of_one_they_are_made_of(
+    name: str, *, left_out: bool
+) -> None:
+    tasks = planned({"formats": {"onnx": {"enabled": False}, "pytorch": {"enabled": True, **ONLY_LEVELS}}})
+    merge, other = tasks["merge"], f"source:{name}-of-another"
+    reader = replace(tasks["quantize-pytorch-int4"], inputs={"model": merge.reference, name: other})
+    merge = replace(merge, params={key: value for key, value in merge.params.items() if key != "weights"})
+    merge, reader = defer_weights([merge, reader])
+    assert (merge.params.get("weights") == "deferred") is left_out
+    assert reader.inputs == {"model": merge.reference, name: other, **(merge.inputs if left_out else {})}
 
 
 def test_limits_reach_the_stage_and_travel_there() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,7 @@ def test_without_an_output_that_passed_there_is_no_metadata(tmp_path: Path, foun
 def test_the_table_is_signed_if_every_limit_was_kept(tmp_path: Path) -> None:
     text = card(tmp_path, validation(output("onnx"), not_run("tensorrt")), ("onnx", "tensorrt")).text
     assert "| onnx | Mean KL divergence | 0.004 | at most 0.02 | passed |" in text
-    said = "Signed off by Slipway 0.1.0 on 2026-11-21 for export abc123: onnx kept all 1 limits. Not run: tensorrt."
+    said = "Signed off by Slipway 0.1.0 on 2026-11-21 for export abc123: onnx kept the 1 limit. Not run: tensorrt."
     assert said in text
 
 
@@ -71,6 +72,22 @@ def test_the_table_is_not_signed_otherwise(tmp_path: Path) -> None:
     assert "| onnx-int4 | Mean KL divergence | 0.4 | at most 0.02 | failed |" in text
     assert "Not signed off: onnx-int4 did not keep every limit." in text
     assert "Signed off by" not in text
+
+
+def test_an_output_that_crashed_is_not_said_to_exceed_limits(tmp_path: Path) -> None:
+    crashed = output("onnx-int8", 0.4).model_copy(update={"checks": ()})
+    text = card(tmp_path, validation(output("onnx-int4", 0.4), crashed), ("onnx-int4", "onnx-int8")).text
+    assert "Not signed off: onnx-int4 did not keep every limit; onnx-int8 failed to run." in text
+    text = card(tmp_path, validation(crashed), ("onnx-int8",)).text
+    assert "Not signed off: onnx-int8 failed to run." in text
+
+
+def test_the_name_of_a_measure_is_text_and_no_markup(tmp_path: Path) -> None:
+    check = Check(name="answers.<b>|x_loss", value=0.0, limit=0.1, comparison="<=", passed=True)
+    text = card(tmp_path, validation(output("onnx").model_copy(update={"checks": (check,)})), ("onnx",)).text
+    (line,) = [line for line in text.splitlines() if "on the test inputs |" in line]
+    assert "<b>" not in line
+    assert re.search(r"(?<!\\)\|x", line) is None
 
 
 def test_scores_of_test_inputs_are_a_data_set_of_their_own(tmp_path: Path) -> None:

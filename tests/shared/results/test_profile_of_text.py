@@ -28,7 +28,7 @@ def test_the_text_for_calibration_is_described(tmp_path: Path) -> None:
         "3456",
         "Latin 75%, Cjk 25%",
         "42.00 %",
-        "3 to 99, half of them up to 7",
+        "3 to 99, half of them up to 7.5<",
     ):
         assert said in page, said
 

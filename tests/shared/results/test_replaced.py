@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from slipway.errors import ValidationError
-from slipway.results.outcome import failed_formats, recorded_failure, requested_formats
+from slipway.results.outcome import export_failure, failed_formats, recorded_failure, requested_formats
 from slipway.results.replaced import replacements
 from slipway.results.report.card import model_card
 from slipway.results.report.document import Report
@@ -50,20 +52,43 @@ def test_a_replacement_that_failed_too_is_missing_under_the_name_that_was_asked_
     assert list(failed_formats(export)) == ["onnx-int4"]
 
 
+def validated_export(name: str, stage: str = "quantize", *, on_failure: str = "keep", **facts: object) -> pb.Export:
+    """An ended export with one output, which failed validation."""
+    said = {"failed_outputs": [name], "outputs": {name: {"explanation": "too far", **facts}}}
+    made = pb.Task(id=name, stage=stage, format=name, state=pb.TASK_STATE_SUCCEEDED)
+    judged = pb.Task(id="validate", format="validation", facts=struct_of(said), state=pb.TASK_STATE_SUCCEEDED)
+    settings = configuration_pb2.ValidationConfiguration(on_failure=on_failure)
+    configuration = configuration_pb2.ExportConfiguration(validation=settings)
+    return pb.Export(tasks=[made, judged], state=pb.EXPORT_STATE_SUCCEEDED, configuration=configuration)
+
+
 def test_a_kept_output_is_a_warning_and_no_failure() -> None:
-    facts = {"failed_outputs": ["onnx-int4"], "outputs": {"onnx-int4": {"explanation": "too far"}}}
-    task = pb.Task(id="validate", format="validation", facts=struct_of(facts), state=pb.TASK_STATE_SUCCEEDED)
-    export = pb.Export(tasks=[task], state=pb.EXPORT_STATE_SUCCEEDED)
-    found = recorded_failure(export)
+    failed = validation(output("onnx-int4", 0.4))
+    found = recorded_failure(validated_export("onnx-int4", on_failure="fail", failed_checks=1))
     assert found is not None
     assert found.reason == "VALIDATION_FAILED"
-    settings = configuration_pb2.ValidationConfiguration(on_failure="keep")
-    export.configuration.CopyFrom(configuration_pb2.ExportConfiguration(validation=settings))
-    assert recorded_failure(export) is None
-    report = validation(output("onnx-int4", 0.4))
-    html = page(Report.of(result(report, ("onnx-int4",)), validation=report, lineage=None))
+    assert export_failure(validated_export("onnx-int4", on_failure="fail"), failed) is not None
+    assert recorded_failure(validated_export("onnx-int4", failed_checks=1)) is None
+    assert export_failure(validated_export("onnx-int4"), failed) is None
+    html = page(Report.of(result(failed, ("onnx-int4",)), validation=failed, lineage=None))
     assert "onnx-int4 failed validation and was kept" in html
     assert "Every output passed" not in html
+    both = validation(output("onnx-int4", 0.4), output("pytorch-int4", 0.4))
+    html = page(Report.of(result(both, ("onnx-int4", "pytorch-int4")), validation=both, lineage=None))
+    assert "onnx-int4, pytorch-int4 failed validation and were kept" in html
+
+
+@pytest.mark.parametrize(
+    ("name", "stage", "crashed"),
+    [("pytorch", "merge", False), ("onnx", "onnx_export", False), ("onnx-int4", "quantize", True)],
+)
+def test_only_a_quantized_output_that_exceeds_its_limits_is_kept(name: str, stage: str, crashed: bool) -> None:
+    failed = output(name, 0.4).model_copy(update={"checks": ()} if crashed else {})
+    export = validated_export(name, stage, failed_checks=len(failed.failed_checks))
+    for failure in (recorded_failure(export), export_failure(export, validation(failed))):
+        assert failure is not None
+        assert failure.reason == "VALIDATION_FAILED"
+        assert failure.about["outputs"] == name
 
 
 def test_the_page_shows_the_adapter_in_each_layer_and_the_worst_modules() -> None:

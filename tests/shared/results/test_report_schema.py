@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from jsonschema import Draft202012Validator
 
 from slipway.results.report import write_report
 from support.commands.report_parts import LINEAGE, not_run, output, result, validation
-from support.harness.described_reports import SCHEMA, check_report
+from support.harness.described_reports import SCHEMA, check_report, new_reports
 
 ROOT = Path(__file__).parents[3]
 
@@ -70,3 +71,14 @@ def test_the_tests_find_a_report_that_it_does_not_describe(written: Path) -> Non
     with pytest.raises(AssertionError, match="of_no_model"):
         check_report(written)
     written.unlink()
+
+
+def test_reports_in_the_folders_of_all_fixtures_are_looked_at_once(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("module")
+    (folder / "out").mkdir()
+    report = folder / "out" / "report.json"
+    report.write_text("{}")
+    assert new_reports([folder, "text", folder / "missing"]) == [report]
+    assert new_reports([folder]) == []
+    os.utime(report, ns=(1, 1))
+    assert new_reports([folder]) == [report]

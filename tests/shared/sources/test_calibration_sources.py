@@ -11,7 +11,7 @@ import pytest
 from slipway.configuration import parse
 from slipway.errors import ConfigurationError
 from slipway.export_sources import calibration_files
-from slipway.export_sources.brought import find_brought
+from slipway.export_sources.brought import Brought, find_brought
 from slipway.export_sources.found import find_sources
 from slipway.settings import Settings
 from slipway.sources import SourceFolders
@@ -75,7 +75,32 @@ def test_the_sample_of_its_training_data_that_a_run_brings_is_used(
     assert found.calibration == sample
     assert set(found.files()["calibration"]) == {"calibration.jsonl"}
     assert "calibration.jsonl" not in found.files()["adapter"]
+    brought = find_brought(configuration(tmp_path, **INT4), folders, {"heldout": "s3://texts/a"})
+    assert brought.files["calibration"] == {"calibration.jsonl": sample.resolve()}
+    assert "calibration" not in find_brought(configuration(tmp_path, quantization="int4"), folders, {}).files
     assert find_sources(configuration(tmp_path, quantization="int4"), folders).calibration is None
+
+
+def test_a_sample_that_is_too_large_is_left_out_with_a_warning(
+    folders: SourceFolders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibration_files, "MOST_BYTES", 99)
+    tiny_models.make_base(tmp_path / "base")
+    tiny_models.make_checkpoint(tmp_path / "base", tmp_path / "run")
+    write(tmp_path / "run" / "calibration.jsonl", "x" * 100)
+    asked = configuration(tmp_path, **INT4)
+    for found in (find_sources(asked, folders), find_brought(asked, folders, {})):
+        assert "calibration" not in (found.files if isinstance(found, Brought) else found.files())
+        assert any("99 B are allowed" in warning for warning in found.warnings)
+
+
+def test_it_is_said_that_the_sample_of_an_imported_run_is_not_used(run: Path, folders: SourceFolders) -> None:
+    imports = {"adapter": "s3://runs/a"}
+    found = find_brought(configuration(run, **INT4), folders, imports)
+    assert "calibration" not in found.files
+    assert any("calibration.jsonl" in warning for warning in found.warnings)
+    for optimization in ({"quantization": "int4"}, {**INT4, "calibration": str(write(run / "texts" / "a.txt"))}):
+        assert find_brought(configuration(run, **optimization), folders, imports).warnings == ()
 
 
 @pytest.mark.parametrize(

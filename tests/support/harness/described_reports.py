@@ -1,4 +1,4 @@
-"""Validate every ``report.json`` that a test writes below its ``tmp_path`` against the published schema.
+"""Validate every ``report.json`` that a test writes below a folder of its fixtures against the published schema.
 
 Files that are no reports of this version, because a test damaged or invented them, are left alone.
 """
@@ -6,13 +6,15 @@ Files that are no reports of this version, because a test damaged or invented th
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+_seen: dict[Path, int] = {}
+"""When each report was changed that was looked at: folders of a module's fixtures are looked into after each of its tests."""
 SCHEMA = Path(__file__).parents[3].resolve() / "shared" / "slipway" / "results" / "report" / "report.schema.json"
 
 
@@ -20,11 +22,18 @@ SCHEMA = Path(__file__).parents[3].resolve() / "shared" / "slipway" / "results" 
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Run the test, then look at what it left."""
     result = yield
-    folder = getattr(item, "funcargs", {}).get("tmp_path")
-    if isinstance(folder, Path):
-        for path in sorted(folder.rglob("report.json")):
-            check_report(path)
+    for path in new_reports(getattr(item, "funcargs", {}).values()):
+        check_report(path)
     return result
+
+
+def new_reports(fixtures: Iterable[object]) -> list[Path]:
+    """Return the reports below the fixtures that are folders, without those that an earlier test of the module looked at."""
+    folders = [folder for folder in fixtures if isinstance(folder, Path) and folder.is_dir()]
+    found = {path: path.stat().st_mtime_ns for folder in folders for path in sorted(folder.rglob("report.json"))}
+    new = [path for path, changed in found.items() if _seen.get(path) != changed]
+    _seen.update(found)
+    return new
 
 
 def check_report(path: Path) -> None:

@@ -11,6 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from support.models.calibrations import values
+
 SMALL = {"windows": 24, "window_tokens": 64, "time_budget_seconds": 1, "threads": 1}
 """Some forty steps of tuning on the model of one layer."""
 
@@ -57,17 +59,10 @@ def rounded_divergence(model: Path, calibration: Path, text: str, *, tokens: int
     exact = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     rounded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     for name in {name.removesuffix(".codes") for name in found if name.endswith(".codes")}:
-        rounded.get_parameter(name).data = values(found, name)
+        parts = {part.removeprefix(f"{name}."): found[part].numpy() for part in found if part.startswith(f"{name}.")}
+        rounded.get_parameter(name).data = torch.from_numpy(values(parts))
     ids = AutoTokenizer.from_pretrained(model)(text)["input_ids"][:tokens]
     batch = torch.tensor(ids).reshape(-1, 64)
     with torch.no_grad():
         one, other = (each(batch).logits.log_softmax(-1) for each in (exact, rounded))
     return float((one.exp() * (one - other)).sum(-1).mean())
-
-
-def values(found: dict[str, torch.Tensor], name: str) -> torch.Tensor:
-    """Return the weight (N, K) that codes, scales and zero points stand for."""
-    codes, scales = found[f"{name}.codes"].double(), found[f"{name}.scales"].double()
-    group = codes.shape[1] // scales.shape[1]
-    zeros = found.get(f"{name}.zero_points", torch.zeros_like(scales)).double()
-    return ((codes.reshape(len(codes), -1, group) - zeros[..., None]) * scales[..., None]).reshape(codes.shape).float()

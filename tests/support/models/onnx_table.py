@@ -84,7 +84,7 @@ class FamilyRuns:
                 if len(result["attempts"]) == 1:
                     facts = {"engine": engine, "opset": int(opset), "parity_max_abs_diff": difference}
                     self._made[_key({"engine": engine, "opset": int(opset), "shapes": shapes})] = facts, None
-        gc.freeze()  # what is imported is not searched for garbage again: half of the time went into that
+        gc.freeze()  # what is imported is not searched for garbage again
 
     def cell(self, engine: str, opset: int) -> Result:
         """Export in both batch forms, with the recovery that the rules of the stage prescribe."""

@@ -16,10 +16,11 @@ from slipway.errors import Failure, ServiceError, StageError
 from slipway.export_sources.naming import source_settings
 from slipway.formats.tasks import PlannedTask
 from slipway.planning.calibration import SOURCE as CALIBRATION
-from slipway.planning.plan import HELDOUT, OPTIONAL_SOURCES, TEST_INPUTS, check_formats, plan
+from slipway.planning.plan import OPTIONAL_SOURCES, check_formats, plan
 from slipway.planning.references import Output, Source
 from slipway.registry import IMPORT
 from slipway.texts import one_line, quoted
+from slipway.validation.inputs import HELDOUT, TEST_INPUTS
 from slipway_coordinator.model.records import ExportRecord, TaskRecord
 
 TASK = "import"

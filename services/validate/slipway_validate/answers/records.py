@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -25,12 +25,9 @@ from slipway.models.families import (
     Family,
 )
 from slipway.texts import quoted
+from slipway.validation.inputs import ENDINGS, LARGEST, TEST_INPUTS, files_of_test_inputs
 from slipway_validate.params import SampleParams
 
-TEST_INPUTS = "test_inputs"
-"""Name of the input with a file of test inputs."""
-ENDINGS = (".jsonl", ".json", ".txt")
-LARGEST = 16 << 20
 MOST_RECORDS = 10_000
 _MOST_CHARACTERS = 100_000
 _Words = Annotated[str, StringConstraints(min_length=1, max_length=_MOST_CHARACTERS)]
@@ -195,8 +192,16 @@ def read_records(folder: Path | None, inline: Sequence[Mapping[str, Any]], famil
     return tuple(_record(document, number, family) for number, document in documents)
 
 
-def test_inputs(inputs: Mapping[str, Path], family: Family, params: SampleParams) -> tuple[Record, ...]:
+def answered_records(
+    inputs: Mapping[str, Path], family: Family, params: SampleParams, *, warn: Callable[[str], None] | None = None
+) -> tuple[Record, ...]:
     """Return the test inputs that a validation answers; none if there are none, or if models of the family answer none.
+
+    Args:
+        inputs: Inputs of the stage.
+        family: The model's family.
+        params: Its parameters.
+        warn: Called with a warning if not all of them are answered.
 
     Raises:
         ValidationError: As :func:`read_records`.
@@ -205,7 +210,10 @@ def test_inputs(inputs: Mapping[str, Path], family: Family, params: SampleParams
         return ()
     found = read_records(inputs.get(TEST_INPUTS), params.test_inputs, family) or ()
     checked_labels(found, read_config(inputs["base"]))
-    return found[: params.most_test_inputs]
+    answered = found[: params.most_test_inputs]
+    if warn is not None and len(answered) < len(found):
+        warn(f"{len(answered)} of {len(found)} test inputs are answered: the first ones")
+    return answered
 
 
 def write_records(records: Sequence[Record], file: Path) -> Path | None:
@@ -248,7 +256,7 @@ def _labels_of(record: Record, *, regression: bool) -> tuple[str, ...]:
 
 
 def _file(folder: Path) -> Path:
-    found = sorted(path for path in folder.iterdir() if path.suffix in ENDINGS)
+    found = files_of_test_inputs(folder)
     if len(found) != 1:
         names = quoted([path.name for path in found]) if found else "none"
         raise _unusable(f"their folder has {names} of the kinds {', '.join(ENDINGS)}", "give exactly one")

@@ -77,7 +77,7 @@ def explain(survival: AdapterSurvival) -> tuple[str, str]:
     faulty = survival.faulty
     if faulty:
         said.append(_modules(faulty, survival.modules))
-        remedy = remedy or "merge again, and make this format from the merged model; report.html has every module"
+        remedy = remedy or "merge again, and make this format from the merged model; report.json has every module"
     return "; ".join(said), remedy
 
 

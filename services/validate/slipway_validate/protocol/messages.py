@@ -15,8 +15,6 @@ from pydantic import BaseModel, ConfigDict
 
 from slipway.validation.speed import Engine, Memory
 
-NOT_OUTPUTS = ("adapter", "base", "before", "heldout", "reference", "test_inputs")
-"""Inputs of the stage that are no outputs of the export."""
 SPEC_FILE = "spec.json"
 RESULT_FILE = "result.json"
 LOGITS_FILE = "logits.npy"

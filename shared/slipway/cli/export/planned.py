@@ -22,7 +22,6 @@ from slipway.configuration import ExportConfiguration, LoadedConfiguration
 from slipway.errors import ModelExportError
 from slipway.export_sources.found import Sources, find_sources
 from slipway.export_sources.naming import source_settings
-from slipway.export_sources.test_inputs import TEST_INPUTS
 from slipway.formats.tasks import PlannedTask
 from slipway.models.base_format import read_config
 from slipway.models.families import model_class
@@ -37,6 +36,7 @@ from slipway.settings.s3 import SCHEME
 from slipway.settings.sections import Listed
 from slipway.sizes import format_size
 from slipway.sources import SourceFolders
+from slipway.validation.inputs import TEST_INPUTS
 
 _VERDICTS = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.ERROR: "red"}
 

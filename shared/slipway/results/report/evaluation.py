@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from slipway.counts import counted
 from slipway.results.report import figures
 from slipway.results.report.document import Report
 from slipway.validation.comparisons import Check
@@ -88,15 +89,20 @@ def sign_off(report: Report) -> str:
         return ""
     date = f"{report.result.timestamp:%Y-%m-%d}"
     tool = " ".join(filter(None, ("Slipway", str(report.lineage.get("tools", {}).get("slipway", "")))))
-    if validation.failed_outputs:
-        return f"Not signed off: {', '.join(validation.failed_outputs)} did not keep every limit."
+    failed = [validation.output(name) for name in validation.failed_outputs]
+    if failed:
+        exceeded = ", ".join(output.name for output in failed if output.failed_checks)
+        crashed = ", ".join(output.name for output in failed if not output.failed_checks)
+        parts = (f"{exceeded} did not keep every limit" * bool(exceeded), f"{crashed} failed to run" * bool(crashed))
+        return f"Not signed off: {'; '.join(filter(None, parts))}."
     if not validation.passed:
         return "Not signed off: no output could be run."
     passed = [output for output in report.outputs if output.passed]
     count = sum(len(output.checks) for output in passed)
     names = ", ".join(output.name for output in passed)
     not_run = f" Not run: {', '.join(validation.not_run_outputs)}." if validation.not_run_outputs else ""
-    return f"Signed off by {tool} on {date} for export {report.result.export_id}: {names} kept all {count} limits.{not_run}"
+    limits = "the 1 limit" if count == 1 else f"all {counted(count, 'limit')}"
+    return f"Signed off by {tool} on {date} for export {report.result.export_id}: {names} kept {limits}.{not_run}"
 
 
 def model_index(report: Report, task: str) -> list[dict[str, Any]]:

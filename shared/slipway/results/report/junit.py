@@ -39,7 +39,7 @@ class Case:
 
 
 def junit(report: Report) -> str:
-    """Return the document, as the schemas of Jenkins and Ant have it."""
+    """Return the document."""
     root = ET.Element("testsuites")
     for number, name in enumerate(report.names or ("export",)):
         _add_suite(root, number, name, list(_cases(report, name)), report)

@@ -82,9 +82,10 @@ def _outputs_verdict(report: Report) -> tuple[str, str]:
         return "muted", "The export succeeded. Nothing was validated."
     not_run, failed = report.validation.not_run_outputs, report.validation.failed_outputs
     if failed:
+        kept = "was" if len(failed) == 1 else "were"
         return (
             "amber",
-            f"The export succeeded. {', '.join(failed)} failed validation and was kept, as validation.on_failure asks.",
+            f"The export succeeded. {', '.join(failed)} failed validation and {kept} kept, as validation.on_failure asks.",
         )
     if not report.validation.passed:
         return "muted", "The export succeeded. None of the outputs can be run on this machine, so none was validated."

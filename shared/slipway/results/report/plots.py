@@ -51,7 +51,7 @@ class Chart:
 
     heading: str
     caption: str
-    bars: Markup
+    plot: Markup
 
 
 def bar_chart(title: str, bars: Sequence[Bar], *, show: Callable[[float | None], str], log: bool = False) -> Markup:
