@@ -294,7 +294,9 @@ def main() -> None:
     """Run the cells without a result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no cell after this time")
-    parser.add_argument("--again", action="store_true", help="measure cells that have a result too; they must end as before")
+    parser.add_argument(
+        "--again", action="store_true", help="measure cells that have a result too; they must end as before"
+    )
     parser.add_argument("--cell", action="append", default=[], help='only these cells, as "mobius 23"')
     parser.add_argument("families", nargs="*", help="only these families")
     args = parser.parse_args()
@@ -306,7 +308,9 @@ def main() -> None:
             before = read_results().get(row.name, {})
             for cell, result in run_row(row, {} if args.again else before, until=until, only=tuple(args.cell)):
                 if outcome(before.get(cell, result)) != outcome(result):
-                    raise AssertionError(f"{row.name} {cell} ended as {outcome(before[cell])}, now as {outcome(result)}")
+                    raise AssertionError(
+                        f"{row.name} {cell} ended as {outcome(before[cell])}, now as {outcome(result)}"
+                    )
                 add_results(row, {cell: result})
                 print(row.name, cell, result["attempts"], f"{max(result['differences']):.1e}", flush=True)
 

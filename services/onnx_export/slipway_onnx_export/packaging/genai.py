@@ -40,7 +40,9 @@ def write_genai(model: Packaged) -> str:
         config = speech_config(model)
         (model.folder / AUDIO_FILE).write_text(json.dumps(audio_processor(model), indent=2) + "\n", encoding="utf-8")
     else:
-        raise NotPackagedError(f"onnxruntime-genai runs decoders and Whisper, and the model's family is {model.family.name}")
+        raise NotPackagedError(
+            f"onnxruntime-genai runs decoders and Whisper, and the model's family is {model.family.name}"
+        )
     (model.folder / FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     return FILE
 
