@@ -114,12 +114,12 @@ def audio_processor(model: Packaged) -> dict[str, Any]:
 
 def _preprocessing(model: Packaged) -> Mapping[str, Any]:
     """Return what the model's files say of sound; transformers 5 keeps that within the processor's file."""
-    for name, part in (("preprocessor_config.json", None), ("processor_config.json", "feature_extractor")):
+    for name, part in (("preprocessor_config.json", ""), ("processor_config.json", "feature_extractor")):
         try:
-            found = read_json_object(model.folder / name, lenient=True)
+            document = read_json_object(model.folder / name, lenient=True)
         except (OSError, ValueError):
             continue
-        found = found.get(part) if part else found
+        found = document.get(part) if part else document
         if isinstance(found, dict):
             return found
     return {}
