@@ -9,8 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoFeatureExtractor, AutoTokenizer, WhisperForConditionalGeneration
 
+from support.commands import optimum
 from support.commands.cli import slipway
 from support.commands.transformers_js import run_example, run_pipeline, transformers_js
 from support.commands.usage_examples import usage_examples
@@ -23,10 +28,12 @@ from support.models.transformers_results import (
     TEXT,
     VARIED,
     continued,
+    loaded,
     result_for_sound,
     result_for_text,
     write_sound,
 )
+from support.models.whisper_models import frames, make_whisper, transcribed, transcribed_by_transformers
 
 LEVELS = ("fp16", "int8")
 FOUR_BITS = ("t5", "bert-classes", "gpt2")
@@ -43,6 +50,14 @@ FAMILIES = (
     *(*GENERATING, "bert-classes", "bert-tokens", "bert-answers", "bert-masked", "bert-embeddings"),
     *("roberta-classes", "qwen3-classes"),
 )
+OPTIMUM = {
+    **dict.fromkeys(GENERATING, "ORTModelForSeq2SeqLM"),
+    **dict.fromkeys(("bert-classes", "roberta-classes", "qwen3-classes"), "ORTModelForSequenceClassification"),
+    "whisper": "ORTModelForSpeechSeq2Seq", "bert-tokens": "ORTModelForTokenClassification",
+    "bert-answers": "ORTModelForQuestionAnswering", "bert-masked": "ORTModelForMaskedLM",
+    "bert-embeddings": "ORTModelForFeatureExtraction",
+}  # fmt: skip
+"""optimum's class for a model."""
 NOT_IN_JAVASCRIPT = "qwen3-classes"
 
 
@@ -105,7 +120,8 @@ def test_each_family_runs_as_it_lies(tmp_path: Path, modules: Path, name: str) -
     if name == "whisper":
         limit_length(model.base)
     levels = levels_of(name)
-    result = exported(tmp_path, model, levels, **{"formats.onnx.packaging": "transformers_js"})
+    packages = "transformers_js,optimum" if optimum.PYTHON else "transformers_js"
+    result = exported(tmp_path, model, levels, **{"formats.onnx.packaging": packages})
     folder = check_result(result, levels)
     shown = run_python(folder, usage_examples((folder / "README.md").read_text())["onnx"])
     assert shown.strip() or name == "whisper"  # silence may have no text
@@ -117,6 +133,8 @@ def test_each_family_runs_as_it_lies(tmp_path: Path, modules: Path, name: str) -
         check_speech(folder, modules, write_sound(tmp_path / "sound.wav", seconds=1.5))
     else:
         check_text(folder, modules, name)
+    if optimum.PYTHON:
+        check_optimum(folder, name)
 
 
 def check_text(folder: Path, modules: Path, name: str) -> None:
@@ -132,6 +150,29 @@ def check_text(folder: Path, modules: Path, name: str) -> None:
         said = run_delivered(folder / f"onnx-{level}", TEXT, "--max-new-tokens", "39").removesuffix("\n")
         (found,) = run_example(folder / f"onnx-{level}", modules, TEXT)  # of 40 tokens, and BART's last ends the text
         assert found["generated_text"].startswith(said)
+
+
+def check_optimum(folder: Path, name: str) -> None:
+    """Compare the results of optimum's class with those of transformers for the merged weights: tokens, otherwise numbers."""
+    model, tokenizer = loaded(folder / "pytorch"), AutoTokenizer.from_pretrained(folder / "pytorch")
+    given = dict(tokenizer(TEXT, return_tensors="pt", return_token_type_ids=name.startswith("bert")))
+    if name == "whisper":
+        extractor = AutoFeatureExtractor.from_pretrained(folder / "pytorch")
+        sound = extractor([0.0, 0.5, -0.5] * 3000, sampling_rate=extractor.sampling_rate, return_tensors="pt")
+        given = {"input_features": sound["input_features"]}
+    rows = {key: value.tolist() for key, value in given.items()}
+    if name in GENERATING:
+        wanted = model.generate(**given, **VARIED, num_beams=1).tolist()
+        asked = {**VARIED, "num_beams": 1, "load": {"use_merged": False}}
+        assert optimum.run_optimum(OPTIMUM[name], folder / "onnx" / "optimum", rows, **asked) == wanted
+        assert len(set(wanted[0])) > 3
+        return
+    found = optimum.run_optimum(OPTIMUM[name], folder / "onnx" / "optimum", rows)
+    with torch.no_grad():
+        results = model(**given)
+    assert found
+    for key, values in found.items():
+        torch.testing.assert_close(torch.tensor(values), results[key], rtol=0, atol=1e-4)
 
 
 def limit_length(base: Path) -> None:
@@ -229,3 +270,22 @@ def test_a_plain_model_is_judged_against_itself(tmp_path: Path) -> None:
     assert genai_continuations(folder / "onnx", [prompt], 12) == [wanted]
     for level in levels:
         assert len(genai_continuations(folder / f"onnx-{level}", [prompt], 12)[0]) > 0
+
+
+@SLOW
+def test_a_whisper_is_run_by_genai(tmp_path: Path) -> None:
+    """From base and LoRA to text, from frames of sound and from a file."""
+    base = make_whisper(tmp_path / "base")
+    torch.manual_seed(5)
+    config = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    get_peft_model(WhisperForConditionalGeneration.from_pretrained(base), config).save_pretrained(tmp_path / "adapter")
+    model = FamilyModel("whisper", tmp_path)
+    result = exported(tmp_path, model, ("fp16",), **{"formats.onnx.packaging": "genai"})
+    folder = check_result(result, ("fp16",))
+    sound = write_sound(tmp_path / "sound.wav", seconds=3)
+    values = np.concatenate([frames(sound), np.flip(frames(sound), 2)])
+    wanted = transcribed_by_transformers(folder / "pytorch", values)
+    assert transcribed(folder / "onnx", values=values) == wanted
+    assert wanted != transcribed_by_transformers(base, values)
+    assert transcribed(folder / "onnx", sound)[0]
+    assert transcribed(folder / "onnx-fp16", sound)[0]

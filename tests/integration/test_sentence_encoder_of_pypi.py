@@ -15,6 +15,7 @@ import pytest
 import torch
 import transformers
 
+from support.commands import optimum
 from support.commands.cli import slipway
 from support.commands.transformers_js import run_example, transformers_js
 
@@ -58,10 +59,16 @@ def adapted(base: Path) -> Any:
 
 def vectors(model: Any, base: Path) -> Any:
     """Return the mean of the tokens' vectors of each text, of length 1: axes (texts, width)."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(base)
-    given = tokenizer(list(TEXTS), padding=True, return_tensors="pt")
+    given = tokens(base)
     with torch.no_grad():
-        hidden = model(**given).last_hidden_state
+        return pooled(model(**given).last_hidden_state, given)
+
+
+def tokens(base: Path) -> dict[str, Any]:
+    return dict(transformers.AutoTokenizer.from_pretrained(base)(list(TEXTS), padding=True, return_tensors="pt"))
+
+
+def pooled(hidden: Any, given: dict[str, Any]) -> Any:
     mask = given["attention_mask"][..., None]
     return torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1).numpy()
 
@@ -76,7 +83,7 @@ def test_a_real_sentence_encoder_gives_the_vectors_of_base_and_adapter(
     wanted, before = vectors(model, base), vectors(transformers.AutoModel.from_pretrained(base), base)
     assert (wanted * before).sum(1).max() < 0.995  # the adapter is visible
     settings = {
-        "optimization.quantization": ",".join(LEVELS), "formats.onnx.packaging": "transformers_js",
+        "optimization.quantization": ",".join(LEVELS), "formats.onnx.packaging": "transformers_js,optimum",
         "validation.test_samples": "4", "validation.benchmark_performance": "false",
     }  # fmt: skip
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
@@ -97,3 +104,9 @@ def test_a_real_sentence_encoder_gives_the_vectors_of_base_and_adapter(
             [sys.executable, "-P", folder / level / "example.py", TEXTS[0]], capture_output=True, text=True, check=True
         )
         assert np.abs(np.array(said.stdout.split(), float) - found[0]).max() < 1e-3
+    if optimum.PYTHON:
+        given = tokens(base)
+        rows = {name: value.tolist() for name, value in given.items()}
+        results = optimum.run_optimum("ORTModelForFeatureExtraction", folder / "onnx" / "optimum", rows)
+        found = pooled(torch.tensor(results["last_hidden_state"]), given)
+        assert (1 - (found * wanted).sum(1)).max() < 1e-5

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from support.commands.optimum import NEEDS_OPTIMUM, run_optimum
 from support.models.family_models import make_family_model
 from support.models.onnx_models import Exported
 from support.models.packaged_models import (
@@ -22,34 +20,6 @@ from support.models.packaged_models import (
     steps_of_two_files,
 )
 from support.models.table_models import ROWS, make_row
-
-PYTHON = os.environ.get("OPTIMUM_PYTHON", "")
-NEEDS_OPTIMUM = pytest.mark.skipif(
-    not PYTHON, reason="OPTIMUM_PYTHON names no interpreter with optimum-onnx, which pins another transformers"
-)
-
-_GENERATE = """
-import json, sys
-import numpy as np, torch
-import optimum.onnxruntime as ort
-kind, folder, given, asked = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), json.loads(sys.argv[4])
-model = getattr(ort, kind).from_pretrained(folder, use_io_binding=False, **asked.pop("load", {}))
-rows = {name: torch.tensor(value) for name, value in given.items()}
-with torch.no_grad():
-    found = model.generate(**rows, **asked) if asked else model(**rows).logits
-print("RESULT" + json.dumps(found.tolist()))
-"""
-
-
-def run_optimum(kind: str, folder: Path, given: dict[str, Any], **asked: Any) -> Any:
-    """Run a class of optimum on a folder, in the environment that has it: generate, or return the logits."""
-    command = [PYTHON, "-c", _GENERATE, kind, str(folder), json.dumps(given), json.dumps(asked)]
-    environment = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=300, env=environment, cwd=folder
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.rpartition("RESULT")[2])
 
 
 def test_a_decoder_takes_the_empty_cache_that_optimum_makes(
@@ -149,5 +119,5 @@ def test_optimum_classifies_as_transformers_does(tmp_path: Path, export: Callabl
     model = transformers.AutoModelForSequenceClassification.from_pretrained(source).eval()
     with torch.no_grad():
         wanted = model(**{key: torch.tensor(value) for key, value in rows.items()}).logits
-    found = run_optimum("ORTModelForSequenceClassification", folder, rows)
+    found = run_optimum("ORTModelForSequenceClassification", folder, rows)["logits"]
     np.testing.assert_allclose(np.array(found), wanted.numpy(), atol=1e-5)

@@ -11,9 +11,9 @@ from support.models.onnx_table import (
     LIMIT,
     README,
     WRITES,
-    Result,
     add_results,
     cells,
+    outcome,
     read_results,
     render,
     run_row,
@@ -21,10 +21,6 @@ from support.models.onnx_table import (
 from support.models.table_models import ROWS, Row
 
 SAMPLE = (("Qwen3", "mobius 14"), ("Gemma 3, window", "mobius 23"), ("Qwen3-MoE", "mobius 18"))
-
-
-def outcome(result: Result) -> tuple[list[str], int]:
-    return result["attempts"], result["opset"]
 
 
 def test_the_readme_shows_the_results() -> None:

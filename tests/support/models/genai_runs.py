@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 
-def genai_continuations(folder: Path, rows: list[list[int]], count: int) -> list[list[int]]:
-    """Return the tokens after each row, at most so many; skip the test without the library."""
+def genai_library() -> Any:
+    """Import onnxruntime-genai; skip the test without it."""
     with pytest.MonkeyPatch.context() as patch:  # it notes in the environment where it found onnxruntime
         patch.setenv("ORT_LIB_PATH", "")
         patch.delenv("ORT_LIB_PATH")
-        og = pytest.importorskip("onnxruntime_genai", reason="onnxruntime-genai is not installed")
+        return pytest.importorskip("onnxruntime_genai", reason="onnxruntime-genai is not installed")
+
+
+def genai_continuations(folder: Path, rows: list[list[int]], count: int) -> list[list[int]]:
+    """Return the tokens after each row, at most so many; skip the test without the library."""
+    og = genai_library()
     model = og.Model(str(folder))
     params = og.GeneratorParams(model)
     width = max(map(len, rows))

@@ -1,6 +1,6 @@
 """Make the table family x engine x opset x batch of ``services/onnx_export/README.md``: every cell is an export with its comparison.
 
-``python -m support.models.onnx_table [--seconds N] [FAMILY ...]``, with tests/ on the path, runs the cells that have no result yet.
+``python -m support.models.onnx_table [--seconds N] [--again] [FAMILY ...]``, with tests/ on the path, runs the cells that have no result yet.
 """
 
 from __future__ import annotations
@@ -208,6 +208,11 @@ def _key(params: Mapping[str, Any]) -> str:
     return json.dumps(params, sort_keys=True)
 
 
+def outcome(result: Result) -> tuple[list[str], int]:
+    """Return what a further run of a cell must repeat; differences depend on the processor."""
+    return result["attempts"], result["opset"]
+
+
 def run_row(
     row: Row,
     known: Mapping[str, Result] = MappingProxyType({}),
@@ -289,6 +294,9 @@ def main() -> None:
     """Run the cells without a result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no cell after this time")
+    parser.add_argument(
+        "--again", action="store_true", help="measure cells that have a result too; they must end as before"
+    )
     parser.add_argument("--cell", action="append", default=[], help='only these cells, as "mobius 23"')
     parser.add_argument("families", nargs="*", help="only these families")
     args = parser.parse_args()
@@ -297,7 +305,12 @@ def main() -> None:
     until = time.monotonic() + args.seconds
     for row in ROWS:
         if time.monotonic() < until and (not args.families or row.name in args.families):
-            for cell, result in run_row(row, read_results().get(row.name, {}), until=until, only=tuple(args.cell)):
+            before = read_results().get(row.name, {})
+            for cell, result in run_row(row, {} if args.again else before, until=until, only=tuple(args.cell)):
+                if outcome(before.get(cell, result)) != outcome(result):
+                    raise AssertionError(
+                        f"{row.name} {cell} ended as {outcome(before[cell])}, now as {outcome(result)}"
+                    )
                 add_results(row, {cell: result})
                 print(row.name, cell, result["attempts"], f"{max(result['differences']):.1e}", flush=True)
 

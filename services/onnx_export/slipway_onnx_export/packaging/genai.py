@@ -1,4 +1,4 @@
-"""``genai_config.json``, with which onnxruntime-genai runs the folder of a decoder."""
+"""``genai_config.json``, with which onnxruntime-genai runs the folder of a decoder or of Whisper."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from slipway.models.families import DECODER
+from slipway.models.families import DECODER, SPEECH
+from slipway_onnx_export.packaging.genai_search import number, search_of, special_tokens
+from slipway_onnx_export.packaging.genai_speech import AUDIO_FILE, audio_processor, speech_config
 from slipway_onnx_export.packaging.graphs import Interface, read_interface
 from slipway_onnx_export.packaging.kinds import NotPackagedError, Packaged
 
@@ -27,17 +29,21 @@ _CACHE = re.compile(r"past_key_values\.(\d+)\.(key|value)")
 
 
 def write_genai(model: Packaged) -> str:
-    """Write ``genai_config.json`` beside the graph; return its name.
+    """Write ``genai_config.json`` beside the graph, of Whisper also how sound is prepared; return the former's name.
 
     Raises:
         NotPackagedError: The runtime cannot run this model's graph.
     """
-    if model.family is not DECODER:
+    if model.family is DECODER:
+        config = genai_config(model, read_interface(model.folder, "model.onnx"))
+    elif model.family is SPEECH:
+        config = speech_config(model)
+        (model.folder / AUDIO_FILE).write_text(json.dumps(audio_processor(model), indent=2) + "\n", encoding="utf-8")
+    else:
         raise NotPackagedError(
-            f"onnxruntime-genai runs decoders of this interface, and the model's family is {model.family.name}"
+            f"onnxruntime-genai runs decoders and Whisper, and the model's family is {model.family.name}"
         )
-    text = json.dumps(genai_config(model, read_interface(model.folder, "model.onnx")), indent=2)
-    (model.folder / FILE).write_text(text + "\n", encoding="utf-8")
+    (model.folder / FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     return FILE
 
 
@@ -52,23 +58,18 @@ def genai_config(model: Packaged, graph: Interface) -> dict[str, Any]:
     if not isinstance(vocabulary, int):
         raise NotPackagedError("its graph does not state the size of the vocabulary")
     config = model.text_config
-    ends = [token for token in _tokens(model, "eos_token_id") if token < vocabulary]
-    padding = [token for token in _tokens(model, "pad_token_id") if token < vocabulary] or ends[:1]
-    starts = _tokens(model, "bos_token_id")
     named = str(config.get("model_type", ""))
     return {
         "model": {
             "type": named if named in _OWN_TYPES else "decoder",
             "context_length": _context_length(config),
             "vocab_size": vocabulary,
-            **({"bos_token_id": starts[0]} if starts else {}),
-            **({"eos_token_id": ends if len(ends) > 1 else ends[0]} if ends else {}),
-            **({"pad_token_id": padding[0]} if padding else {}),
+            **special_tokens(model, vocabulary),
             "decoder": {
                 "session_options": {"log_id": "onnxruntime-genai", "provider_options": []},
                 "filename": "model.onnx",
-                "hidden_size": _number(config, "hidden_size", "n_embd", default=heads * size),
-                "num_attention_heads": _number(config, "num_attention_heads", "n_head", default=heads),
+                "hidden_size": number(config, "hidden_size", "n_embd", default=heads * size),
+                "num_attention_heads": number(config, "num_attention_heads", "n_head", default=heads),
                 "num_key_value_heads": heads,
                 "head_size": size,
                 "num_hidden_layers": layers,
@@ -84,7 +85,7 @@ def genai_config(model: Packaged, graph: Interface) -> dict[str, Any]:
                 },
             },
         },
-        "search": _search(model, vocabulary) | _buffer_search(model, graph),
+        "search": search_of(model, vocabulary) | _buffer_search(model, graph),
     }
 
 
@@ -107,29 +108,10 @@ def _cache(graph: Interface) -> tuple[int, int, int]:
 
 
 def _context_length(config: Mapping[str, Any]) -> int:
-    length = _number(config, *_CONTEXT, default=0)
+    length = number(config, *_CONTEXT, default=0)
     if length < 1:
         raise NotPackagedError(f"its config.json states no context length ({', '.join(_CONTEXT)})")
     return length
-
-
-def _search(model: Packaged, vocabulary: int) -> dict[str, Any]:
-    """Return the search that ``generation_config.json`` asks for: greedy unless it says otherwise, as transformers does."""
-    sampled = model.generation.get("do_sample") is True
-    return {
-        "do_sample": sampled,
-        "temperature": _float(model, "temperature", 1.0),
-        # transformers samples from the 50 best tokens unless told otherwise; the runtime refuses more than there are.
-        "top_k": min(_number(model.generation, "top_k", default=50), vocabulary),
-        "top_p": _float(model, "top_p", 1.0),
-        "repetition_penalty": _float(model, "repetition_penalty", 1.0),
-        "length_penalty": _float(model, "length_penalty", 1.0),
-        "no_repeat_ngram_size": _number(model.generation, "no_repeat_ngram_size", default=0),
-        "min_length": _number(model.generation, "min_length", default=0),
-        "num_beams": 1 if sampled else max(1, _number(model.generation, "num_beams", default=1)),
-        "num_return_sequences": 1,
-        "early_stopping": True,
-    }
 
 
 def _buffer_search(model: Packaged, graph: Interface) -> dict[str, Any]:
@@ -141,23 +123,3 @@ def _buffer_search(model: Packaged, graph: Interface) -> dict[str, Any]:
         "past_present_share_buffer": True,
         "max_length": min(_context_length(model.text_config), _MOST_BUFFERED),
     }
-
-
-def _tokens(model: Packaged, name: str) -> list[int]:
-    """Return token ids by name: those of the generation, otherwise those of the model."""
-    for source in (model.generation, model.config, model.text_config):
-        value = source.get(name)
-        values = value if isinstance(value, list) else [value]
-        found = [each for each in values if type(each) is int and each >= 0]
-        if found:
-            return found
-    return []
-
-
-def _number(source: Mapping[str, Any], *names: str, default: int) -> int:
-    return next((source[name] for name in names if type(source.get(name)) is int and source[name] >= 0), default)
-
-
-def _float(model: Packaged, name: str, default: float) -> float:
-    value = model.generation.get(name)
-    return float(value) if isinstance(value, (int, float)) and value >= 0 else default

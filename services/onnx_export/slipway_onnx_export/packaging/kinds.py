@@ -13,7 +13,7 @@ Kind = Literal["genai", "transformers_js", "optimum", "triton", "kserve"]
 """``genai``: onnxruntime-genai; ``transformers_js``: browsers and Node.js; ``optimum``: optimum's classes; ``triton``: NVIDIA Triton; ``kserve``: KServe."""
 
 ENTRIES: Mapping[Kind, tuple[str, ...]] = {
-    "genai": ("genai_config.json",),
+    "genai": ("genai_config.json", "audio_processor_config.json"),
     "transformers_js": ("transformers_js",),
     "optimum": ("optimum",),
     "triton": ("triton",),
