@@ -47,9 +47,7 @@ class Text:
         vocabulary = config.get("vocab_size")
         if not isinstance(vocabulary, int) or isinstance(vocabulary, bool):
             raise unsupported(f"config.json of this {described(config)} has no vocab_size")
-        cut = read_windows(
-            data, model, family, count=windows, length=_tokens(config), vocabulary=vocabulary, seed=seed
-        )
+        cut = read_windows(data, model, family, count=windows, length=_tokens(config), vocabulary=vocabulary, seed=seed)
         self.family: Family = family
         self.fit: Sequence[Array] = [window.numpy() for window in cut.fit]
         self.held_out: Sequence[Array] = [window.numpy() for window in cut.held_out]
@@ -85,7 +83,9 @@ def feeds(inputs: Sequence[Any], window: Array) -> dict[str, Array]:
             sizes = [shape[0] or 1, shape[1] or 0, 0, shape[3] or 0]
             made[wanted.name] = np.zeros(sizes, np.float16 if "float16" in wanted.type else np.float32)
         else:
-            raise unsupported(f"the graph's input {quoted(wanted.name)} of shape {quoted(wanted.shape)} is unknown or fixed")
+            raise unsupported(
+                f"the graph's input {quoted(wanted.name)} of shape {quoted(wanted.shape)} is unknown or fixed"
+            )
     return made
 
 

@@ -45,7 +45,13 @@ class Trial:
     """
 
     def __init__(
-        self, model: ir.Model, folder: Path, factors: Mapping[str, Array], names: Sequence[str], text: Text, ctx: Context
+        self,
+        model: ir.Model,
+        folder: Path,
+        factors: Mapping[str, Array],
+        names: Sequence[str],
+        text: Text,
+        ctx: Context,
     ) -> None:
         self._names, self._text = list(names), text
         self._results = results_of(model, text.family)
@@ -139,7 +145,9 @@ def _round(model: ir.Model, name: str, number: int, factors: Array | None) -> No
     noise = ir.node("ReduceMean", [share.outputs[0]], {"keepdims": 0})
     producer = value.producer()
     assert producer is not None
-    graph.insert_after(producer, [divided, integers, back, rounded, used, added, *squares, *energies, floored, share, noise])
+    graph.insert_after(
+        producer, [divided, integers, back, rounded, used, added, *squares, *energies, floored, share, noise]
+    )
     for node, index in users:
         node.replace_input_with(index, used.outputs[0])
     result = noise.outputs[0]

@@ -81,7 +81,8 @@ def _require_activations(request: QuantizeRequest, layers: Layers) -> None:
         return
     level = request.params.level
     raise QuantizationError(
-        f"level {level} rounds activations, " + (f"and {BEFORE_LOADING}" if layers.unpacked else "which dense weights do not"),
+        f"level {level} rounds activations, "
+        + (f"and {BEFORE_LOADING}" if layers.unpacked else "which dense weights do not"),
         reason="QUANTIZATION_UNSUPPORTED",
         remedy="use int8, which rounds weights alone" if layers.unpacked else "store it packed (compress_weights)",
         about={"level": level},

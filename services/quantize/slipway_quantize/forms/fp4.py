@@ -82,8 +82,13 @@ class Mxfp4(Fp4):
     format = "mxfp4-pack-quantized"
     group_size = 32
     weights: Mapping[str, Any] = {
-        **{"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group", "group_size": group_size},
-        **{"dynamic": False, "scale_dtype": "torch.uint8"},
+        "num_bits": 4,
+        "type": "float",
+        "symmetric": True,
+        "strategy": "group",
+        "group_size": group_size,
+        "dynamic": False,
+        "scale_dtype": "torch.uint8",
     }
 
     def parts(self, shape: tuple[int, ...]) -> dict[str, Part]:
@@ -110,8 +115,13 @@ class Nvfp4(Fp4):
     format = "nvfp4-pack-quantized"
     group_size = 16
     weights: Mapping[str, Any] = {
-        **{"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": group_size},
-        **{"dynamic": False, "scale_dtype": "torch.float8_e4m3fn"},
+        "num_bits": 4,
+        "type": "float",
+        "symmetric": True,
+        "strategy": "tensor_group",
+        "group_size": group_size,
+        "dynamic": False,
+        "scale_dtype": "torch.float8_e4m3fn",
     }
 
     def __init__(self, scale_dtype: torch.dtype, largest: Mapping[str, float]) -> None:
