@@ -18,6 +18,8 @@ from bench_merge import MAKE, SHAPES
 from bench_onnx import BIN, quantizing, slipway_fp32
 from measure import Measured, measure
 
+from slipway.models.checkpoints import find_checkpoint
+
 RESULTS = Path(__file__).parent / "results"
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 
@@ -60,7 +62,7 @@ def main() -> None:
     trained = arguments.sample / "qwen3-base"
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         root = Path(folder)
-        sources = {"base": trained, "adapter": max((arguments.sample / "qwen3-finetuned").glob("checkpoint-*"))}
+        sources = {"base": trained, "adapter": find_checkpoint(arguments.sample / "qwen3-finetuned").path}
         if not arguments.trained:
             measure([sys.executable, "-c", MAKE, root, json.dumps(SHAPES[arguments.shape])])
             sources = {"base": root / "base", "adapter": root / "adapter"}

@@ -124,7 +124,7 @@ def _list(path: Path, name: str) -> Iterator[Document]:
 
 def _parquet(path: Path, name: str) -> Iterator[Document]:
     try:
-        from pyarrow import ArrowException, parquet  # type: ignore[import-not-found, unused-ignore]
+        from pyarrow import ArrowException, parquet  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError as error:
         remedy = "pip install pyarrow where the quantize stages run, or save the data as .jsonl"
         raise invalid(f"{name} is a Parquet file, and pyarrow is not installed", remedy, file=name) from error

@@ -106,9 +106,11 @@ def test_text_for_calibration_is_imported_or_named_by_its_digest() -> None:
     (task,) = record(optimization=INT4 | {"calibration": "s3://training/red/texts"}).tasks
     assert task.params["imports"]["calibration"] == "s3://training/red/texts"
     assert task.params["sources"]["optimization"] == {"calibration": "s3://training/red/texts"}
-    (task,) = record({"calibration": OTHER}, optimization=INT4 | {"calibration": "/etc"}).tasks
-    assert "calibration" not in task.params["imports"]
-    assert task.params["sources"]["optimization"] == {"calibration": OTHER}
+    for named in ({"calibration": "/etc"}, {}):  # without a setting, the client brings the sample of a local run
+        (task,) = record({"calibration": OTHER}, optimization=INT4 | named).tasks
+        assert "calibration" not in task.params["imports"]
+        assert task.inputs == {"calibration": "source:calibration"}
+        assert task.params["sources"]["optimization"] == {"calibration": OTHER}
 
 
 def test_the_plan_follows_the_import() -> None:
