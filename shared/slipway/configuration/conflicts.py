@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from slipway.configuration.calibration import WITHOUT_DATA, calibrated_levels
+from slipway.configuration.calibration import WITHOUT_DATA, reads_text
 from slipway.configuration.sections import Sections
 from slipway.counts import counted
 from slipway.formats.contract import Format
@@ -36,7 +36,7 @@ def cautions(configuration: Sections) -> tuple[str, ...]:
             "base_model.load_in_4bit: the adapter is merged into the 16-bit weights, not into the 4-bit ones it saw in training; "
             "base_model.merge_onto: nf4 merges onto those"
         )
-    if configuration.optimization.calibration and not calibrated_levels(configuration):
+    if configuration.optimization.calibration and not reads_text(configuration):
         why = (
             "no level is calibrated"
             if configuration.optimization.method != WITHOUT_DATA

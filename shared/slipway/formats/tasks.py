@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from slipway.formats.settings import FormatSettings
+from slipway.levels import LEVELS
 from slipway.registry import stage_of
 from slipway.requirements import ANY, Requirements
 from slipway.stage import Role
@@ -68,6 +69,7 @@ class FormatRequest(Generic[S]):
         packed: Whether integer weights are stored packed (``optimization.compress_weights``).
         profile: Caution of the attempts (``recovery.profile``), which may shape the first one too.
         calibrations: Reference to the calibration of each level that has one (``optimization.method``).
+        text: Reference to the text for levels that cannot be made without; empty if none of the export is such a level.
     """
 
     name: str
@@ -78,6 +80,7 @@ class FormatRequest(Generic[S]):
     packed: bool = True
     profile: str = "auto"
     calibrations: Mapping[str, str] = field(default_factory=dict)
+    text: str = ""
 
 
 def quantized(request: FormatRequest[Any], source: str) -> tuple[PlannedTask, ...]:
@@ -98,7 +101,7 @@ def quantized(request: FormatRequest[Any], source: str) -> tuple[PlannedTask, ..
                 "group_size": request.group_size,
                 "packed": request.packed,
             },
-            inputs={"model": source, **_calibration(request, level)},
+            inputs={"model": source, **_calibration(request, level), **_text(request, level)},
             format=f"{request.name}-{level}",
             output=stage.main_output,
         )
@@ -108,3 +111,7 @@ def quantized(request: FormatRequest[Any], source: str) -> tuple[PlannedTask, ..
 
 def _calibration(request: FormatRequest[Any], level: str) -> dict[str, str]:
     return {"calibration": request.calibrations[level]} if level in request.calibrations else {}
+
+
+def _text(request: FormatRequest[Any], level: str) -> dict[str, str]:
+    return {"data": request.text} if request.text and LEVELS[level].needs_text else {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from slipway.configuration import ExportConfiguration
-from slipway.configuration.calibration import calibrated_levels
+from slipway.configuration.calibration import calibrated_levels, needs_text, reads_text
 from slipway.formats.tasks import PlannedTask
 from slipway.registry import stage_of
 from slipway.stage import Role
@@ -17,7 +17,7 @@ _FALLBACK = "integer weights are rounded to the nearest, without data"
 
 def names_calibration(configuration: ExportConfiguration) -> bool:
     """Return whether the settings name text that the export uses."""
-    return bool(configuration.optimization.calibration and calibrated_levels(configuration))
+    return bool(configuration.optimization.calibration) and reads_text(configuration)
 
 
 def calibrations(
@@ -34,7 +34,7 @@ def calibrations(
     if not levels:
         return {}
     stage, optimization = stage_of(Role.CALIBRATION), configuration.optimization
-    data = _data(configuration, source_names, model=model).reference
+    data = text(configuration, source_names, model=model).reference
     return {
         level: PlannedTask(
             id=f"{stage.name}-{level}",
@@ -55,22 +55,19 @@ def calibrations(
 
 
 def used_calibrations(
-    planned: Collection[PlannedTask],
-    tasks: Iterable[PlannedTask],
-    configuration: ExportConfiguration,
-    source_names: Collection[str],
+    planned: Collection[PlannedTask], data: PlannedTask, tasks: Iterable[PlannedTask]
 ) -> list[PlannedTask]:
-    """Return the planned calibrations that any of the tasks uses, behind the task that chooses their text.
+    """Return the planned calibrations that any of the tasks uses, behind the task that chooses the text of some.
 
     A format of another distribution may make its levels in its own way.
     """
     references = {reference for task in tasks for reference in task.inputs.values()}
     used = [task for task in planned if task.reference in references]
-    data = [_data(configuration, source_names, model=task.inputs["model"]) for task in used[:1]]
-    return [*data, *used]
+    return [data, *used] if used or data.reference in references else []
 
 
-def _data(configuration: ExportConfiguration, source_names: Collection[str], *, model: str) -> PlannedTask:
+def text(configuration: ExportConfiguration, source_names: Collection[str], *, model: str) -> PlannedTask:
+    """Return the task that chooses the text, which calibrations and some levels read; arguments as :func:`calibrations`."""
     stage, validation = stage_of(Role.CALIBRATION_DATA), configuration.validation
     named = bool(configuration.optimization.calibration)
     sources = (SOURCE, *(["heldout"] if validation.enabled else []))
@@ -80,5 +77,5 @@ def _data(configuration: ExportConfiguration, source_names: Collection[str], *, 
         params={"overlap": ("refuse" if named else "leave_out") if validation.enabled else "ignore"},
         inputs={"model": model} | {name: f"source:{name}" for name in sources if name in source_names},
         output=stage.main_output,
-        fallback="" if named else _FALLBACK,
+        fallback="" if named or needs_text(configuration) else _FALLBACK,
     )

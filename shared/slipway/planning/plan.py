@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from slipway.configuration import ExportConfiguration
-from slipway.configuration.calibration import calibrated_levels
+from slipway.configuration.calibration import needs_text, reads_text
 from slipway.errors import ConfigurationError, ServiceError
 from slipway.formats.contract import Format
 from slipway.formats.registry import formats, split_output, translate_format_errors
@@ -17,6 +17,7 @@ from slipway.formats.tasks import FormatRequest, PlannedTask
 from slipway.models.base_format import METHODS, is_base_format
 from slipway.planning.calibration import SOURCE as CALIBRATION
 from slipway.planning.calibration import calibrations, names_calibration, used_calibrations
+from slipway.planning.calibration import text as text_task
 from slipway.planning.deferral import defer_weights
 from slipway.planning.references import VALIDATION, by_source_name
 from slipway.registry import stage_of
@@ -69,13 +70,20 @@ def plan(
         merged = _merge(configuration, base=base, adapter=adapter)
     calibrated = calibrations(configuration, source_names, model=merged.reference)
     references = {level: task.reference for level, task in calibrated.items()}
+    data = text_task(configuration, source_names, model=merged.reference)
     of_formats: list[PlannedTask] = []
     for each, section in configuration.formats.enabled():
         taken = {task.id for task in (*trunk, merged, *calibrated.values(), *of_formats)}
         of_formats += format_tasks(
-            each, section, configuration, model=merged.reference, taken=taken, calibrated=references
+            each,
+            section,
+            configuration,
+            model=merged.reference,
+            taken=taken,
+            calibrated=references,
+            text=data.reference,
         )
-    used = used_calibrations(calibrated.values(), of_formats, configuration, source_names)
+    used = used_calibrations(calibrated.values(), data, of_formats)
     tasks = [*trunk, merged, *used, *of_formats]
     if configuration.validation.enabled and configuration.validation.compare_outputs:
         # Otherwise the comparison within the export to ONNX, which needs the weights, is the only proof of a graph.
@@ -171,7 +179,7 @@ def _as_it_is(configuration: ExportConfiguration) -> PlannedTask:
 
 
 def _needs_tokenizer(configuration: ExportConfiguration) -> bool:
-    needed = [bool(calibrated_levels(configuration))]  # its text is read by the tokenizer
+    needed = [reads_text(configuration)]  # which the tokenizer reads
     for each, section in configuration.formats.enabled():
         with translate_format_errors(each):
             needed.append(bool(each.needs_tokenizer(section)))
@@ -206,6 +214,7 @@ def format_tasks(
     model: str,
     taken: Collection[str] = (),
     calibrated: Mapping[str, str] = MappingProxyType({}),
+    text: str = "",
 ) -> Sequence[PlannedTask]:
     """Plan and check the tasks of one format.
 
@@ -216,6 +225,7 @@ def format_tasks(
         model: Reference to the merged model.
         taken: Ids of the tasks planned before.
         calibrated: Reference to the calibration of each level that has one.
+        text: Reference to the text for levels that need it.
 
     Raises:
         ConfigurationError: ``FORMAT_INVALID``: the format plans tasks that cannot run.
@@ -229,9 +239,10 @@ def format_tasks(
         packed=configuration.optimization.compress_weights,
         profile=configuration.recovery.profile,
         calibrations=calibrated if each.calibrated else {},
+        text=text if needs_text(configuration) else "",
     )
     wanted = {each.output_name(level) for level in request.levels} | (set() if each.is_model else {each.name})
-    known, ids = {model, *calibrated.values()}, set(taken)
+    known, ids = {model, *calibrated.values(), *filter(None, [text])}, set(taken)
     with translate_format_errors(each):
         tasks = tuple(each.plan(request))
         for task in tasks:
