@@ -99,7 +99,7 @@ class Mxfp4(Fp4):
         """As :meth:`Fp4.scales`: the power of two at which the largest weight is from 4 to 8, and the one above."""
         exponent = torch.frexp(largest)[1] - 3  # frexp's fraction is from 0.5 to 1
         found = [torch.where(largest > 0, exponent + more, 0).clamp_(-126, 127) for more in (0, 1)]
-        return [((each + 127).to(torch.uint8), torch.ldexp(torch.ones(()), each)) for each in found]
+        return [((each + 127).to(torch.uint8), torch.ldexp(torch.ones_like(largest), each)) for each in found]
 
 
 class Nvfp4(Fp4):
