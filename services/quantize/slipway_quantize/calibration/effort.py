@@ -54,7 +54,7 @@ def plan_effort(model: StreamedModel, params: CalibrateParams) -> Effort:
     per_window = params.window_tokens * 6 * weights  # two passes, and the products of inputs
     affordable = int(budget / per_window)
     windows = min(params.windows, max(_LEAST_WINDOWS, int(affordable * _BLOCKS_SHARE)))
-    inner = max(max(shape) for shape in shapes if shape[0] != model.vocabulary or len(shapes) == 1)
+    inner = max((max(shape) for shape in shapes if shape[0] != model.vocabulary), default=model.vocabulary)
     in_blocks = max(1, min(_BLOCK_WINDOWS, _LARGEST_RESULTS // (params.window_tokens * inner)))
     widest = max(model.vocabulary, *(shape[0] for shape in shapes))
     at_once = max(1, min(STEP_WINDOWS, _LARGEST_RESULTS // (params.window_tokens * widest)))

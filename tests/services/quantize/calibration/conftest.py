@@ -30,11 +30,11 @@ def calibrate(tmp_path: Path) -> Callable[..., tuple[Path, Context]]:
     runs = iter(range(100))
 
     def call(
-        model: Path, data: Path, *, threads: int = 1, kept: Path | None = None, **params: Any
+        model: Path, data: Path, *, granted: int = 1, kept: Path | None = None, **params: Any
     ) -> tuple[Path, Context]:
         workdir = tmp_path / f"attempt-{next(runs)}"
         workdir.mkdir()
-        ctx = Context(workdir=workdir, log=logging.getLogger("test"), threads=threads, kept=kept)
+        ctx = Context(workdir=workdir, log=logging.getLogger("test"), threads=granted, kept=kept)
         made = STAGE.run({"model": model, "data": data}, CalibrateParams(**{**SMALL, **params}), ctx)
         return made["calibration"], ctx
 

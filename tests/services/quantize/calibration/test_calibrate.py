@@ -70,7 +70,7 @@ def test_the_artifact_is_as_agreed(material: Material, calibrate: Calibrate) -> 
 def test_a_second_run_gives_the_same_bytes(material: Material, calibrate: Calibrate) -> None:
     """Whatever share of the machine a worker gives it; times are facts of the attempt, not of the artifact."""
     params = {"time_budget_seconds": 1, "threads": 2}
-    runs = [calibrate(material.model, material.data, threads=threads, **params) for threads in (1, 3)]
+    runs = [calibrate(material.model, material.data, granted=granted, **params) for granted in (1, 3)]
     for name in ("weights.safetensors", "calibration.json"):
         first, second = ((folder / name).read_bytes() for folder, _ in runs)
         assert first == second

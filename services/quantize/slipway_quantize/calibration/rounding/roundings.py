@@ -63,9 +63,9 @@ class Piece:
         self.places.clamp_(self.grid.lowest - _BEYOND, self.grid.highest + _BEYOND)
 
     @torch.no_grad()
-    def scales(self) -> Tensor:
-        """Return the scales as they are now, exact in their stored type."""
-        return (self._fitted.scales * (1 + self.factors)).to(self.grid.dtype).float()
+    def scales(self, rows: slice | Tensor = slice(None)) -> Tensor:
+        """Return the scales of rows as they are now, exact in their stored type."""
+        return (self._fitted.scales[rows] * (1 + self.factors[rows])).to(self.grid.dtype).float()
 
     @torch.no_grad()
     def values(self, rows: slice | Tensor) -> Tensor:
@@ -74,13 +74,13 @@ class Piece:
         groups = self._groups(values)
         if self._fitted.zeros is not None:
             groups.sub_(self._fitted.zeros[rows][..., None])
-        groups.mul_(self.scales()[rows][..., None])
+        groups.mul_(self.scales(rows)[..., None])
         return values
 
     @torch.no_grad()
     def take(self, rows: slice | Tensor, gradient: Tensor, values: Tensor) -> None:
         """Add the gradient of rows' values: that of a place passes the rounding to its code."""
-        scales, before = self.scales()[rows], self._fitted.scales[rows]
+        scales, before = self.scales(rows), self._fitted.scales[rows]
         groups = self._groups(gradient)
         ratio = torch.where(scales == 0, 0.0, before / torch.where(scales == 0, 1.0, scales))
         of_factors = (groups * self._groups(values)).sum(-1).mul_(ratio)
