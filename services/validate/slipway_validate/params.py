@@ -74,5 +74,5 @@ class ValidateParams(SampleParams):
         description="outputs to judge; the verdicts on the others are those of the report in the input before",
     )
     limits: dict[str, LimitOverrides] = Field(
-        default_factory=dict, description="limits to replace, by level: float32, float16, bfloat16, int8, int4"
+        default_factory=dict, description="limits to replace, by type of the stored weights: one of slipway.levels.STORED_TYPES"
     )

@@ -54,7 +54,9 @@ def calibrations(
     }
 
 
-def used_calibrations(planned: Collection[PlannedTask], data: PlannedTask, tasks: Iterable[PlannedTask]) -> list[PlannedTask]:
+def used_calibrations(
+    planned: Collection[PlannedTask], data: PlannedTask, tasks: Iterable[PlannedTask]
+) -> list[PlannedTask]:
     """Return the planned calibrations that any of the tasks uses, behind the task that chooses the text of some.
 
     A format of another distribution may make its levels in its own way.

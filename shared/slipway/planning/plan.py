@@ -75,7 +75,13 @@ def plan(
     for each, section in configuration.formats.enabled():
         taken = {task.id for task in (*trunk, merged, *calibrated.values(), *of_formats)}
         of_formats += format_tasks(
-            each, section, configuration, model=merged.reference, taken=taken, calibrated=references, text=data.reference
+            each,
+            section,
+            configuration,
+            model=merged.reference,
+            taken=taken,
+            calibrated=references,
+            text=data.reference,
         )
     used = used_calibrations(calibrated.values(), data, of_formats)
     tasks = [*trunk, merged, *used, *of_formats]

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -71,7 +70,7 @@ def choose_ranges(
         each: {name: Range(found.range(each), factors.get(name)) for name, found in histograms.items()}
         for each in methods
     }
-    trial = Trial(load_graph(folder, graph_files(folder)[0]), folder, factors, list(histograms), text, ctx)
+    trial = Trial(folder, {name: factors.get(name) for name in histograms}, text, ctx)
     tried = trial.divergences([(by_method[each], frozenset()) for each in methods])
     divergence = {each: found.divergence for each, found in zip(methods, tried, strict=True)}
     chosen = min(methods, key=lambda each: divergence[each])

@@ -131,4 +131,10 @@ def check_half_checkpoint(target: Path, data: Path, *, seed: int, ctx: Context) 
             f"activations in {counted(len(near), 'place')} come near float16's {HALF_LARGEST:.0f} on the calibration text "
             f"({worst} reaches {near[worst]}); bf16 has the range of float32"
         )
-    return {"text": digest, "windows": windows, "margin": MARGIN, "near": near, "largest": float(f"{max(peaks.values()):.5g}")}
+    return {
+        "text": digest,
+        "windows": windows,
+        "margin": MARGIN,
+        "near": near,
+        "largest": float(f"{max(peaks.values()):.5g}"),
+    }

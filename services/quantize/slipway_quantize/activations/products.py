@@ -115,7 +115,10 @@ def replace_by_joined(
     nodes = _product_nodes(first, weights[0], codes, scales, products=products, name=name)
     sizes = add_inline_constant(model, f"{name}.sizes", [weight.features[0] for weight in weights])
     split = ir.node("Split", [nodes[-1].outputs[0], sizes], {"axis": -1}, num_outputs=len(weights))
-    own = [_bias_nodes(node, made) or [ir.node("Identity", [made])] for node, made in zip([first, *others], split.outputs, strict=True)]
+    own = [
+        _bias_nodes(node, made) or [ir.node("Identity", [made])]
+        for node, made in zip([first, *others], split.outputs, strict=True)
+    ]
     model.graph.insert_before(first, [*nodes, split])
     for node, made in zip([first, *others], own, strict=True):
         replace_node(model.graph, node, made)

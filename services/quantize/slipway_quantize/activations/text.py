@@ -16,6 +16,7 @@ from slipway.texts import quoted
 from slipway_quantize.calibration.windows import read_windows
 
 Array = NDArray[Any]
+_SHORTEST = 4
 WINDOWS, WINDOW_TOKENS = 128, 128
 """An eighth of them judges; more text moves the ranges of the trained sample by less than a step."""
 
@@ -47,9 +48,7 @@ class Text:
         vocabulary = config.get("vocab_size")
         if not isinstance(vocabulary, int) or isinstance(vocabulary, bool):
             raise unsupported(f"config.json of this {described(config)} has no vocab_size")
-        cut = read_windows(
-            data, model, family, count=windows, length=_tokens(config), vocabulary=vocabulary, seed=seed
-        )
+        cut = read_windows(data, model, family, count=windows, length=_tokens(config), vocabulary=vocabulary, seed=seed)
         self.family: Family = family
         self.fit: Sequence[Array] = [window.numpy() for window in cut.fit]
         self.held_out: Sequence[Array] = [window.numpy() for window in cut.held_out]
@@ -59,8 +58,9 @@ class Text:
 def _tokens(config: Mapping[str, Any]) -> int:
     """Return the length of a window: models with a table of positions take no more than it has."""
     most = config.get("max_position_embeddings")
-    usable = isinstance(most, int) and not isinstance(most, bool) and most > 16
-    return min(WINDOW_TOKENS, most - 4) if usable else WINDOW_TOKENS  # type: ignore[operator] - RoBERTa's begins at 2
+    if not isinstance(most, int) or isinstance(most, bool) or most <= 2 * _SHORTEST:
+        return WINDOW_TOKENS
+    return min(WINDOW_TOKENS, most - _SHORTEST)  # RoBERTa's positions begin at 2
 
 
 def feeds(inputs: Sequence[Any], window: Array) -> dict[str, Array]:
@@ -85,7 +85,9 @@ def feeds(inputs: Sequence[Any], window: Array) -> dict[str, Array]:
             sizes = [shape[0] or 1, shape[1] or 0, 0, shape[3] or 0]
             made[wanted.name] = np.zeros(sizes, np.float16 if "float16" in wanted.type else np.float32)
         else:
-            raise unsupported(f"the graph's input {quoted(wanted.name)} of shape {quoted(wanted.shape)} is unknown or fixed")
+            raise unsupported(
+                f"the graph's input {quoted(wanted.name)} of shape {quoted(wanted.shape)} is unknown or fixed"
+            )
     return made
 
 

@@ -15,6 +15,7 @@ from slipway.stage import Context
 from slipway_quantize.activations.ranges import Array, Range
 from slipway_quantize.activations.running import TextGraph
 from slipway_quantize.activations.text import Text, feeds, unsupported
+from slipway_quantize.graphs.folder import graph_files, load_graph
 
 _STEP, _EXACT, _NOISE = "trial.{}.step", "trial.{}.exact", "trial.{}.noise"
 
@@ -36,21 +37,18 @@ class Trial:
     """A graph in which each value can be rounded, with any step.
 
     Args:
-        model: The graph; it is changed.
-        folder: Folder with its data.
-        factors: Divisors of features by value.
-        names: The values.
+        folder: Folder with the graph and its weights.
+        factors: Divisors of features, if there are any, by the name of each value.
         text: The text.
         ctx: Context of the stage.
     """
 
-    def __init__(
-        self, model: ir.Model, folder: Path, factors: Mapping[str, Array], names: Sequence[str], text: Text, ctx: Context
-    ) -> None:
-        self._names, self._text = list(names), text
+    def __init__(self, folder: Path, factors: Mapping[str, Array | None], text: Text, ctx: Context) -> None:
+        self._names, self._text = list(factors), text
+        model = load_graph(folder, graph_files(folder)[0])
         self._results = results_of(model, text.family)
         for number, name in enumerate(self._names):
-            _round(model, name, number, factors.get(name))
+            _round(model, name, number, factors[name])
         self._graph = TextGraph(model, folder, ctx)
 
     def divergences(self, choices: Sequence[tuple[Mapping[str, Range], frozenset[str]]]) -> list[Tried]:
@@ -139,7 +137,9 @@ def _round(model: ir.Model, name: str, number: int, factors: Array | None) -> No
     noise = ir.node("ReduceMean", [share.outputs[0]], {"keepdims": 0})
     producer = value.producer()
     assert producer is not None
-    graph.insert_after(producer, [divided, integers, back, rounded, used, added, *squares, *energies, floored, share, noise])
+    graph.insert_after(
+        producer, [divided, integers, back, rounded, used, added, *squares, *energies, floored, share, noise]
+    )
     for node, index in users:
         node.replace_input_with(index, used.outputs[0])
     result = noise.outputs[0]
@@ -149,6 +149,6 @@ def _round(model: ir.Model, name: str, number: int, factors: Array | None) -> No
 
 def _constant(graph: ir.Graph, name: str, values: Any) -> ir.Value:
     tensor = ir.tensor(values, name=name)
-    value = ir.Value(name=name, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape))
+    value = ir.Value(name=name, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=ir.Shape(values.shape))
     graph.register_initializer(value)
     return value

@@ -67,7 +67,8 @@ def write_int8(
         require_opset(model, name)
     left_out_bytes = sum(left_out.put_in(model, name) for name, model in graphs)
     outcome = Outcome(
-        method="int8 per output feature, activations int8 " + ("with ranges of each call" if ranges is None else "(QDQ)"),
+        method="int8 per output feature, activations int8 "
+        + ("with ranges of each call" if ranges is None else "(QDQ)"),
         left_out_bytes=left_out_bytes,
     )
     found = {name: find_weights(model.graph) for name, model in graphs}

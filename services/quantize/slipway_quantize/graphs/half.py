@@ -45,7 +45,12 @@ def half_values(model: ir.Model) -> list[str]:
 
 
 def write_half(
-    source: Path, target: Path, *, left_out: LeftOutSource, ctx: Context, wide: Mapping[str, float] = MappingProxyType({})
+    source: Path,
+    target: Path,
+    *,
+    left_out: LeftOutSource,
+    ctx: Context,
+    wide: Mapping[str, float] = MappingProxyType({}),
 ) -> Outcome:
     """Write ``source``'s graphs into ``target`` in float16; float32 inputs and outputs become float16 too.
 
@@ -96,7 +101,9 @@ def _kept(graph: ir.Graph, plan: HalfPlan, wide: Mapping[str, float]) -> dict[st
         for value in node.inputs if found else ():
             if value is not None and value.is_initializer() and id(value) in plan.constants and is_float(value):
                 largest = max(wide[str(each.name)] for each in found)
-                kept[str(value.name)] = f"its layer's activations reach {largest:.5g} on text, near the end of float16's range"
+                kept[str(value.name)] = (
+                    f"its layer's activations reach {largest:.5g} on text, near the end of float16's range"
+                )
     return kept
 
 

@@ -122,6 +122,32 @@ def _agrees_with_merged(output: OutputValidation) -> bool:
 
 def _distance_cause(output: OutputValidation) -> tuple[str, str]:
     match output.level:
+        case "int3":
+            return (
+                "rounding to 3 bits moves this model too far",
+                "use int4, or a calibration (optimization.method: auto) for int3",
+            )
+        case "mxfp4" | "nvfp4":
+            return (
+                "rounding to floats of 4 bits moves this model too far",
+                "use int4, which is closer at this size, or fp8"
+                if output.level == "mxfp4"
+                else "use int4 with a calibration, or fp8",
+            )
+        case "fp8" | "fp8_static" | "w8a8":
+            return (
+                "rounding weights and activations to 8 bits moves this model too far",
+                "use int8, which rounds weights alone"
+                if output.level != "fp8_static"
+                else "use fp8, whose ranges of activations are found while it runs",
+            )
+        case "int8_dynamic" | "int8_static":
+            return (
+                "its activations have outliers, beside which the integers of one range are too coarse",
+                "use int8, which rounds weights alone, or int8_static, whose ranges are chosen on text"
+                if output.level == "int8_dynamic"
+                else "use int8, which rounds weights alone, or give optimization.calibration text like that of the model's use",
+            )
         case "int4":
             return (
                 "rounding to 4 bits moves this model too far",
