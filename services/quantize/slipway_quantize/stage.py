@@ -35,7 +35,10 @@ STAGE = Stage(
     libraries=("compressed-tensors", "onnx-ir", "onnxruntime", "safetensors", "torch", "transformers"),
     reads_deferred=reads_deferred,
     role=Role.QUANTIZATION,
-    effort=Effort(seconds_per_gb=6.0, phases={"quantize": (0.05, 0.8), "cast": (0.05, 0.8), "ranges": (0.05, 0.5), "check": (0.8, 0.95)}),
+    effort=Effort(
+        seconds_per_gb=6.0,
+        phases={"quantize": (0.05, 0.8), "cast": (0.05, 0.8), "ranges": (0.05, 0.5), "check": (0.8, 0.95)},
+    ),
     output_bytes=lambda params, size: size.at_level(params["level"]),
     refuses=refusal_reason,
     recovery=Path(__file__).with_name("recovery.yaml"),

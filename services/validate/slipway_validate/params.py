@@ -74,5 +74,6 @@ class ValidateParams(SampleParams):
         description="outputs to judge; the verdicts on the others are those of the report in the input before",
     )
     limits: dict[str, LimitOverrides] = Field(
-        default_factory=dict, description="limits to replace, by type of the stored weights: one of slipway.levels.STORED_TYPES"
+        default_factory=dict,
+        description="limits to replace, by type of the stored weights: one of slipway.levels.STORED_TYPES",
     )

@@ -171,7 +171,7 @@ def _require_smaller(before: int, after: int, level: str) -> None:
         )
 
 
-def _planned_tensors(tensor: TensorInfo, plan: _Plan, form: Form, packed: bool) -> list[list[TensorSpec]]:  # noqa: FBT001 - of the level
+def _planned_tensors(tensor: TensorInfo, plan: _Plan, form: Form, packed: bool) -> list[list[TensorSpec]]:
     """Return the tensors written for one tensor of the checkpoint, in groups that must be in one shard."""
     groups = [[TensorSpec(tensor.name, tensor.dtype, tensor.shape)]] if tensor.name in plan.dense else []
     for weight in plan.linear.get(tensor.name, []):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -77,7 +78,7 @@ class _Largest:
         mask = self.batch.mask
         values = inputs[mask == 1] if inputs.shape[:-1] == mask.shape else inputs
         largest = float(values.abs().max())
-        if largest != largest or largest == float("inf"):
+        if not math.isfinite(largest):
             raise QuantizationError(
                 f"an input of {layer.name} is NaN or infinite on the calibration text",
                 reason="NON_FINITE_OUTPUT",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -63,17 +63,16 @@ def form_of(request: QuantizeRequest, layers: Layers) -> Form:
         return PackedIntegers(
             level, scale_dtype=scale_dtype, calibrated=layers.calibrated, asymmetric=layers.asymmetric
         )
-    make = {
+    forms: Mapping[str, Callable[[], Form]] = {
         "mxfp4": partial(Mxfp4, scale_dtype),
         "nvfp4": partial(_nvfp4, layers, request),
         "fp8": partial(Channels, torch.float8_e4m3fn, scale_dtype=scale_dtype),
         "fp8_static": partial(_static, layers, request),
         "w8a8": partial(Channels, torch.int8, scale_dtype=scale_dtype),
-    }[request.params.level]
+    }
     if request.params.level not in ("mxfp4", "nvfp4"):
         _require_activations(request, layers)
-    form: Form = make()
-    return form
+    return forms[request.params.level]()
 
 
 def _require_activations(request: QuantizeRequest, layers: Layers) -> None:
@@ -81,7 +80,8 @@ def _require_activations(request: QuantizeRequest, layers: Layers) -> None:
         return
     level = request.params.level
     raise QuantizationError(
-        f"level {level} rounds activations, " + (f"and {BEFORE_LOADING}" if layers.unpacked else "which dense weights do not"),
+        f"level {level} rounds activations, "
+        + (f"and {BEFORE_LOADING}" if layers.unpacked else "which dense weights do not"),
         reason="QUANTIZATION_UNSUPPORTED",
         remedy="use int8, which rounds weights alone" if layers.unpacked else "store it packed (compress_weights)",
         about={"level": level},

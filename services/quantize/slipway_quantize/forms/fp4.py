@@ -82,8 +82,13 @@ class Mxfp4(Fp4):
     format = "mxfp4-pack-quantized"
     group_size = 32
     weights: Mapping[str, Any] = {
-        **{"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group", "group_size": group_size},
-        **{"dynamic": False, "scale_dtype": "torch.uint8"},
+        "num_bits": 4,
+        "type": "float",
+        "symmetric": True,
+        "strategy": "group",
+        "group_size": group_size,
+        "dynamic": False,
+        "scale_dtype": "torch.uint8",
     }
 
     def parts(self, shape: tuple[int, ...]) -> dict[str, Part]:
@@ -94,7 +99,7 @@ class Mxfp4(Fp4):
         """As :meth:`Fp4.scales`: the power of two at which the largest weight is from 4 to 8, and the one above."""
         exponent = torch.frexp(largest)[1] - 3  # frexp's fraction is from 0.5 to 1
         found = [torch.where(largest > 0, exponent + more, 0).clamp_(-126, 127) for more in (0, 1)]
-        return [((each + 127).to(torch.uint8), torch.ldexp(torch.ones(()), each)) for each in found]
+        return [((each + 127).to(torch.uint8), torch.ldexp(torch.ones_like(largest), each)) for each in found]
 
 
 class Nvfp4(Fp4):
@@ -110,8 +115,13 @@ class Nvfp4(Fp4):
     format = "nvfp4-pack-quantized"
     group_size = 16
     weights: Mapping[str, Any] = {
-        **{"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": group_size},
-        **{"dynamic": False, "scale_dtype": "torch.float8_e4m3fn"},
+        "num_bits": 4,
+        "type": "float",
+        "symmetric": True,
+        "strategy": "tensor_group",
+        "group_size": group_size,
+        "dynamic": False,
+        "scale_dtype": "torch.float8_e4m3fn",
     }
 
     def __init__(self, scale_dtype: torch.dtype, largest: Mapping[str, float]) -> None:

@@ -46,7 +46,9 @@ class PackedIntegers(Form):
         self._scales = DTYPE_NAMES[scale_dtype]
         self._calibrated = calibrated
         self._asymmetric = asymmetric
-        self.dequantize = asymmetric  # compressed-tensors 0.20 expects unpacked zero points in a model that it unpacks later
+        self.dequantize = (
+            asymmetric  # compressed-tensors 0.20 expects unpacked zero points in a model that it unpacks later
+        )
         self.weights = {
             "num_bits": level.bits,
             "type": "int",

@@ -120,49 +120,42 @@ def _agrees_with_merged(output: OutputValidation) -> bool:
     return bool(against) and all(check.passed for check in against)
 
 
+_HALF = (
+    "it is further from the reference than 16-bit rounding explains",
+    "use the other 16-bit type or none; if the unquantized format fails too, examine that first",
+)
+_FLOATS_OF_4_BITS = "rounding to floats of 4 bits moves this model too far"
+_BOTH_IN_8_BITS = "rounding weights and activations to 8 bits moves this model too far"
+_OUTLIERS = "its activations have outliers, beside which the integers of one range are too coarse"
+_ROUNDING = {
+    "fp16": _HALF,
+    "bf16": _HALF,
+    "int8": (
+        "it is further from the reference than rounding to 8 bits explains, or the model has outliers",
+        "use fp16 or bf16; if those pass, give int8 a smaller group_size",
+    ),
+    "w8a8": (_BOTH_IN_8_BITS, "use int8, which rounds weights alone"),
+    "fp8": (_BOTH_IN_8_BITS, "use int8, which rounds weights alone"),
+    "fp8_static": (
+        _BOTH_IN_8_BITS,
+        "use fp8, which finds the ranges of activations while it runs, or text closer to what it is used for",
+    ),
+    "int8_dynamic": (_OUTLIERS, "use int8, which rounds weights alone, or int8_static, which chooses ranges on text"),
+    "int8_static": (_OUTLIERS, "use int8, which rounds weights alone, or text closer to what it is used for"),
+    "int4": (
+        "rounding to 4 bits moves this model too far",
+        "use int8, or a smaller group_size (16 instead of 32) for int4",
+    ),
+    "nvfp4": (_FLOATS_OF_4_BITS, "use int4, which text can calibrate (optimization.method), or int8"),
+    "mxfp4": (_FLOATS_OF_4_BITS, "use nvfp4 or int4, which are closer at nearly the same size"),
+    "int3": ("rounding to 3 bits moves this model too far", "calibrate it (optimization.method: auto), or use int4"),
+}
+"""Cause and remedy of a distance that is too large, by level."""
+
+
 def _distance_cause(output: OutputValidation) -> tuple[str, str]:
-    match output.level:
-        case "int3":
-            return (
-                "rounding to 3 bits moves this model too far",
-                "use int4, or a calibration (optimization.method: auto) for int3",
-            )
-        case "mxfp4" | "nvfp4":
-            return (
-                "rounding to floats of 4 bits moves this model too far",
-                "use int4, which is closer at this size, or fp8"
-                if output.level == "mxfp4"
-                else "use int4 with a calibration, or fp8",
-            )
-        case "fp8" | "fp8_static" | "w8a8":
-            return (
-                "rounding weights and activations to 8 bits moves this model too far",
-                "use int8, which rounds weights alone"
-                if output.level != "fp8_static"
-                else "use fp8, whose ranges of activations are found while it runs",
-            )
-        case "int8_dynamic" | "int8_static":
-            return (
-                "its activations have outliers, beside which the integers of one range are too coarse",
-                "use int8, which rounds weights alone, or int8_static, whose ranges are chosen on text"
-                if output.level == "int8_dynamic"
-                else "use int8, which rounds weights alone, or give optimization.calibration text like that of the model's use",
-            )
-        case "int4":
-            return (
-                "rounding to 4 bits moves this model too far",
-                "use int8, or a smaller group_size (16 instead of 32) for int4",
-            )
-        case "int8":
-            return (
-                "it is further from the reference than rounding to 8 bits explains, or the model has outliers",
-                "use fp16 or bf16; if those pass, give int8 a smaller group_size",
-            )
-        case "fp16" | "bf16":
-            return (
-                "it is further from the reference than 16-bit rounding explains",
-                "use the other 16-bit type or none; if the unquantized format fails too, examine that first",
-            )
+    if output.level in _ROUNDING:
+        return _ROUNDING[output.level]
     if output.format == "pytorch" and output.to_base is None:
         return (
             "its weights are not those of the base model from which it was made",

@@ -25,6 +25,8 @@ from slipway_validate.runner.pytorch.wide_layers import widen_while_computing
 
 LIMITS_OF_LENGTH = ("max_target_positions", "max_position_embeddings")
 """Settings with the largest number of tokens; the decoder's, if the encoder has its own."""
+_COMPUTED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+"""Types that are computed with."""
 
 
 class TransformersModel:
@@ -83,8 +85,11 @@ class TransformersModel:
     def leave_comparison(self) -> None:
         """Switch back to the native types; narrowing widened weights restores their values."""
         self._restore()
+        native = getattr(torch, self.native_dtype)
         for name, tensor in self._tensors():
             dtype = self._served_as.get(name, tensor.dtype)
+            if dtype not in _COMPUTED and tensor.dtype in _COMPUTED:
+                dtype = native  # codes, which compressed-tensors has unpacked under the same name meanwhile
             if dtype != tensor.dtype:
                 tensor.data = tensor.data.to(dtype)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -22,9 +23,12 @@ from slipway_validate.runner.survival.stored import (
 )
 
 _STORED = re.compile(r"(?P<weight>.+\.weight)(?P<part>_packed|)")
-_BITS = (4, 8)
+_BITS = (3, 4, 8)
 _SCALED = ("I8", "F8_E4M3", "F8_E5M2")
 """Types of weights that are whole numbers or small floats with a scale beside them."""
+_FLOAT8 = {"F8_E4M3": 0x7F, "F8_E5M2": 0x7C}
+"""The first code above the magnitudes of a type."""
+_FLOAT4 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 
 
 class Checkpoint:
@@ -59,21 +63,44 @@ class Checkpoint:
 
     def _scaled(self, name: str, info: TensorInfo) -> StoredWeight:
         scales = self._scales(name)
-        if info.dtype not in _SCALED or f"{name}_zero_point" in self._tensors or info.shape[1] % scales.shape[1]:
+        zeros = f"{name}_zero_point" in self._tensors
+        if info.dtype not in _SCALED or zeros or len(info.shape) != 2 or not _fits(scales, info.shape):
             raise NotUnderstoodError(f"it is stored as {info.dtype} in a form that is not known")
         values = mapped(info)
         if info.dtype != "I8":
-            return Dense(values.float() * scales.repeat_interleave(info.shape[1] // scales.shape[1], dim=1))
+            codes = torch.arange(_FLOAT8[info.dtype], dtype=torch.uint8)
+            magnitudes = codes.view(torch_dtypes(info.dtype)[info.dtype]).float()
+            return Coded(lambda rows: values[rows].float(), scales, None, (0, 0), tuple(info.shape), magnitudes)
         return Coded(lambda rows: values[rows].int(), scales, None, (-128, 127), tuple(info.shape))
+
+    def _float4(self, name: str, packed: TensorInfo) -> StoredWeight:
+        """Return 4-bit floats, two in a byte, with scales that are powers of two or FP8."""
+        scale, above = self._tensors.get(f"{name}_scale"), self._tensors.get(f"{name}_global_scale")
+        known = scale is not None and len(packed.shape) == len(scale.shape) == 2 and packed.shape[0] == scale.shape[0]
+        if scale is None or not known or 2 * packed.shape[1] % max(1, scale.shape[1]):
+            raise NotUnderstoodError("it is packed as U8 in a form that is not known")
+        if scale.dtype == "U8" and above is None:
+            scales = torch.exp2(mapped(scale).float() - 127)
+        elif scale.dtype == "F8_E4M3" and above is not None and above.dtype == "F32" and above.numel == 1:
+            scales = mapped(scale).float() / mapped(above)
+        else:
+            raise NotUnderstoodError(f"its scales are {scale.dtype}, in a form that is not known")
+        shape, stored = (packed.shape[0], 2 * packed.shape[1]), mapped(packed)
+        return Coded(lambda rows: _float4(stored[rows]), scales, None, (0, 0), shape, _FLOAT4)
 
     def _packed(self, name: str) -> StoredWeight:
         packed, shape = self._tensors[f"{name}_packed"], self._tensors.get(f"{name}_shape")
+        if packed.dtype == "U8" and shape is None:
+            return self._float4(name, packed)
         if packed.dtype != "I32" or len(packed.shape) != 2 or shape is None or f"{name}_g_idx" in self._tensors:
             raise NotUnderstoodError(f"it is packed as {packed.dtype} in a form that is not known")
-        rows, columns = (int(size) for size in mapped(shape))
+        sizes = mapped(shape).flatten().tolist()
+        if len(sizes) != 2:
+            raise NotUnderstoodError(f"its shape is stored as {len(sizes)} numbers")
+        rows, columns = (int(size) for size in sizes)
         bits = 32 * packed.shape[1] // max(1, columns)
         scales = self._scales(name)
-        if bits not in _BITS or packed.shape != (rows, columns * bits // 32) or columns % scales.shape[1]:
+        if bits not in _BITS or packed.shape != (rows, columns * bits // 32) or not _fits(scales, (rows, columns)):
             raise NotUnderstoodError(f"it is packed in a form that is not known: {packed.shape} for {(rows, columns)}")
         zeros = self._tensors.get(f"{name}_zero_point")
         middle = 1 << (bits - 1)
@@ -94,12 +121,28 @@ class Checkpoint:
         return scales.reshape(len(scales), -1) if scales.dim() else scales.reshape(1, 1)
 
 
+def _fits(scales: Tensor, shape: Sequence[int]) -> bool:
+    """Return whether each row of a weight has whole groups of columns, and one scale for each; or all rows share one."""
+    rows, groups = scales.shape
+    return rows in (1, shape[0]) and groups > 0 and shape[1] % groups == 0
+
+
 def _unpacked(packed: Tensor, rows: slice, *, bits: int) -> Tensor:
     """Return codes, int32 (R, K): little-endian words, offset by half of their range."""
     bytes_ = packed[rows].contiguous().view(torch.uint8)
+    if bits == 3:
+        digits = torch.from_numpy(np.unpackbits(bytes_.numpy(), axis=1, bitorder="little"))
+        digits = digits[:, : digits.shape[1] // bits * bits].reshape(len(bytes_), -1, bits).int()
+        return (digits << torch.arange(bits)).sum(dim=2, dtype=torch.int32) - (1 << (bits - 1))
     if bits == 4:
         bytes_ = torch.stack([bytes_ & 15, bytes_ >> 4], dim=-1).reshape(len(bytes_), -1)
     return bytes_.int() - (1 << (bits - 1))
+
+
+def _float4(packed: Tensor) -> Tensor:
+    """Return 4-bit floats, float32 (R, K): the first of two in the low half of a byte, its sign above its magnitude."""
+    codes = torch.stack([packed & 15, packed >> 4], dim=-1).reshape(len(packed), -1)
+    return _FLOAT4[(codes & 7).long()] * (1 - 2 * (codes >> 3).float())
 
 
 def mapped(info: TensorInfo) -> Tensor:

@@ -30,6 +30,7 @@ class Rows:
         scales: Scale of each code; None for dense values. float32 (R, K)
         zeros: Code of zero of each; None for 0. float32 (R, K)
         limits: Smallest and largest code.
+        magnitudes: If the codes are short floats: those that there are, from 0 up; None for whole numbers. float32 (M,)
     """
 
     values: Tensor
@@ -37,6 +38,7 @@ class Rows:
     scales: Tensor | None = None
     zeros: Tensor | None = None
     limits: tuple[int, int] = (0, 0)
+    magnitudes: Tensor | None = None
 
     def changed_from(self, values: Tensor) -> float:
         """Return the share of what is stored that differs from other values (R, K) on the same grid."""
@@ -44,8 +46,13 @@ class Rows:
             other = values.to(self.stored.dtype)
         else:
             inverse = torch.where(self.scales.abs() > 1e-37, 1 / self.scales, torch.zeros(()))
-            other = torch.round(values * inverse) + (0 if self.zeros is None else self.zeros)
-            other = other.clamp(*self.limits).to(self.stored.dtype)
+            other = values * inverse
+            if self.magnitudes is not None:
+                ties = (self.magnitudes[1:] + self.magnitudes[:-1]) / 2
+                other = self.magnitudes[torch.bucketize(other.abs(), ties)].copysign(other)
+            else:
+                other = torch.round(other) + (0 if self.zeros is None else self.zeros)
+                other = other.clamp(*self.limits).to(self.stored.dtype)
         return float((other != self.stored).float().mean())
 
     def turned(self, rows: slice) -> Rows:
@@ -91,14 +98,15 @@ class Dense:
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """Integer codes with a scale per group.
+    """Codes with a scale per group.
 
     Attributes:
-        codes: Function that reads some rows of codes. int32 (R, K)
+        codes: Function that reads some rows of codes. int32 (R, K), or float32 for short floats
         scales: (N, G), or (N, 1) for a whole row.
         zeros: Codes of zero; None for 0. (N, G)
         limits: Smallest and largest code.
         shape: (N, K)
+        magnitudes: As :class:`Rows`.
     """
 
     codes: Callable[[slice], Tensor]
@@ -106,6 +114,7 @@ class Coded:
     zeros: Tensor | None
     limits: tuple[int, int]
     shape: tuple[int, ...]
+    magnitudes: Tensor | None = None
 
     def take(self, rows: slice) -> Rows:
         """Read some rows."""
@@ -113,7 +122,9 @@ class Coded:
         scales = self._spread(self.scales[rows])
         zeros = None if self.zeros is None else self._spread(self.zeros[rows])
         values = (codes if zeros is None else codes - zeros) * scales
-        return Rows(values=values, stored=codes, scales=scales, zeros=zeros, limits=self.limits)
+        return Rows(
+            values=values, stored=codes, scales=scales, zeros=zeros, limits=self.limits, magnitudes=self.magnitudes
+        )
 
     def _spread(self, groups: Tensor) -> Tensor:
         return groups.float().repeat_interleave(self.shape[1] // groups.shape[1], dim=1)

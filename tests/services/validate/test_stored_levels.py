@@ -1,0 +1,66 @@
+"""Outputs at the levels of compressed-tensors: their stored weights are understood, and they serve what they are judged by."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from slipway.registry import load_stage
+from slipway.stage import Context
+from slipway_validate.judging import survival
+from slipway_validate.judging.limits import LIMITS
+from slipway_validate.runner.model import Step
+from slipway_validate.runner.runtime_transformers import load
+from slipway_validate.runner.survival.checkpoints import Checkpoint
+from slipway_validate.runner.survival.measuring import measure
+from support.models.validation_models import Models
+
+LEVELS = ("w8a8", "fp8", "nvfp4", "mxfp4", "int3")
+
+
+@pytest.fixture(scope="module")
+def folders(tiny: Models, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    stage, made = load_stage("quantize"), {}
+    for level in LEVELS:
+        for packed in (True, False) if level in LEVELS[2:] else (True,):
+            params = stage.params.model_validate({"format": "pytorch", "level": level, "packed": packed, "check": False})
+            work = tmp_path_factory.mktemp(level)
+            made[level if packed else f"{level}-dense"] = stage.run({"model": tiny.merged}, params, Context(workdir=work))["model"]
+    return made
+
+
+def test_stored_weights_are_those_that_are_computed_with(folders: dict[str, Path]) -> None:
+    name, rows = "model.layers.1.mlp.down_proj.weight", slice(None)
+    for level in LEVELS[2:]:
+        values = Checkpoint(folders[level]).weight(name, turned=False).take(rows)
+        dense = Checkpoint(folders[f"{level}-dense"]).weight(name, turned=False).take(rows)
+        assert torch.allclose(values.values, dense.values, rtol=2**-8, atol=0)  # compressed-tensors unpacks to bfloat16
+        assert values.changed_from(values.values) == 0
+        assert 0.2 < values.changed_from(values.values.roll(1, 1)) <= 1
+
+
+def test_the_adapter_is_found_at_every_level(tiny: Models, folders: dict[str, Path]) -> None:
+    outputs = {level: folders[level] for level in LEVELS}
+    found = measure(tiny.base, tiny.adapter, outputs, report=lambda _done, _total: None)
+    for level, each in found.items():
+        assert not each.not_run
+        assert not each.left_out
+        assert all(check.passed for check in survival.checks(each, LIMITS[level])), level
+        assert all(0 < module.changed < 1 for module in each.modules)
+
+
+@pytest.mark.parametrize("level", ["fp8", "w8a8"])
+def test_an_output_is_served_in_its_own_type_after_the_comparison(folders: dict[str, Path], level: str) -> None:
+    """Unpacked weights have the names of their codes, whose type they must not get again."""
+    tokens = np.arange(2, 10)[None]
+    step = Step(tokens, np.ones_like(tokens), np.arange(8)[None], None)
+    exact = load(folders[level], threads=1).forward(step)[0]
+    model = load(folders[level], threads=1)
+    model.prepare_comparison()
+    compared = model.forward(step)[0]
+    model.leave_comparison()
+    assert np.array_equal(model.forward(step)[0], exact)
+    assert np.allclose(compared, exact, atol=1e-3 * np.abs(exact).max())
