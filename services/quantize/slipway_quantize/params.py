@@ -35,10 +35,14 @@ class QuantizeParams(StageParams):
         "on CPUs 8-bit weights at level 1 decode 60 times slower",
     )
     activation_ranges: Literal["auto", "minmax", "entropy", "percentile"] = Field(
-        default="auto", description="int8_static: how ranges of activations are found on text; auto tries all on held-out windows"
+        default="auto",
+        description="int8_static: how ranges of activations are found on text; auto tries all on held-out windows",
     )
     smoothing: float = Field(
-        default=0.75, ge=0, le=1, description="int8_static: share of the activations' outliers that move into the weights; 0: none"
+        default=0.75,
+        ge=0,
+        le=1,
+        description="int8_static: share of the activations' outliers that move into the weights; 0: none",
     )
     seed: int = Field(default=0, ge=0, le=LARGEST_SEED, description="seed of the choice of windows of text")
     max_shard_bytes: int = Field(default=5 << 30, ge=1 << 20, description="largest safetensors file, bytes of data")

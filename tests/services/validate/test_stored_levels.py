@@ -26,9 +26,13 @@ def folders(tiny: Models, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     stage, made = load_stage("quantize"), {}
     for level in LEVELS:
         for packed in (True, False) if level in LEVELS[2:] else (True,):
-            params = stage.params.model_validate({"format": "pytorch", "level": level, "packed": packed, "check": False})
+            params = stage.params.model_validate(
+                {"format": "pytorch", "level": level, "packed": packed, "check": False}
+            )
             work = tmp_path_factory.mktemp(level)
-            made[level if packed else f"{level}-dense"] = stage.run({"model": tiny.merged}, params, Context(workdir=work))["model"]
+            made[level if packed else f"{level}-dense"] = stage.run(
+                {"model": tiny.merged}, params, Context(workdir=work)
+            )["model"]
     return made
 
 

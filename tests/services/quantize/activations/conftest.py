@@ -58,11 +58,13 @@ def quantize(tmp_path: Path) -> Callable[..., tuple[Path, Context]]:
     """Runs the stage in a work folder of its own."""
     runs = iter(range(100))
 
-    def call(source: Path, data: Path | None = None, *, threads: int = 1, **params: Any) -> tuple[Path, Context]:
+    def call(
+        source: Path, data: Path | None = None, *, threads: int = 1, pytorch: Path | None = None, **params: Any
+    ) -> tuple[Path, Context]:
         workdir = tmp_path / f"attempt-{next(runs)}"
         workdir.mkdir()
         ctx = Context(workdir=workdir, log=logging.getLogger("test"), threads=threads)
-        inputs = {"model": source} | ({"data": data} if data else {})
+        inputs = {name: path for name, path in {"model": source, "data": data, "pytorch": pytorch}.items() if path}
         return STAGE.run(inputs, QuantizeParams(**params), ctx)["model"], ctx
 
     return call

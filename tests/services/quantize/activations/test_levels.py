@@ -12,10 +12,14 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
+from safetensors.torch import load_file
 
 from slipway.errors import ModelExportError
 from slipway.stage import Context
+from slipway_onnx_export.params import OnnxExportParams
+from slipway_onnx_export.stage import STAGE as EXPORT
 from slipway_quantize.stage import STAGE
+from slipway_validate.runner.survival.graphs import Graphs
 from support.models.quantize_models import divergence, onnx_logits, onnx_session, onnx_step
 
 from .conftest import Trained
@@ -64,7 +68,9 @@ def test_the_cache_of_keys_and_values_is_used(quantize: Quantize, trained: Train
 def test_runtimes_fuse_every_pair(quantize: Quantize, trained: Trained, tmp_path: Path) -> None:
     result, ctx = quantize(trained.graph, trained.data, **STATIC)
     made = operators(result / "model.onnx")
-    products = ctx.facts["tensors_quantized"] - 1 - 2 - 1  # the table is a product too; q, k and v are one, and gate and up
+    products = (
+        ctx.facts["tensors_quantized"] - 1 - 2 - 1
+    )  # the table is a product too; q, k and v are one, and gate and up
     assert made["QuantizeLinear"] == made["MatMul"] == products + 1
     assert made["DequantizeLinear"] == 2 * made["MatMul"]
     found = fused(result, tmp_path / "fused.onnx")
@@ -114,7 +120,9 @@ def test_smoothing_rounds_them_all(quantize: Quantize, trained: Trained) -> None
 @pytest.mark.slow
 def test_layers_that_the_settings_keep_stay(quantize: Quantize, trained: Trained) -> None:
     for level in ("int8_dynamic", "int8_static"):
-        result, _ = quantize(trained.graph, trained.data, format="onnx", level=level, keep=("q_proj", "layers.0.mlp.down_proj"))
+        result, _ = quantize(
+            trained.graph, trained.data, format="onnx", level=level, keep=("q_proj", "layers.0.mlp.down_proj")
+        )
         kept = json.loads((result / "quantization.json").read_text())["tensors"]["kept"]
         assert sorted(kept) == ["model.layers.0.mlp.down_proj.weight.T", "model.layers.0.self_attn.q_proj.weight.T"]
         assert set(kept.values()) == {"asked for by keep"}
@@ -147,3 +155,32 @@ def test_families_without_plain_text_are_refused_before() -> None:
     decoder = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
     assert not STAGE.refuses({"format": "onnx", "level": "int8_static"}, decoder)
     assert "dense" in STAGE.refuses({"format": "onnx", "level": "int8_static", "packed": False}, decoder)
+
+
+@pytest.mark.parametrize("level", [pytest.param("int8_dynamic", marks=pytest.mark.slow), "int8_static"])
+def test_validation_reads_the_stored_weights(quantize: Quantize, trained: Trained, level: str) -> None:
+    result, _ = quantize(trained.graph, trained.data, format="onnx", level=level)
+    weights = load_file(trained.model / "model.safetensors")
+    stored = Graphs(result, lambda name: len(weights[name]))
+    for name in ("self_attn.k_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj"):
+        exact = weights[f"model.layers.0.{name}.weight"]
+        found = stored.weight(f"model.layers.0.{name}.weight", turned=False).take(slice(None))
+        assert float((found.values - exact).norm() / exact.norm()) < 0.03  # features that smoothing makes small lose more
+        assert found.changed_from(exact) < 0.001  # a tie that rounds the other way
+        assert found.changed_from(exact * 1.1) > 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["int8_static", "fp16"])
+def test_weights_that_are_left_out_give_the_same_bits(
+    quantize: Quantize, trained: Trained, level: str, tmp_path: Path
+) -> None:
+    params = OnnxExportParams(parity="never", weights="deferred")
+    deferred = EXPORT.run({"pytorch": trained.model}, params, Context(workdir=tmp_path))["onnx"]
+    assert not (deferred / "model.onnx.data").exists() or (deferred / "model.onnx.data").stat().st_size < 1 << 20
+    run = {"format": "onnx", "level": level}
+    whole, _ = quantize(trained.graph, trained.data, **run)
+    made, ctx = quantize(deferred, trained.data, pytorch=trained.model, **run)
+    assert (made / "model.onnx.data").read_bytes() == (whole / "model.onnx.data").read_bytes()
+    assert ctx.facts["size_before_bytes"] > 2 * ctx.facts["size_after_bytes"] * 0.99
+    assert [path.name for path in ctx.workdir.iterdir()] == ["model"]
