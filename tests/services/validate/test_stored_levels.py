@@ -16,6 +16,8 @@ from slipway_validate.runner.model import Step
 from slipway_validate.runner.runtime_transformers import load
 from slipway_validate.runner.survival.checkpoints import Checkpoint
 from slipway_validate.runner.survival.measuring import measure
+from support.models import judged_families
+from support.models.validated_here import Validated
 from support.models.validation_models import Models
 
 LEVELS = ("w8a8", "fp8", "nvfp4", "mxfp4", "int3")
@@ -68,3 +70,20 @@ def test_an_output_is_served_in_its_own_type_after_the_comparison(folders: dict[
     model.leave_comparison()
     assert np.array_equal(model.forward(step)[0], exact)
     assert np.allclose(compared, exact, atol=1e-3 * np.abs(exact).max())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bert-classes", "bert-tokens", "bert-masked"])
+def test_classifiers_and_encoders_pass_in_8_bits(name: str, tmp_path: Path) -> None:
+    """Fewer bits move random weights, of which no result is sure, beyond the limits, as int4 does."""
+    model = judged_families.make(name, tmp_path / name)
+    merged = model.outputs()["pytorch"]
+    (tmp_path / "work").mkdir()
+    run = Validated(model.base, model.adapter, tmp_path / "work", merged=merged)
+    stage = load_stage("quantize")
+    for level in ("w8a8", "fp8"):
+        params = stage.params.model_validate({"format": "pytorch", "level": level})
+        (tmp_path / level).mkdir()
+        folder = stage.run({"model": merged}, params, Context(workdir=tmp_path / level))["model"]
+        found = run.output(f"pytorch-{level}", folder)
+        assert found.passed, (level, found.explanation)

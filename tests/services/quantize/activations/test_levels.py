@@ -165,7 +165,9 @@ def test_validation_reads_the_stored_weights(quantize: Quantize, trained: Traine
     for name in ("self_attn.k_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj"):
         exact = weights[f"model.layers.0.{name}.weight"]
         found = stored.weight(f"model.layers.0.{name}.weight", turned=False).take(slice(None))
-        assert float((found.values - exact).norm() / exact.norm()) < 0.03  # features that smoothing makes small lose more
+        assert (
+            float((found.values - exact).norm() / exact.norm()) < 0.03
+        )  # features that smoothing makes small lose more
         assert found.changed_from(exact) < 0.001  # a tie that rounds the other way
         assert found.changed_from(exact * 1.1) > 0.5
 
