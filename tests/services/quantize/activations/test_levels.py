@@ -186,3 +186,11 @@ def test_weights_that_are_left_out_give_the_same_bits(
     assert (made / "model.onnx.data").read_bytes() == (whole / "model.onnx.data").read_bytes()
     assert ctx.facts["size_before_bytes"] > 2 * ctx.facts["size_after_bytes"] * 0.99
     assert [path.name for path in ctx.workdir.iterdir()] == ["model"]
+
+
+@pytest.mark.slow
+def test_a_graph_of_which_all_is_kept_needs_no_ranges(quantize: Quantize, trained: Trained) -> None:
+    keep = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "embed_tokens")
+    result, ctx = quantize(trained.graph, trained.data, **STATIC, keep=keep)
+    assert ctx.facts["tensors_quantized"] == 0
+    np.testing.assert_allclose(onnx_logits(result, TOKENS), onnx_logits(trained.graph, TOKENS), atol=1e-4)
