@@ -46,10 +46,15 @@ def refusal_reason(params: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     level = LEVELS.get(str(params.get("level")))
     if level is None or level.name in CASTS:
         return ""
-    if params.get("format") == "onnx" and level.activations:
-        return _refused_graph(level, params, config)
-    if params.get("format") != "pytorch":
-        return ""
+    match params.get("format"):
+        case "pytorch":
+            return _refused_checkpoint(level, params, config)
+        case "onnx" if level.activations:
+            return _refused_graph(level, params, config)
+    return ""
+
+
+def _refused_checkpoint(level: QuantizationLevel, params: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     family = family_of(config)
     if family is None:
         return unknown_family(config)

@@ -17,7 +17,7 @@ from slipway_onnx_export.stage import STAGE as EXPORT
 from support.models.family_models import make_family_model
 
 Quantize = Callable[..., tuple[Path, Context]]
-LEVELS = ("fp16", "int8", "int4")
+LEVELS = ("fp16", "int8", "int8_dynamic", "int4")
 ROWS, WIDTH = 96, 64
 TABLE = np.random.default_rng(3).standard_normal((ROWS, WIDTH)).astype(np.float32)
 
@@ -69,7 +69,7 @@ def pair(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("level", "bits"), [("fp16", 16), ("int8", 9), ("int4", 5)])
+@pytest.mark.parametrize(("level", "bits"), [("fp16", 16), ("int8", 9), ("int8_dynamic", 9), ("int4", 5)])
 def test_a_table_of_both_graphs_is_stored_once(quantize: Quantize, pair: Path, level: str, bits: int) -> None:
     output, _ = quantize(pair, format="onnx", level=level, check=False)
     encoder, decoder = (places(output, f"{part}_model.onnx") for part in ("encoder", "decoder"))
@@ -78,9 +78,11 @@ def test_a_table_of_both_graphs_is_stored_once(quantize: Quantize, pair: Path, l
     assert data_bytes(output) <= TABLE.size * bits / 8 + 4096  # scales are 1 bit a weight
     ids = np.array([[3, 1, 95], [0, 7, 7]])
     looked_up = run(output, "encoder_model.onnx", ids)
-    assert np.abs(looked_up - TABLE[ids]).max() < {"fp16": 2e-3, "int8": 2e-2, "int4": 0.3}[level]
+    assert np.abs(looked_up - TABLE[ids]).max() < {"fp16": 2e-3, "int8": 2e-2, "int8_dynamic": 2e-2, "int4": 0.3}[level]
     found = run(output, "decoder_model.onnx", ids)
-    assert np.abs(found - looked_up @ TABLE.T).max() < {"fp16": 0.05, "int8": 0.4, "int4": 5}[level]
+    assert (
+        np.abs(found - looked_up @ TABLE.T).max() < {"fp16": 0.05, "int8": 0.4, "int8_dynamic": 0.6, "int4": 5}[level]
+    )
 
 
 @pytest.mark.slow

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 VOCABULARY = 512
@@ -79,3 +81,13 @@ def divergence(reference: np.ndarray, other: np.ndarray) -> tuple[float, float]:
     q = torch.log_softmax(torch.from_numpy(other), -1)
     agreement = (p.argmax(-1) == q.argmax(-1)).float().mean()
     return float((p.exp() * (p - q)).sum(-1).mean()), float(agreement)
+
+
+def scale_features(source: Path, target: Path, *, layer: int, feature: int, by: float) -> Path:
+    """Copy a model with one feature of an MLP scaled up and down again: it computes the same, with an outlier between."""
+    shutil.copytree(source, target)
+    weights = load_file(target / "model.safetensors")
+    weights[f"model.layers.{layer}.mlp.up_proj.weight"][feature] *= by
+    weights[f"model.layers.{layer}.mlp.down_proj.weight"][:, feature] /= by
+    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+    return target

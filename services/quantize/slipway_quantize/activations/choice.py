@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
+from slipway.errors import QuantizationError
 from slipway.stage import Context
 from slipway_quantize.activations.channels import largest_inputs
 from slipway_quantize.activations.histograms import METHODS, Histogram
 from slipway_quantize.activations.ranges import Array, Range, Ranges
 from slipway_quantize.activations.running import TextGraph
-from slipway_quantize.activations.text import Text, feeds, unsupported
+from slipway_quantize.activations.text import Text, feeds
 from slipway_quantize.activations.trial import Trial
 from slipway_quantize.activations.write import inputs_of
 from slipway_quantize.graphs.folder import graph_files, load_graph, read_constant
@@ -70,7 +71,7 @@ def choose_ranges(
         each: {name: Range(found.range(each), factors.get(name)) for name, found in histograms.items()}
         for each in methods
     }
-    trial = Trial(load_graph(folder, graph_files(folder)[0]), folder, factors, list(histograms), text, ctx)
+    trial = Trial(folder, {name: factors.get(name) for name in histograms}, text, ctx)
     tried = trial.divergences([(by_method[each], frozenset()) for each in methods])
     divergence = {each: found.divergence for each, found in zip(methods, tried, strict=True)}
     chosen = min(methods, key=lambda each: divergence[each])
@@ -115,6 +116,7 @@ def _observe(
         for number, window in enumerate(text.fit):
             ctx.progress("ranges", done=number, total=total, unit="windows")
             for name, found in graph.compute(values, feeds(graph.inputs, window)).items():
+                _require_finite(found, name)
                 top = np.abs(found.reshape(-1, found.shape[-1])).max(axis=0)  # (K,)
                 largest[name] = np.maximum(largest[name], top) if name in largest else top
         for name, value in values.items():
@@ -124,11 +126,20 @@ def _observe(
     for number, window in enumerate(text.fit):
         ctx.progress("ranges", done=total - len(text.fit) + number, total=total, unit="windows")
         for name, found in graph.compute(values, feeds(graph.inputs, window)).items():
-            if not np.isfinite(found).all():
-                raise unsupported(f"its value {name!r} is not finite")
+            _require_finite(found, name)
             histograms[name].add(found / factors[name] if name in factors else found)
     ctx.progress("ranges", done=total, total=total, unit="windows")
     return factors, histograms
+
+
+def _require_finite(values: Array, name: str) -> None:
+    if not np.isfinite(values).all():
+        raise QuantizationError(
+            f"{name!r}, which a product reads, is NaN or infinite on the calibration text",
+            reason="NON_FINITE_OUTPUT",
+            remedy="the training diverged, or the text is unusual: use an earlier checkpoint, or other text",
+            about={"value": name},
+        )
 
 
 def _return_too(model: ir.Model, names: Mapping[str, object]) -> None:

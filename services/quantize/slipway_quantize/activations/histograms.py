@@ -19,6 +19,7 @@ _PERCENTILE = 0.99999
 _LEVELS = 128
 """Magnitudes that an integer of eight bits with a sign has."""
 _FLOOR = 1e-9
+_LEAST_END = 2.0**-60
 
 
 class Histogram:
@@ -42,7 +43,7 @@ class Histogram:
             self._counts[0] += magnitudes.size
             return
         if self._end == 0.0:
-            self._end = 2.0 ** math.ceil(math.log2(top))
+            self._end = max(_LEAST_END, 2.0 ** math.ceil(math.log2(top)))
         while top > self._end:
             joined = self._counts.reshape(-1, 2).sum(axis=1)
             self._counts = np.concatenate([joined, np.zeros(BINS // 2, np.int64)])

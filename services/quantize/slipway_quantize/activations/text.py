@@ -16,6 +16,7 @@ from slipway.texts import quoted
 from slipway_quantize.calibration.windows import read_windows
 
 Array = NDArray[Any]
+_SHORTEST = 4
 WINDOWS, WINDOW_TOKENS = 128, 128
 """An eighth of them judges; more text moves the ranges of the trained sample by less than a step."""
 
@@ -57,8 +58,9 @@ class Text:
 def _tokens(config: Mapping[str, Any]) -> int:
     """Return the length of a window: models with a table of positions take no more than it has."""
     most = config.get("max_position_embeddings")
-    usable = isinstance(most, int) and not isinstance(most, bool) and most > 16
-    return min(WINDOW_TOKENS, most - 4) if usable else WINDOW_TOKENS  # type: ignore[operator] - RoBERTa's begins at 2
+    if not isinstance(most, int) or isinstance(most, bool) or most <= 2 * _SHORTEST:
+        return WINDOW_TOKENS
+    return min(WINDOW_TOKENS, most - _SHORTEST)  # RoBERTa's positions begin at 2
 
 
 def feeds(inputs: Sequence[Any], window: Array) -> dict[str, Array]:

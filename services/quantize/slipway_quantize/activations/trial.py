@@ -15,6 +15,7 @@ from slipway.stage import Context
 from slipway_quantize.activations.ranges import Array, Range
 from slipway_quantize.activations.running import TextGraph
 from slipway_quantize.activations.text import Text, feeds, unsupported
+from slipway_quantize.graphs.folder import add_initializer, graph_files, load_graph
 
 _STEP, _EXACT, _NOISE = "trial.{}.step", "trial.{}.exact", "trial.{}.noise"
 
@@ -36,27 +37,18 @@ class Trial:
     """A graph in which each value can be rounded, with any step.
 
     Args:
-        model: The graph; it is changed.
-        folder: Folder with its data.
-        factors: Divisors of features by value.
-        names: The values.
+        folder: Folder with the graph and its weights.
+        factors: Divisors of features, if there are any, by the name of each value.
         text: The text.
         ctx: Context of the stage.
     """
 
-    def __init__(
-        self,
-        model: ir.Model,
-        folder: Path,
-        factors: Mapping[str, Array],
-        names: Sequence[str],
-        text: Text,
-        ctx: Context,
-    ) -> None:
-        self._names, self._text = list(names), text
+    def __init__(self, folder: Path, factors: Mapping[str, Array | None], text: Text, ctx: Context) -> None:
+        self._names, self._text = list(factors), text
+        model = load_graph(folder, graph_files(folder)[0])
         self._results = results_of(model, text.family)
         for number, name in enumerate(self._names):
-            _round(model, name, number, factors.get(name))
+            _round(model, name, number, factors[name])
         self._graph = TextGraph(model, folder, ctx)
 
     def divergences(self, choices: Sequence[tuple[Mapping[str, Range], frozenset[str]]]) -> list[Tried]:
@@ -128,10 +120,10 @@ def _round(model: ir.Model, name: str, number: int, factors: Array | None) -> No
     step = ir.Value(name=_STEP.format(number), type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([]))
     exact = ir.Value(name=_EXACT.format(number), type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([]))
     graph.inputs.extend([step, exact])
-    zero = _constant(graph, f"trial.{number}.zero", np.array(0, np.int8))
-    by = _constant(graph, f"trial.{number}.factors", np.array(1 if factors is None else factors, np.float32))
-    axes = _constant(graph, f"trial.{number}.axes", np.array([-1], np.int64))
-    least = _constant(graph, f"trial.{number}.least", np.array(1e-12, np.float32))
+    zero = _constant(model, f"trial.{number}.zero", np.array(0, np.int8))
+    by = _constant(model, f"trial.{number}.factors", np.array(1 if factors is None else factors, np.float32))
+    axes = _constant(model, f"trial.{number}.axes", np.array([-1], np.int64))
+    least = _constant(model, f"trial.{number}.least", np.array(1e-12, np.float32))
     divided = ir.node("Div", [value, by])
     integers = ir.node("QuantizeLinear", [divided.outputs[0], step, zero])
     back = ir.node("DequantizeLinear", [integers.outputs[0], step, zero])
@@ -155,8 +147,5 @@ def _round(model: ir.Model, name: str, number: int, factors: Array | None) -> No
     graph.outputs.append(result)
 
 
-def _constant(graph: ir.Graph, name: str, values: Any) -> ir.Value:
-    tensor = ir.tensor(values, name=name)
-    value = ir.Value(name=name, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape))
-    graph.register_initializer(value)
-    return value
+def _constant(model: ir.Model, name: str, values: Any) -> ir.Value:
+    return add_initializer(model, ir.tensor(values, name=name))

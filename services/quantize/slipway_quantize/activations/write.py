@@ -102,7 +102,8 @@ def write_int8(
                 if len(weights) > 1:
                     replace_by_joined(model, weights, write(), products, name=joined_name(weights))
                 else:
-                    channels = data.once(weights[0].value.const_value, "int8 per output feature", write)
+                    form = f"int8 per output feature, {weights[0].transposed}"
+                    channels = data.once(weights[0].value.const_value, form, write)
                     replace_by_channels(model, weights[0], channels, products)
                 outcome.quantized += [weight.name for weight in weights]
             copy_external(source, model, data)

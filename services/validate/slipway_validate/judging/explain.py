@@ -126,6 +126,7 @@ _HALF = (
 )
 _FLOATS_OF_4_BITS = "rounding to floats of 4 bits moves this model too far"
 _BOTH_IN_8_BITS = "rounding weights and activations to 8 bits moves this model too far"
+_OUTLIERS = "its activations have outliers, beside which the integers of one range are too coarse"
 _ROUNDING = {
     "fp16": _HALF,
     "bf16": _HALF,
@@ -139,6 +140,8 @@ _ROUNDING = {
         _BOTH_IN_8_BITS,
         "use fp8, which finds the ranges of activations while it runs, or text closer to what it is used for",
     ),
+    "int8_dynamic": (_OUTLIERS, "use int8, which rounds weights alone, or int8_static, which chooses ranges on text"),
+    "int8_static": (_OUTLIERS, "use int8, which rounds weights alone, or text closer to what it is used for"),
     "int4": (
         "rounding to 4 bits moves this model too far",
         "use int8, or a smaller group_size (16 instead of 32) for int4",

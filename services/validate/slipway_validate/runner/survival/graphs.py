@@ -1,7 +1,8 @@
-"""Read the weights of an ONNX folder: constants of products and lookups, dense or in blocks of ``MatMulNBits``.
+"""Read the weights of an ONNX folder: constants of products and lookups, dense, in blocks of ``MatMulNBits``, or int8 per output feature.
 
 ``onnx_export`` names a constant after its PyTorch weight, with ``.T`` if it is stored (in, out), and joins layers that read the same
-values as ``layers.0.q_proj+k_proj+v_proj.weight.T``. ``quantize`` adds ``.q4`` or ``.q8``, with ``.scale`` beside it, or ``.fp16``.
+values as ``layers.0.q_proj+k_proj+v_proj.weight.T``. ``quantize`` adds ``.q4`` or ``.q8``, with ``.scale`` beside it, ``.i8`` with ``.i8_scale``
+per output feature, or ``.fp16``.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ from slipway_validate.runner.survival.stored import (
     Dense,
     NotUnderstoodError,
     Part,
+    Smoothed,
     StoredWeight,
     count_non_finite,
 )
 
-_NAME = re.compile(r"(?P<weight>.+?)(?P<turned>\.T)?(?:\.(?:q(?P<bits>4|8)|fp16))?")
+_NAME = re.compile(r"(?P<weight>.+?)(?P<turned>\.T)?(?:\.(?:q(?P<bits>4|8)|(?P<channels>i8)|fp16))?")
 _JOINED = re.compile(r"(?P<path>(?:.+\.)?)(?P<modules>[^.+]+(?:\+[^.+]+)+)\.weight")
 _FLOATS = {
     ir.DataType.FLOAT: torch.float32,
@@ -41,11 +43,12 @@ _FLOATS = {
 
 @dataclass(frozen=True, slots=True)
 class _Constant:
-    """A constant of a weight's name. ``bits`` is 0 for dense values, ``turned`` says that they are stored (in, out)."""
+    """A constant of a weight's name. ``bits`` is 0 for dense values and ``channels``, ``turned`` says that they are stored (in, out)."""
 
     name: str
     turned: bool
     bits: int
+    channels: bool
     joined: tuple[str, ...] = ()
 
 
@@ -65,6 +68,7 @@ class Graphs:
         self._rows = rows
         self._tensors: dict[str, Any] = {}
         self._zeros: dict[str, str] = {}
+        self._smoothing: dict[str, str] = {}
         paths = sorted(folder.glob("*.onnx"))
         if not paths:
             raise NotUnderstoodError("the folder has one graph per layer, or none")
@@ -80,6 +84,8 @@ class Graphs:
         constant = self._constants[name]
         if constant.bits:
             whole = self._blocks(constant)  # always (N, K)
+        elif constant.channels:
+            whole = self._channels(constant)  # likewise
         else:
             values = self._values(constant.name)
             if values.dim() != 2 or not values.is_floating_point():
@@ -111,20 +117,34 @@ class Graphs:
             if node.op_type == "MatMulNBits" and len(node.inputs) > 3 and node.inputs[3] is not None:
                 assert node.inputs[1] is not None
                 self._zeros[str(node.inputs[1].name)] = str(node.inputs[3].name)
+            if node.op_type == "MatMul":
+                self._note_smoothing(node)
+
+    def _note_smoothing(self, node: ir.Node) -> None:
+        """Remember by what the input features of a product of integers are divided; its weights are multiplied by it."""
+        codes = _before(_before(node.inputs[1], "DequantizeLinear"), "Transpose") or _before(
+            node.inputs[1], "DequantizeLinear"
+        )
+        divided = _before(_before(node.inputs[0], "DequantizeLinear"), "QuantizeLinear")
+        producer = divided.producer() if divided is not None else None
+        inverse = producer.inputs[1] if producer is not None and producer.op_type == "Mul" else None
+        if codes is not None and inverse is not None and str(inverse.name).endswith(".smoothing"):
+            self._smoothing[str(codes.name)] = str(inverse.name)
 
     def _note(self, name: str) -> None:
         found = _NAME.fullmatch(name)
         assert found is not None
         bits, turned, weight = int(found["bits"] or 0), bool(found["turned"]), found["weight"]
+        channels = bool(found["channels"])
         if not weight.endswith(".weight"):
             return
         joined = _JOINED.fullmatch(weight)
         if joined is None:
-            self._constants.setdefault(weight, _Constant(name, turned, bits))
+            self._constants.setdefault(weight, _Constant(name, turned, bits, channels))
             return
         parts = tuple(f"{joined['path']}{module}.weight" for module in joined["modules"].split("+"))
         for part in parts:
-            self._constants.setdefault(part, _Constant(name, turned, bits, parts))
+            self._constants.setdefault(part, _Constant(name, turned, bits, channels, parts))
 
     def _blocks(self, constant: _Constant) -> StoredWeight:
         scale = f"{constant.name.rpartition('.')[0]}.scale"
@@ -151,6 +171,22 @@ class Graphs:
             (rows, columns),
         )
 
+    def _channels(self, constant: _Constant) -> StoredWeight:
+        codes, scale = self._values(constant.name), f"{constant.name}_scale"
+        if scale not in self._tensors or codes.dim() != 2 or codes.dtype != torch.int8:
+            raise NotUnderstoodError("its integers are not int8 with a scale per output feature")
+        whole = codes.T if constant.turned else codes
+        scales = self._values(scale)
+        if scales.shape != whole.shape[:1] or not scales.is_floating_point():
+            raise NotUnderstoodError("its scales do not fit its integers")
+        coded = Coded(lambda taken: whole[taken].int(), scales[:, None], None, (-127, 127), tuple(whole.shape))
+        if constant.name not in self._smoothing:
+            return coded
+        inverse = self._values(self._smoothing[constant.name])
+        if inverse.shape != whole.shape[1:]:
+            raise NotUnderstoodError("the factors of its input features do not fit its integers")
+        return Smoothed(coded, inverse)
+
     def _values(self, name: str) -> Tensor:
         tensor = self._tensors.get(name)
         if not isinstance(tensor, ir.ExternalTensor):
@@ -158,7 +194,7 @@ class Graphs:
                 raise NotUnderstoodError(f"the graph has no constant {name!r}")
             values = np.array(tensor.numpy())
             return torch.from_numpy(values.astype(np.float32) if tensor.dtype == ir.DataType.BFLOAT16 else values)
-        dtype = {**_FLOATS, ir.DataType.UINT8: torch.uint8}.get(tensor.dtype)
+        dtype = {**_FLOATS, ir.DataType.UINT8: torch.uint8, ir.DataType.INT8: torch.int8}.get(tensor.dtype)
         if dtype is None:
             raise NotUnderstoodError(f"constant {name!r} has the type {tensor.dtype.name}")
         shape = tuple(int(size) for size in tensor.shape.numpy())
@@ -170,6 +206,12 @@ class Graphs:
             return torch.empty(shape, dtype=dtype)
         raw = np.memmap(path, mode="c", dtype=np.uint8, offset=offset, shape=(length,))
         return torch.from_numpy(raw).view(dtype).reshape(shape)
+
+
+def _before(value: ir.Value | None, operator: str) -> ir.Value | None:
+    """Return the first input of the node that makes a value, if it is such a node."""
+    producer = value.producer() if value is not None else None
+    return producer.inputs[0] if producer is not None and producer.op_type == operator and producer.inputs else None
 
 
 def _unpacked(packed: Tensor, rows: slice, *, bits: int) -> Tensor:

@@ -131,6 +131,29 @@ class Coded:
 
 
 @dataclass(frozen=True, slots=True)
+class Smoothed:
+    """A weight whose input features were multiplied, seen without that.
+
+    Attributes:
+        weight: The stored weight.
+        inverse: Factors that undo it. (K,)
+    """
+
+    weight: StoredWeight
+    inverse: Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return (N, K)."""
+        return self.weight.shape
+
+    def take(self, rows: slice) -> Rows:
+        """Read some rows."""
+        found, by = self.weight.take(rows), self.inverse.float()[None, :]
+        return replace(found, values=found.values * by, scales=None if found.scales is None else found.scales * by)
+
+
+@dataclass(frozen=True, slots=True)
 class Turned:
     """A weight that is stored transposed, seen as (N, K)."""
 
