@@ -28,7 +28,7 @@ def outputs(base: Path, adapter: Path, root: Path) -> dict[str, Path]:
     """Make the outputs; return their folders by name."""
     merge = ["stage", "merge", "--input", f"base={base}", "--input", f"adapter={adapter}", "--out", root / "merge"]
     measure([BIN / "slipway", *merge])
-    merged, graph = root / "merge" / "pytorch", root / "onnx" / "onnx"
+    merged, graph = root / "merge" / "pytorch", root / "onnx" / "onnx" / "onnx"
     measure(slipway_fp32(merged, root / "onnx")[0])
     measure(quantizing(graph, root / "onnx-int4"))
     words = ["stage", "quantize", "--input", f"model={merged}", "--param", "format=pytorch", "--param", "level=int4"]

@@ -19,7 +19,9 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 BLOCK_VALUES = 1 << 17
-"""Logits held in float64 at a time (1 MiB per array): several arrays fit into a processor's cache."""
+"""Logits of the positions that are compared at a time."""
+PART_VALUES = 1 << 14
+"""Those of them that are in float64 at a time: 128 KiB per array, so that a dozen arrays fit into the cache of one core."""
 POSITION_PARTS = 32
 """Most parts of a window for the divergence by position."""
 SHORTEST_SPLIT = 8
@@ -40,32 +42,48 @@ def blocks(rows: int, width: int) -> Iterator[slice]:
         yield slice(start, min(start + step, rows))
 
 
+def parts(width: int, rows: int) -> Iterator[slice]:
+    """Yield slices over ``width`` values, each of at most PART_VALUES values in ``rows`` rows."""
+    step = max(1, PART_VALUES // max(rows, 1))
+    for start in range(0, width, step):
+        yield slice(start, min(start + step, width))
+
+
 class Block:
-    """Logits of some positions with what every comparison of them needs, computed once. logits: (T, V).
+    """Logits of some positions with what every comparison of them needs, computed once and part by part. logits: (T, V).
 
     Attributes:
         logits: As given.
-        wide: In float64.
         best: Place of the largest of each position, (T,).
-        weights: exp(z - largest z); divided by :attr:`total`, the probabilities.
-        total: Sum of the weights of each position, (T,).
-        log_total: log Σ exp z, (T,).
+        largest: The largest of each position in float64, (T,).
+        total: Sum of exp(z - largest z) of each position over the parts so far, (T,).
     """
 
     def __init__(self, logits: Logits) -> None:
         self.logits = logits
-        self.wide: Floats = logits.astype(np.float64)
         self.best = logits.argmax(axis=-1)
-        rows = np.arange(len(logits))
-        largest = self.wide[rows, self.best]
-        self.weights = self.wide - largest[:, None]
-        np.exp(self.weights, out=self.weights)
-        self.total = self.weights.sum(axis=-1)
-        self.log_total = largest + np.log(self.total)
+        self.largest: Floats = self.at(self.best)
+        self.total: Floats = np.zeros(len(logits))
+
+    def part(self, columns: slice) -> tuple[Floats, Floats]:
+        """Return some values of each position in float64, and exp(z - largest z) of them, which divided by :attr:`total` are probabilities."""
+        wide = self.logits[:, columns].astype(np.float64)
+        weights = wide - self.largest[:, None]
+        np.exp(weights, out=weights)
+        self.total += weights.sum(axis=-1)
+        return wide, weights
+
+    def at(self, places: Ints) -> Floats:
+        """Return one value of each of the first positions in float64. places: (L,) -> (L,)."""
+        return self.logits[np.arange(len(places)), places].astype(np.float64)
+
+    def log_total(self) -> Floats:
+        """Return log Σ exp z, (T,), after the last part."""
+        return self.largest + np.log(self.total)
 
     def losses(self, labels: Ints) -> Floats:
-        """Compute -log p(label) of the first positions, in nats. labels: (L,) -> (L,)."""
-        return self.log_total[: len(labels)] - self.wide[np.arange(len(labels)), labels]
+        """Compute -log p(label) of the first positions, in nats, after the last part. labels: (L,) -> (L,)."""
+        return self.log_total()[: len(labels)] - self.at(labels)
 
 
 class LogitComparer:
@@ -78,6 +96,7 @@ class LogitComparer:
         self._max_abs = 0.0
         self._same_top1 = 0
         self._same_choice = 0
+        self._along: Floats = np.zeros(1)
         self._parts: list[Floats] = []
         self._kl: list[Floats] = []
 
@@ -91,27 +110,35 @@ class LogitComparer:
             raise ValueError(f"logits have shapes {other.shape} and {own.shape}")
         with np.errstate(invalid="ignore", over="ignore"):
             for rows in blocks(*own.shape):
-                self.add_block(Block(other[rows]), Block(own[rows]))
+                theirs, ours = Block(other[rows]), Block(own[rows])
+                for columns in parts(own.shape[1], len(ours.logits)):
+                    self.add_part(theirs.part(columns), ours.part(columns)[0])
+                self.end_block(theirs, ours)
         self.end_window()
 
-    def add_block(self, other: Block, own: Block) -> None:
-        """Add some positions of a window.
+    def add_part(self, other: tuple[Floats, Floats], own: Floats) -> None:
+        """Add some values of each position of a block. other: values and weights of :meth:`Block.part`, own: values; (T, v)."""
+        wide, weights = other
+        difference = wide - own
+        self._along = self._along + np.einsum("tv,tv->t", weights, difference)
+        np.abs(difference, out=difference)
+        self._sum_abs += float(difference.sum())
+        self._max_abs = float(np.maximum(self._max_abs, difference.max()))  # keeps NaN, which max() may lose
+        self._values += difference.size
+
+    def end_block(self, other: Block, own: Block) -> None:
+        """Say that the block of the last parts is complete.
 
         KL(p ‖ q) = Σ p (log p - log q) = Σ p (z_p - z_q) - log Σ exp z_p + log Σ exp z_q, in nats.
         Source: Kullback & Leibler, "On Information and Sufficiency", 1951. A result just below zero, from rounding, becomes 0.
         """
-        difference = other.wide - own.wide
-        kl = np.einsum("tv,tv->t", other.weights, difference) / other.total - other.log_total + own.log_total
+        kl = self._along / other.total - other.log_total() + own.log_total()
+        self._along = np.zeros(1)
         self._parts.append(np.maximum(kl, 0.0))
-        np.abs(difference, out=difference)
-        self._sum_abs += float(difference.sum())
-        self._max_abs = float(np.maximum(self._max_abs, difference.max()))  # keeps NaN, which max() may lose
-        rows = np.arange(len(difference))
         self._same_top1 += int((other.best == own.best).sum())
-        lost = (other.weights[rows, other.best] - other.weights[rows, own.best]) / other.total
+        lost = (1.0 - np.exp(other.at(own.best) - other.largest)) / other.total
         self._same_choice += int((lost <= NEAR_TIE).sum())
-        self._tokens += difference.shape[0]
-        self._values += difference.size
+        self._tokens += len(kl)
 
     def end_window(self) -> None:
         """Say that the window of the last blocks is complete."""
@@ -156,8 +183,15 @@ def _quantile(values: Floats, percent: int) -> float | None:
 def negative_log_likelihood(logits: Logits, labels: Ints) -> Floats:
     """Compute -log p(label) of each label, in nats. logits: (P, V), of which the first L are used; labels: (L,) -> (L,)."""
     with np.errstate(invalid="ignore", over="ignore"):
-        parts = [Block(logits[rows]).losses(labels[rows]) for rows in blocks(len(labels), logits.shape[-1])]
-    return np.concatenate(parts) if parts else np.zeros(0)
+        found = [_losses(logits[rows], labels[rows]) for rows in blocks(len(labels), logits.shape[-1])]
+    return np.concatenate(found) if found else np.zeros(0)
+
+
+def _losses(logits: Logits, labels: Ints) -> Floats:
+    block = Block(logits)
+    for columns in parts(logits.shape[-1], len(logits)):
+        block.part(columns)
+    return block.losses(labels)
 
 
 def perplexity(logits: npt.NDArray[np.float32], labels: Ints) -> float | None:
@@ -200,15 +234,26 @@ class StrengthMeter:
     def __init__(self, *, centred: bool) -> None:
         self._centred = centred
         self._along = self._square = 0.0
+        self._sums: list[Floats] = []  # of the found and the wanted effect of each position, by part
+        self._width = 0
 
     def add(self, base: Floats, reference: Floats, own: Floats) -> None:
-        """Add some positions in float64. base, reference, own: (T, V)."""
+        """Add some values of some positions in float64. base, reference, own: (T, v)."""
         effect, found = reference - base, own - base
-        if self._centred:
-            effect -= effect.mean(axis=-1, keepdims=True)
-            found -= found.mean(axis=-1, keepdims=True)
         self._along += float(np.vdot(found, effect))
         self._square += float(np.vdot(effect, effect))
+        if self._centred:
+            self._sums.append(np.stack([found.sum(axis=-1), effect.sum(axis=-1)]))
+            self._width += effect.shape[-1]
+
+    def end_block(self) -> None:
+        """Say that all values of these positions are added. Σ (f - mean f)(e - mean e) = Σ f e - V mean f mean e."""
+        if not self._sums:
+            return
+        found, effect = np.sum(self._sums, axis=0)
+        self._along -= float(np.vdot(found, effect)) / self._width
+        self._square -= float(np.vdot(effect, effect)) / self._width
+        self._sums, self._width = [], 0
 
     def result(self) -> float | None:
         """Return the share; None if the adapter has no effect or a value is not finite."""
@@ -221,6 +266,7 @@ def adapter_strength(base: Logits, reference: Logits, own: Logits, *, centred: b
     for windows in zip(base, reference, own, strict=True):
         for rows in blocks(*windows[0].shape):
             meter.add(*(window[rows].astype(np.float64) for window in windows))
+            meter.end_block()
     return meter.result()
 
 

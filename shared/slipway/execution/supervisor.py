@@ -25,6 +25,8 @@ from slipway.observability.telemetry import record
 from slipway.stage import Progress
 
 _SAMPLE_SECONDS = 0.5
+_SAMPLE_SHARE = 0.02
+"""Largest share of a core for samples of the memory: what processes of some GB share takes the kernel a good part of a second to count."""
 _POLL_SECONDS = 0.02
 
 OnProgress = Callable[[Progress, int], None]
@@ -182,12 +184,13 @@ class _Child:
     async def _memory(self) -> None:
         """Sample the memory of the child and its descendants, and warn when a limit is near."""
         while True:
+            begin = time.thread_time()
             memory = tree_memory(self._process.pid)
             self._memory_bytes = memory.resident
             self._peak_bytes = max(self._peak_bytes, memory.peak)
             self._curve.add(memory.resident)
             self._pressure.check(memory)
-            await asyncio.sleep(_SAMPLE_SECONDS)
+            await asyncio.sleep(max(_SAMPLE_SECONDS, (time.thread_time() - begin) / _SAMPLE_SHARE))
 
     def _warn(self, message: str) -> None:
         self._on_log("warning", message)

@@ -45,8 +45,12 @@ def sleeping_threads() -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-def session_options(threads: int) -> SessionOptions:
-    """Return options of an ONNX Runtime session with this many threads, which sleep while they wait."""
+def session_options(threads: int, *, mapped: bool = False) -> SessionOptions:
+    """Return options of an ONNX Runtime session with this many threads, which sleep while they wait.
+
+    With ``mapped``, weights stay in their file. Otherwise the runtime keeps a copy of most of them in the order of its kernels: at
+    0.6 billion weights in float32 that takes 2.4 GB and three core seconds, and makes each call a sixth faster.
+    """
     import onnxruntime
 
     options: Any = onnxruntime.SessionOptions()
@@ -54,6 +58,8 @@ def session_options(threads: int) -> SessionOptions:
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 3  # errors
+    if mapped:
+        options.add_session_config_entry("session.disable_prepacking", "1")
     return options
 
 

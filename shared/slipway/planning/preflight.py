@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from slipway.formats.registry import format_of_output, split_output, translate_f
 from slipway.formats.tasks import PlannedTask
 from slipway.machine.cgroup import ControlGroup, available_memory
 from slipway.machine.doctor import StageHealth, stage_health
+from slipway.models.adapter_kinds import is_plain_lora
 from slipway.models.base_format import prepared_sizes, read_config
 from slipway.models.model_files import CONFIG
 from slipway.registry import known_stage, plays
@@ -94,6 +95,7 @@ def preflight(
     tasks: Sequence[PlannedTask],
     *,
     base: Path,
+    adapter: Path | None = None,
     config: Mapping[str, Any] | None = None,
     home: Path,
     output: Path,
@@ -104,13 +106,16 @@ def preflight(
     Args:
         tasks: The plan.
         base: Folder of the base model.
+        adapter: Folder of the checkpoint.
         config: Configuration of the merged model, if it is of another class than the base.
         home: Folder of the store.
         output: Folder in which the output directory is made.
         here: Whether stages run on this machine; otherwise only the disk is checked.
     """
     size = model_size(base)
-    made = {task.id: task_bytes(task, size) for task in tasks}
+    # Only a merge of plain LoRA can leave its weights out; another task decides by its parameters alone.
+    written = adapter is not None and not is_plain_lora(adapter)
+    made = {task.id: task_bytes(_stored(task) if written else task, size) for task in tasks}
     memory = memory_bytes(tasks, size)
     findings = [*_unwritable("SLIPWAY_HOME", home), *_unwritable("output", output)]
     findings += [
@@ -147,6 +152,13 @@ def task_bytes(task: PlannedTask, size: ModelSize) -> int:
             return int(delivered.output_bytes(split_output(task.format)[1], size))
     stage = known_stage(task.stage)
     return stage.output_bytes(task.params, size) if stage is not None else 0
+
+
+def _stored(task: PlannedTask) -> PlannedTask:
+    """Return a merge that writes its weights even if it was to leave them out."""
+    if not plays(task.stage, Role.MERGE) or "weights" not in task.params:
+        return task
+    return replace(task, params={**task.params, "weights": "stored"})
 
 
 def memory_bytes(tasks: Sequence[PlannedTask], size: ModelSize) -> int:

@@ -44,9 +44,10 @@ def test_kl_is_from_other_to_own_not_the_reverse() -> None:
 def test_softmax_does_not_overflow_and_ignores_a_shift() -> None:
     logits = np.array([[1000.0, 1000.0, 999.0]], dtype=np.float32)
     block, shifted = Block(logits), Block(logits - 1000)
-    assert block.weights.sum() / block.total[0] == pytest.approx(1)
-    assert np.allclose(block.weights, shifted.weights)
-    assert block.log_total[0] == pytest.approx(shifted.log_total[0] + 1000)
+    (_, weights), (_, of_shifted) = block.part(slice(None)), shifted.part(slice(None))
+    assert weights.sum() / block.total[0] == pytest.approx(1)
+    assert np.allclose(weights, of_shifted)
+    assert block.log_total()[0] == pytest.approx(shifted.log_total()[0] + 1000)
 
 
 def test_figures_over_several_windows() -> None:
@@ -68,12 +69,14 @@ def test_figures_over_several_windows() -> None:
     assert result.max_kl == pytest.approx(max(b - a, second))
 
 
-def test_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("block", "part"), [(3 * 20, 1 << 14), (3 * 20, 7 * 3), (1 << 17, 50 * 6)])
+def test_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch, block: int, part: int) -> None:
     random = np.random.default_rng(0)
     other, own = (random.normal(size=(50, 20)).astype(np.float32) for _ in range(2))
     tokens = random.integers(0, 20, 50)
     whole = compared(other, own), perplexity(own[None], tokens[None, 1:])
-    monkeypatch.setattr(numerics, "BLOCK_VALUES", 3 * 20)  # three rows at a time: a test of the blocks needs small ones
+    monkeypatch.setattr(numerics, "BLOCK_VALUES", block)  # three rows or all, seven columns, six or all: a test needs small ones
+    monkeypatch.setattr(numerics, "PART_VALUES", part)
     parts = compared(other, own), perplexity(own[None], tokens[None, 1:])
     assert parts[0].mean_kl == pytest.approx(whole[0].mean_kl, rel=1e-12)
     assert parts[0].max_abs_diff == whole[0].max_abs_diff

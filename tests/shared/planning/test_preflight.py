@@ -111,6 +111,26 @@ def test_a_small_disk_is_a_warning_with_the_figures(base: Path, small_disk: Path
     assert "cache gc" in finding.remedy
 
 
+@pytest.mark.parametrize(
+    ("adapter", "merged"), [({"peft_type": "LORA"}, 0), ({"peft_type": "LORA", "use_dora": True}, 2048), ({}, 2048)]
+)
+def test_a_merge_that_peft_computes_needs_the_disk_for_its_weights(
+    base: Path, tmp_path: Path, adapter: dict[str, Any], merged: int
+) -> None:
+    """It writes them although the plan lets it leave them out."""
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    if adapter:
+        (checkpoint / "adapter_config.json").write_text(json.dumps(adapter))
+    plan = [
+        Task("merge", "merge", {"weights": "deferred"}),
+        Task("graph", "onnx_export", {"weights": "deferred"}),
+        Task("whole", "onnx_export", {"packaging": ["genai"]}),
+    ]
+    checked = preflight(plan, base=base, adapter=checkpoint, home=tmp_path / "home", output=tmp_path / "out")
+    assert checked.task_bytes == {"merge": merged, "graph": 2 << 20, "whole": 4096 + (2 << 20)}
+
+
 def test_a_stage_that_is_not_installed_rules_out_or_warns(base: Path, tmp_path: Path) -> None:
     plan = (*PLAN, Task("x", "nonesuch"))
     checked = preflight(plan, base=base, home=tmp_path, output=tmp_path)

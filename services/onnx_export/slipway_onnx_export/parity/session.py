@@ -116,7 +116,7 @@ class OrtSession:
 
 def _load(path: Path, *, threads: int, provider: ProviderChoice) -> Opened:
     try:
-        return open_session(path, session_options(threads), provider=provider)
+        return open_session(path, session_options(threads, mapped=True), provider=provider)
     except ORT_ERRORS as error:
         raise ONNXExportError(
             f"onnxruntime {onnxruntime.__version__} cannot load the exported {path.name}: {error}",

@@ -17,6 +17,7 @@ from slipway_validate.numerics import (
     StrengthMeter,
     adapter_strength,
     blocks,
+    parts,
     perplexity_of,
 )
 
@@ -74,10 +75,15 @@ def _window(
         for rows in blocks(*own[number].shape):
             ours = Block(own[number][rows])
             theirs = {name: Block(logits[number][rows]) for name, logits in others.items()}
-            for name, block in theirs.items():
-                comparers[name].add_block(block, ours)
-            if "to_base" in theirs:
-                strength.add(theirs["to_base"].wide, theirs["to_reference"].wide, ours.wide)
+            for columns in parts(ours.logits.shape[1], len(ours.logits)):
+                found, values = {name: block.part(columns) for name, block in theirs.items()}, ours.part(columns)[0]
+                for name, comparer in comparers.items():
+                    comparer.add_part(found[name], values)
+                if "to_base" in found:
+                    strength.add(found["to_base"][0], found["to_reference"][0], values)
+            strength.end_block()
+            for name, comparer in comparers.items():
+                comparer.end_block(theirs[name], ours)
             if labels is not None:
                 losses.append(ours.losses(labels[number][rows]))
     for comparer in comparers.values():

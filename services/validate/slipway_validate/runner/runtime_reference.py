@@ -23,7 +23,7 @@ from slipway.models.trained.trained_model import TrainedModel, trained_model
 from slipway_validate.folders import stored_dtype
 from slipway_validate.runner.adapter_names import load_ignored_tensors
 from slipway_validate.runner.model import Unusable
-from slipway_validate.runner.pytorch.adapter_kinds import is_plain_lora
+from slipway.models.adapter_kinds import is_plain_lora
 from slipway_validate.runner.runtime_transformers import TransformersModel, from_pretrained, known_pooling
 
 #: Parts that peft inserts between the name of a layer and that of its weight.

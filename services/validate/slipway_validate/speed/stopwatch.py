@@ -101,14 +101,15 @@ class Stopwatch:
 
     def _rounds(self, output: Runner, reference: Runner | None) -> Rounds:
         params = self._params
+        rounds = min(params.benchmark_repeats, params.evidence.most_rounds)
 
         def report(taken: int) -> None:
-            self._ctx.progress(f"{output.label}, timing", done=taken, total=params.benchmark_repeats, unit="rounds")
+            self._ctx.progress(f"{output.label}, timing", done=taken, total=rounds, unit="rounds")
 
         return take_rounds(
             output,
             reference,
-            rounds=params.benchmark_repeats,
+            rounds=rounds,
             max_seconds=params.benchmark_seconds,
             enough=params.evidence.rounds,
             on_round=report,

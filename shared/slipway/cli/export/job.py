@@ -105,6 +105,7 @@ class ExportJob:
         checked = preflight(
             plan(self.configuration, sources.files(), source_formats=sources.formats),
             base=sources.base,
+            adapter=sources.checkpoint.path if sources.checkpoint else None,
             config=sources.trained.config if sources.trained else None,
             home=self.settings.home,
             output=Path(self.configuration.output.directory),

@@ -73,6 +73,7 @@ def examine(
             checked = preflight(
                 tasks,
                 base=sources.base,
+                adapter=sources.checkpoint.path if sources.checkpoint else None,
                 config=sources.trained.config if sources.trained else None,
                 home=settings.home,
                 output=Path(configuration.output.directory),

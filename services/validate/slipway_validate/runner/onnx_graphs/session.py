@@ -17,7 +17,7 @@ from slipway.models.dtypes import DTYPES, numpy_dtypes
 from slipway.models.graphs.fixed_graph import FixedGraph, TooLongError
 from slipway.models.graphs.promise import Promise
 from slipway.validation.speed import Engine
-from slipway_validate.folders import read_json
+from slipway_validate.folders import read_json, stored_dtype
 from slipway_validate.runner.model import Bounds, LanguageModel, NotRunnable, Unusable
 
 NUMPY_TYPES = {
@@ -77,7 +77,10 @@ class Graph:
 
     def __init__(self, path: Path, *, threads: int, per_token: bool = True, padding: int = 0) -> None:
         try:
-            self._opened = open_session(path, session_options(threads), provider=asked_provider(path.parent))
+            # Quantized weights need the order of the kernels; a copy of float32 ones may not fit into memory.
+            self._mapped = stored_dtype(path.parent) == "float32"
+            options = session_options(threads, mapped=self._mapped)
+            self._opened = open_session(path, options, provider=asked_provider(path.parent))
         except ORT_ERRORS as error:
             raise Unusable(f"ONNX Runtime cannot load {path.parent.name}/{path.name}: {error}") from error
         self._session, self._name = self._opened.session, path.name
@@ -164,7 +167,7 @@ class Graph:
         computed = {"tensor(float)": "float32", "tensor(float16)": "float16"}.get(kind, kind)
         return Engine(
             runtime="onnxruntime",
-            version=f"onnxruntime {ort.__version__}",
+            version=f"onnxruntime {ort.__version__}" + (", weights mapped" if self._mapped else ""),
             provider=self._opened.provider + (f" ({self._opened.note})" if self._opened.note else ""),
             stored_dtype=stored,
             compute_dtype=computed,
