@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
+from slipway.models.adapter_kinds import is_plain_lora
 from slipway_validate.runner.model import padded, run_segments
 from slipway_validate.runner.pytorch import wide_layers
-from slipway.models.adapter_kinds import is_plain_lora
 from slipway_validate.runner.pytorch.wide_layers import WideLinear, widen_while_computing
 from slipway_validate.runner.runtime_reference import load
 from support.models.validation_models import Models

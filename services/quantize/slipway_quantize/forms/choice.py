@@ -12,13 +12,13 @@ from slipway.errors import QuantizationError
 from slipway.models.safetensors_file import TensorInfo
 from slipway.models.weights.reading import Weights, row_pieces
 from slipway_quantize.calibrated import CalibratedWeight
-from slipway_quantize.checkpoints.checkpoint import read_rows, require_finite
 from slipway_quantize.forms.activations import input_ranges
 from slipway_quantize.forms.channels import Channels
 from slipway_quantize.forms.form import BEFORE_LOADING, Form
 from slipway_quantize.forms.fp4 import Mxfp4, Nvfp4, parent_of
 from slipway_quantize.forms.integers import PackedIntegers
 from slipway_quantize.request import QuantizeRequest
+from slipway_quantize.tensors import read_rows, require_finite
 from slipway_quantize.writing import PIECE_WEIGHTS
 
 

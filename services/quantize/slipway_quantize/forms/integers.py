@@ -15,11 +15,11 @@ from torch import Tensor
 
 from slipway.models.dtypes import numpy_dtypes
 from slipway_quantize.calibrated import CalibratedWeight
-from slipway_quantize.checkpoints.checkpoint import DTYPE_NAMES, as_array
 from slipway_quantize.forms.form import Form, Part, StoredRows
 from slipway_quantize.grid.rounding import round_weight
 from slipway_quantize.grid.search import pack_words
 from slipway_quantize.levels import IntLevel
+from slipway_quantize.tensors import DTYPE_NAMES, as_array
 
 
 class PackedIntegers(Form):

@@ -76,7 +76,7 @@ class Layer:
         return product(inputs, self.weight(rows))
 
     def _with_bias(self, results: Tensor) -> Tensor:
-        bias = self.module.bias
+        bias: Tensor | None = self.module.bias  # type: ignore[assignment]  # of a Linear or Conv1D
         return results if bias is None else results + bias
 
 
