@@ -17,7 +17,7 @@ from torch import Tensor
 
 from slipway.files.json_documents import LARGEST_LIST, read_json_object
 from slipway.models.safetensors_file import read_safetensors
-from slipway_quantize.tensors import mapped
+from slipway_quantize.reading.tensors import mapped
 
 
 class Finished:

@@ -23,16 +23,16 @@ from slipway.models.safetensors_layout import TensorSpec
 from slipway.models.weights.reading import Weights, row_pieces
 from slipway.stage import Context
 from slipway_quantize.calibrated import WITHOUT_DATA, CalibratedWeight, Calibration, mismatch
-from slipway_quantize.checkpoints.structure import LinearWeight, find_linear_layers, model_config, require_family
 from slipway_quantize.checkpoints.weights_file import WeightsFile
 from slipway_quantize.companions import read_json, write_json
 from slipway_quantize.forms.choice import Layers, form_of, least_width
 from slipway_quantize.forms.form import Form
 from slipway_quantize.levels import is_named
 from slipway_quantize.pieces import Pieces, Squares
+from slipway_quantize.reading.structure import LinearWeight, find_linear_layers, model_config, require_family
+from slipway_quantize.reading.tensors import DTYPES, read_rows, read_tensors, require_finite
 from slipway_quantize.report import KEPT, Outcome, warn_unaligned, warn_unknown
 from slipway_quantize.request import QuantizeRequest
-from slipway_quantize.tensors import DTYPES, read_rows, read_tensors, require_finite
 from slipway_quantize.writing import PIECE_WEIGHTS
 
 _SCALE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)

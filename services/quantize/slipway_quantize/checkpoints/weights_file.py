@@ -16,7 +16,7 @@ from torch import Tensor
 
 from slipway.models.safetensors_file import TensorInfo
 from slipway.models.safetensors_layout import PlannedFile, TensorSpec, index_file, plan_files
-from slipway_quantize.tensors import DTYPE_NAMES
+from slipway_quantize.reading.tensors import DTYPE_NAMES
 from slipway_quantize.writing import write_all
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from slipway_quantize.forms.form import Form, Part, StoredRows, as_bytes, squares_of
 from slipway_quantize.grid.rounding import overflow_error
-from slipway_quantize.tensors import DTYPE_NAMES, as_array, require_finite
+from slipway_quantize.reading.tensors import DTYPE_NAMES, as_array, require_finite
 
 _LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 _STORED_AS = {torch.float8_e4m3fn: "F8_E4M3", torch.int8: "I8"}

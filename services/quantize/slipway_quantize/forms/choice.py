@@ -17,8 +17,8 @@ from slipway_quantize.forms.channels import Channels
 from slipway_quantize.forms.form import BEFORE_LOADING, Form
 from slipway_quantize.forms.fp4 import Mxfp4, Nvfp4, parent_of
 from slipway_quantize.forms.integers import PackedIntegers
+from slipway_quantize.reading.tensors import read_rows, require_finite
 from slipway_quantize.request import QuantizeRequest
-from slipway_quantize.tensors import read_rows, require_finite
 from slipway_quantize.writing import PIECE_WEIGHTS
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from slipway_quantize.forms.form import Form, Part, StoredRows, as_bytes, squares_of
-from slipway_quantize.tensors import require_finite
+from slipway_quantize.reading.tensors import require_finite
 
 LARGEST = 6.0
 _MAGNITUDES = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])

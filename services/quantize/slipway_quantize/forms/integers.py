@@ -19,7 +19,7 @@ from slipway_quantize.forms.form import Form, Part, StoredRows
 from slipway_quantize.grid.rounding import round_weight
 from slipway_quantize.grid.search import pack_words
 from slipway_quantize.levels import IntLevel
-from slipway_quantize.tensors import DTYPE_NAMES, as_array
+from slipway_quantize.reading.tensors import DTYPE_NAMES, as_array
 
 
 class PackedIntegers(Form):

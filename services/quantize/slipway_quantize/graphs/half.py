@@ -25,8 +25,8 @@ from slipway_quantize.graphs.folder import (
 )
 from slipway_quantize.graphs.half_plan import HalfPlan, float_inputs, is_float, plan_half
 from slipway_quantize.graphs.left_out import LeftOutSource
+from slipway_quantize.reading.tensors import cast_to_half
 from slipway_quantize.report import Outcome
-from slipway_quantize.tensors import cast_to_half
 
 _INLINE_BYTES = 1024
 _HALF_MAX = float(torch.finfo(torch.float16).max)

@@ -21,8 +21,8 @@ from slipway.models.safetensors_file import TensorInfo
 from slipway.models.weights.reading import open_weights, row_pieces
 from slipway_quantize.calibration.streaming.layers import Layer, Rounding, Table, walk
 from slipway_quantize.calibration.windows import Batch
-from slipway_quantize.checkpoints.structure import find_linear_layers, model_config, require_family
-from slipway_quantize.tensors import mapped, read_rows, read_tensors, require_finite
+from slipway_quantize.reading.structure import find_linear_layers, model_config, require_family
+from slipway_quantize.reading.tensors import mapped, read_rows, read_tensors, require_finite
 
 _SHORT = 256
 """Most tokens of a window whose attention is computed by plain products: faster than the fused kernel, which saves memory."""
