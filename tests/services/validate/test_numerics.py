@@ -75,7 +75,9 @@ def test_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch, block:
     other, own = (random.normal(size=(50, 20)).astype(np.float32) for _ in range(2))
     tokens = random.integers(0, 20, 50)
     whole = compared(other, own), perplexity(own[None], tokens[None, 1:])
-    monkeypatch.setattr(numerics, "BLOCK_VALUES", block)  # three rows or all, seven columns, six or all: a test needs small ones
+    monkeypatch.setattr(
+        numerics, "BLOCK_VALUES", block
+    )  # three rows or all, seven columns, six or all: a test needs small ones
     monkeypatch.setattr(numerics, "PART_VALUES", part)
     parts = compared(other, own), perplexity(own[None], tokens[None, 1:])
     assert parts[0].mean_kl == pytest.approx(whole[0].mean_kl, rel=1e-12)

@@ -13,6 +13,7 @@ import torch
 from peft.utils import ModulesToSaveWrapper, load_peft_weights
 
 from slipway.errors import CheckpointValidationError, ModelExportError
+from slipway.models.adapter_kinds import is_plain_lora
 from slipway.models.checkpoints import read_adapter_config
 from slipway.models.families import Family
 from slipway.models.model_files import ADAPTER_WEIGHTS
@@ -23,7 +24,6 @@ from slipway.models.trained.trained_model import TrainedModel, trained_model
 from slipway_validate.folders import stored_dtype
 from slipway_validate.runner.adapter_names import load_ignored_tensors
 from slipway_validate.runner.model import Unusable
-from slipway.models.adapter_kinds import is_plain_lora
 from slipway_validate.runner.runtime_transformers import TransformersModel, from_pretrained, known_pooling
 
 #: Parts that peft inserts between the name of a layer and that of its weight.
