@@ -29,7 +29,7 @@ def probe() -> tuple[Provider, ...]:
 
 STAGE = Stage(
     name="validate",
-    version=8,
+    version=9,
     inputs=("base",),
     outputs=("validation",),
     params=ValidateParams,

@@ -35,6 +35,15 @@ def test_what_is_computed(effort: Effort, windows: int, bytes_factor: int, promp
     assert SampleParams(effort="quick", test_samples=2).windows == 2
 
 
+def test_only_thorough_takes_more_than_five_rounds() -> None:
+    """A speed is called stable from three on; where three do not agree, seven mostly do not."""
+    assert {name: (each.rounds, each.most_rounds) for name, each in EVIDENCE.items()} == {
+        "quick": (3, 1 << 30),
+        "standard": (3, 5),
+        "thorough": (0, 1 << 30),
+    }
+
+
 @pytest.mark.parametrize(
     ("family", "kept"),
     [

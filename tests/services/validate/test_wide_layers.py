@@ -10,10 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme, QuantizationStatus
+from compressed_tensors.quantization.lifecycle.forward import forward_quantize, set_forward_quantized
 from torch import nn
 
 from slipway.models.adapter_kinds import is_plain_lora
-from slipway_validate.runner.model import padded, run_segments
+from slipway.stage import Context
+from slipway_quantize.params import QuantizeParams
+from slipway_quantize.stage import run as quantize
+from slipway_validate.runner import runtime_transformers
+from slipway_validate.runner.model import padded, plain_step, run_segments
 from slipway_validate.runner.pytorch import wide_layers
 from slipway_validate.runner.pytorch.wide_layers import WideLinear, widen_while_computing
 from slipway_validate.runner.runtime_reference import load
@@ -98,6 +104,49 @@ def test_a_mapped_reference_gives_what_a_converted_one_gives(
         assert any(type(layer) is WideLinear for layer in model.module.modules()) == mapped
         found.append(np.concatenate([part for _, part in run_segments(model, rows, mask, (16, 1, 1))], axis=1))
     assert np.abs(found[0] - found[1]).max() < 1e-5 * np.abs(found[1]).max()
+
+
+def test_a_packed_folder_is_widened_after_it_is_decompressed(
+    tiny: Models, context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its layers have a function and a store of parameters of compressed-tensors, also afterwards."""
+    merged = in_bfloat16(tiny.merged, tmp_path / "merged")
+    params = QuantizeParams(format="pytorch", level="int4", group_size=16, check=False)
+    folder = quantize({"model": merged}, params, context)["model"]
+    rows, mask = padded([np.arange(2, 20), np.arange(5, 12)], side="left", token=0)
+    found: list[Any] = []
+    for smallest in (1 << 6, 1 << 30):
+        monkeypatch.setattr(wide_layers, "SMALLEST_VALUES", smallest)
+        model = runtime_transformers.load(folder, threads=1)
+        before = model.forward(plain_step([3, 4], past=None, past_length=0))[0]  # decompresses
+        model.prepare_comparison()
+        wide = [layer for layer in model.module.modules() if type(layer) is WideLinear]
+        packed = [layer for layer in model.module.modules() if hasattr(layer, "quantization_scheme")]
+        assert len(wide) == (len(packed) if smallest < 1 << 30 else 0)
+        found.append(np.concatenate([part for _, part in run_segments(model, rows, mask, (16, 1, 1))], axis=1))
+        model.leave_comparison()
+        assert np.array_equal(model.forward(plain_step([3, 4], past=None, past_length=0))[0], before)
+    assert packed
+    assert np.abs(found[0] - found[1]).max() < 1e-5 * np.abs(found[1]).max()
+
+
+def test_a_layer_that_rounds_its_inputs_goes_on_rounding_them() -> None:
+    scheme = QuantizationScheme(
+        targets=["Linear"], input_activations=QuantizationArgs(num_bits=8, dynamic=True, strategy="token")
+    )
+    net = Net().to(torch.bfloat16)
+    for status, layer in (("decompressed", net.up), ("initialized", net.down)):
+        layer.quantization_scheme, layer.quantization_status = scheme, QuantizationStatus(status)  # type: ignore[assignment]
+        set_forward_quantized(layer)
+    values = torch.randn(3, 256)
+    whole = net.up.weight.float()
+    widen_while_computing(net)
+    assert type(net.up) is WideLinear
+    assert type(net.down) is nn.Linear, "its weight is not what is stored"
+    net.float()
+    rounded = forward_quantize(net.up, values, "input", scheme.input_activations)
+    assert not torch.equal(rounded, values)
+    assert torch.allclose(net.up(values), nn.functional.linear(rounded, whole, net.up.bias), atol=1e-5)
 
 
 @pytest.mark.parametrize(
