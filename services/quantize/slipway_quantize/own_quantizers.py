@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.errors import QuantizationError
+from slipway.levels import widths_of
 from slipway.models.weights.reading import has_weights, open_weights
 from slipway.stage import Context
 from slipway_quantize.calibrated import Calibration
@@ -44,7 +45,15 @@ class _Checkpoints:
 
                 given = params.integers
                 outcome = write_int(
-                    source, weights, target, given, max_shard_bytes=largest, ctx=ctx, calibration=calibration
+                    source,
+                    weights,
+                    target,
+                    given,
+                    max_shard_bytes=largest,
+                    ctx=ctx,
+                    calibration=calibration,
+                    widths=widths_of(params.level),
+                    budget=params.size_budget,
                 )
             if not has_weights(source):
                 outcome.left_out_bytes = sum(tensor.nbytes for tensor in weights.tensors.values())
@@ -107,6 +116,8 @@ class _Graphs:
                     left_out=left_out,
                     ctx=ctx,
                     calibration=calibration,
+                    widths=widths_of(params.level),
+                    budget=params.size_budget,
                 )
             from slipway_quantize.graphs.half import write_half
 

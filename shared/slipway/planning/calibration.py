@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from slipway.configuration import ExportConfiguration
-from slipway.configuration.calibration import calibrated_levels
+from slipway.configuration.calibration import AUTO, WITHOUT_DATA, calibrated_levels, reserve_levels
 from slipway.formats.tasks import PlannedTask
+from slipway.levels import widths_of
 from slipway.registry import stage_of
 from slipway.stage import Role
 
@@ -17,20 +18,21 @@ _FALLBACK = "integer weights are rounded to the nearest, without data"
 
 def names_calibration(configuration: ExportConfiguration) -> bool:
     """Return whether the settings name text that the export uses."""
-    return bool(configuration.optimization.calibration and calibrated_levels(configuration))
+    levels = {**calibrated_levels(configuration), **reserve_levels(configuration)}
+    return bool(configuration.optimization.calibration and levels)
 
 
 def calibrations(
     configuration: ExportConfiguration, source_names: Collection[str], *, model: str
 ) -> dict[str, PlannedTask]:
-    """Return the task that calibrates each level that needs it, by level.
+    """Return the task that calibrates each level that needs it, now or in reserve, by level.
 
     Args:
         configuration: The configuration.
         source_names: Names of the sources.
         model: Reference to the merged model.
     """
-    levels = calibrated_levels(configuration)
+    levels = calibrated_levels(configuration) or reserve_levels(configuration)
     if not levels:
         return {}
     stage, optimization = stage_of(Role.CALIBRATION), configuration.optimization
@@ -42,9 +44,10 @@ def calibrations(
             params={
                 "bits": bits,
                 "group_size": optimization.group_size,
-                "method": optimization.method,
+                "method": AUTO if optimization.method == WITHOUT_DATA else optimization.method,
                 "symmetric": optimization.symmetric,
                 "time_budget_seconds": optimization.time_budget,
+                **({"sensitivity": True} if optimization.size_budget and len(widths_of(level)) > 1 else {}),
             },
             inputs={"model": model, "data": data},
             output=stage.main_output,
@@ -64,7 +67,7 @@ def used_calibrations(
 
     A format of another distribution may make its levels in its own way.
     """
-    references = {reference for task in tasks for reference in task.inputs.values()}
+    references = {reference for task in tasks for reference in (*task.inputs.values(), *task.reserve.values())}
     used = [task for task in planned if task.reference in references]
     data = [_data(configuration, source_names, model=task.inputs["model"]) for task in used[:1]]
     return [*data, *used]
@@ -80,5 +83,5 @@ def _data(configuration: ExportConfiguration, source_names: Collection[str], *, 
         params={"overlap": ("refuse" if named else "leave_out") if validation.enabled else "ignore"},
         inputs={"model": model} | {name: f"source:{name}" for name in sources if name in source_names},
         output=stage.main_output,
-        fallback="" if named else _FALLBACK,
+        fallback="" if named and calibrated_levels(configuration) else _FALLBACK,
     )

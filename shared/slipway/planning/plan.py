@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from slipway.configuration import ExportConfiguration
-from slipway.configuration.calibration import calibrated_levels
+from slipway.configuration.calibration import calibrated_levels, reserve_levels
 from slipway.errors import ConfigurationError, ServiceError
 from slipway.formats.contract import Format
 from slipway.formats.registry import formats, split_output, translate_format_errors
@@ -171,7 +171,9 @@ def _as_it_is(configuration: ExportConfiguration) -> PlannedTask:
 
 
 def _needs_tokenizer(configuration: ExportConfiguration) -> bool:
-    needed = [bool(calibrated_levels(configuration))]  # its text is read by the tokenizer
+    needed = [
+        bool(calibrated_levels(configuration) or reserve_levels(configuration))
+    ]  # its text is read by the tokenizer
     for each, section in configuration.formats.enabled():
         with translate_format_errors(each):
             needed.append(bool(each.needs_tokenizer(section)))
@@ -220,6 +222,7 @@ def format_tasks(
     Raises:
         ConfigurationError: ``FORMAT_INVALID``: the format plans tasks that cannot run.
     """
+    in_reserve = bool(reserve_levels(configuration))
     request = FormatRequest(
         name=each.name,
         settings=section,
@@ -228,7 +231,9 @@ def format_tasks(
         group_size=configuration.optimization.group_size,
         packed=configuration.optimization.compress_weights,
         profile=configuration.recovery.profile,
-        calibrations=calibrated if each.calibrated else {},
+        size_budget=configuration.optimization.size_budget_params,
+        calibrations=calibrated if each.calibrated and not in_reserve else {},
+        reserves=calibrated if each.calibrated and in_reserve else {},
     )
     wanted = {each.output_name(level) for level in request.levels} | (set() if each.is_model else {each.name})
     known, ids = {model, *calibrated.values()}, set(taken)
@@ -251,7 +256,7 @@ def format_tasks(
 
 
 def _fault(task: PlannedTask, known: set[str], ids: set[str], wanted: set[str]) -> str:
-    strangers = sorted(set(task.inputs.values()) - known)
+    strangers = sorted({*task.inputs.values(), *task.reserve.values()} - known)
     if strangers:
         return f"uses {strangers[0]!r}, which no earlier task makes"
     if task.id in ids:
@@ -280,7 +285,7 @@ def _validation(
     samples = {
         "effort": validation.effort,
         "test_samples": validation.test_samples,
-        **({"continuation_tokens": validation.continuation_tokens} if validation.continuation_tokens else {}),
+        **({"continuation_tokens": tokens} if (tokens := validation.continued_tokens) else {}),
         **({"test_inputs": inline} if inline else {}),
     }
     reference = [_task(Role.REFERENCE, params=samples, inputs=sources)] if validation.compare_outputs else []

@@ -18,6 +18,8 @@ _LEAST_STEPS = 40
 _LEAST_WINDOWS = 16
 MOST_STEPS = 400
 STEP_WINDOWS = 8
+_ALONE_SHARE, _LEAST_ALONE, _MOST_ALONE = 0.5, 2, 16
+"""Share of the budget, beside it, for the divergence that each layer adds alone; the fewest and the most windows for it."""
 _LARGEST_RESULTS = 1 << 25
 """Most values of results that are computed at once, 128 MiB in float32."""
 _LARGEST_INSIDE = 1 << 27
@@ -33,12 +35,14 @@ class Effort:
         at_once: Windows that are computed at once.
         steps: Steps of the tuning; 0 leaves it out.
         save_memory: Whether blocks are computed again for their gradients.
+        alone: Windows on which each layer is judged alone; 0 leaves it out.
     """
 
     windows: int
     at_once: int
     steps: int
     save_memory: bool
+    alone: int = 0
 
 
 def plan_effort(model: StreamedModel, params: CalibrateParams) -> Effort:
@@ -49,6 +53,8 @@ def plan_effort(model: StreamedModel, params: CalibrateParams) -> Effort:
     tuned = params.method in ("auto", "autoround")
     per_window = params.window_tokens * 6 * weights  # two passes, and the products of inputs
     affordable = int(budget / per_window)
+    alone = int(budget * _ALONE_SHARE / (params.window_tokens * 2 * weights * (len(shapes) + 1)))
+    alone = min(alone, _MOST_ALONE) if params.sensitivity and alone >= _LEAST_ALONE else 0
     windows = min(params.windows, max(_LEAST_WINDOWS, int(affordable * _BLOCKS_SHARE)))
     widest = max(model.vocabulary, *(shape[0] for shape in shapes))
     at_once = max(1, min(STEP_WINDOWS, _LARGEST_RESULTS // (params.window_tokens * widest)))
@@ -58,5 +64,5 @@ def plan_effort(model: StreamedModel, params: CalibrateParams) -> Effort:
     steps = int((budget - windows * per_window) / per_step)
     if not tuned or (steps < _LEAST_STEPS and params.method == "auto"):
         windows = min(params.windows, max(_LEAST_WINDOWS, affordable))
-        return Effort(windows, at_once, 0, save_memory)
-    return Effort(windows, at_once, max(_LEAST_STEPS, min(MOST_STEPS, steps)), save_memory)
+        return Effort(windows, at_once, 0, save_memory, alone)
+    return Effort(windows, at_once, max(_LEAST_STEPS, min(MOST_STEPS, steps)), save_memory, alone)

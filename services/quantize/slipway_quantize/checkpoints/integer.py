@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -21,7 +21,7 @@ from torch import Tensor
 from slipway.errors import QuantizationError
 from slipway.models.dtypes import numpy_dtypes
 from slipway.models.safetensors_file import TensorInfo
-from slipway.models.safetensors_layout import TensorSpec
+from slipway.models.safetensors_layout import TensorSpec, plan_files
 from slipway.models.weights.reading import Weights, row_pieces
 from slipway.stage import Context
 from slipway_quantize.calibrated import WITHOUT_DATA, CalibratedWeight, Calibration, mismatch
@@ -37,8 +37,10 @@ from slipway_quantize.checkpoints.structure import LinearWeight, find_linear_lay
 from slipway_quantize.checkpoints.weights_file import WeightsFile
 from slipway_quantize.companions import read_json, write_json
 from slipway_quantize.grid.rounding import Rounded, round_weight
-from slipway_quantize.grid.search import pack_words
+from slipway_quantize.grid.search import Array, pack_words
 from slipway_quantize.levels import IntLevel
+from slipway_quantize.mixed.budget import SizeBudget
+from slipway_quantize.mixed.choice import Candidate, Choice, choose_bits
 from slipway_quantize.pieces import Pieces, Squares
 from slipway_quantize.report import KEPT, Outcome, warn_unaligned, warn_unknown
 from slipway_quantize.writing import PIECE_WEIGHTS
@@ -51,6 +53,7 @@ class _Plan:
     """The plan for each tensor of the checkpoint: the linear weights made from it, and whether it is copied itself.
 
     ``calibrated`` has the integers of weights that a calibration has chosen, by module. ``asymmetric``: every weight has zero points.
+    ``bits``: those of each weight, by module.
     """
 
     linear: dict[str, list[LinearWeight]]
@@ -63,6 +66,7 @@ class _Plan:
     untied: bool
     calibrated: Mapping[str, CalibratedWeight]
     asymmetric: bool
+    bits: Mapping[str, int]
 
 
 def write_int(
@@ -74,15 +78,17 @@ def write_int(
     max_shard_bytes: int,
     ctx: Context,
     calibration: Calibration | None = None,
+    widths: tuple[int, ...] = (),
+    budget: SizeBudget | None = None,
 ) -> Outcome:
     """Write ``weights`` of the folder ``source`` with its linear layers in ``level``, and config.json to match.
 
     A decoder's tied lm_head is untied: the head is quantized, the embedding keeps its type, because transformers 5.23 cannot
-    load a quantized embedding. Other heads are not quantized.
+    load a quantized embedding. Other heads are not quantized. With a budget, each weight gets one of ``widths`` as its bits.
 
     Raises:
         QuantizationError: ``QUANTIZATION_UNSUPPORTED`` if nothing can be quantized, ``NON_FINITE_WEIGHTS``,
-            ``CALIBRATION_MISMATCH``, and the reasons of :func:`read_tensors`.
+            ``CALIBRATION_MISMATCH``, ``SIZE_BUDGET_UNMET``, and the reasons of :func:`read_tensors`.
     """
     tensors = read_tensors(weights)
     plan = _plan(source, tensors, level, calibration)
@@ -90,6 +96,11 @@ def write_int(
         method="compressed-tensors pack-quantized" if level.packed else "dense weights on the grid",
         details={"scale_dtype": str(plan.scale_dtype).removeprefix("torch."), "lm_head_untied": plan.untied},
     )
+    if budget is not None:
+        choice = _choose(weights, tensors, plan, level, widths=widths, budget=budget, shard=max_shard_bytes, ctx=ctx)
+        plan = _mixed(plan, choice, level)
+        outcome.bits = dict(choice.bits)
+        outcome.details["mixed_precision"] = dict(choice.facts)
     groups = [group for tensor in tensors.values() for group in _planned_tensors(tensor, plan, level)]
     total = sum(tensor.nbytes for tensor in tensors.values())
     _require_smaller(total, sum(spec.nbytes for group in groups for spec in group), level)
@@ -149,22 +160,69 @@ def _plan(source: Path, tensors: dict[str, TensorInfo], level: IntLevel, calibra
         unpacked=structure.unpacked,
         scale_dtype=dtype if dtype in _SCALE_DTYPES else torch.float32,
         untied=any(weight.source != f"{weight.module}.weight" for weight in fits),
-        calibrated=_calibrated(fits, tensors, calibration) if calibration else {},
+        calibrated=_calibrated(fits, tensors, calibration, but=asked) if calibration else {},
         asymmetric=calibration is not None and not calibration.symmetric,
+        bits={weight.module: level.bits for weight in fits},
     )
 
 
+def _choose(
+    weights: Weights,
+    tensors: Mapping[str, TensorInfo],
+    plan: _Plan,
+    level: IntLevel,
+    *,
+    widths: tuple[int, ...],
+    budget: SizeBudget,
+    shard: int,
+    ctx: Context,
+) -> Choice:
+    """Choose the bits of each weight within a size; parts of the files that do not depend on them are counted first."""
+    by_bits = {bits: replace(plan, bits=dict.fromkeys(plan.bits, bits)) for bits in widths}
+    candidates = []
+    for tensor in tensors.values():
+        reads = [partial(_read_exact, weights, tensor, *piece) for piece in row_pieces(tensor, PIECE_WEIGHTS)]
+        for weight in plan.linear.get(tensor.name, []):
+            sizes = {
+                bits: sum(spec.nbytes for spec in _integers(weight, tensor, of, level)) for bits, of in by_bits.items()
+            }
+            given = plan.calibrated.get(weight.module)
+            measured = given.sensitivity if given is not None else None
+            candidates.append(Candidate(f"{weight.module}.weight", tensor.shape[0], sizes, reads, measured))
+    largest = [group for tensor in tensors.values() for group in _planned_tensors(tensor, by_bits[max(widths)], level)]
+    files = sum(file.nbytes for file in plan_files(largest, max_shard_bytes=shard))
+    fixed = files - sum(each.sizes[max(widths)] for each in candidates)
+    limit = budget.of(sum(tensor.numel for tensor in tensors.values()))
+    return choose_bits(candidates, fixed=fixed, limit=limit, group_size=level.group_size, ctx=ctx)
+
+
+def _read_exact(weights: Weights, tensor: TensorInfo, first: int, count: int) -> Array:
+    return as_array(read_rows(weights, tensor, first, count))
+
+
+def _mixed(plan: _Plan, choice: Choice, level: IntLevel) -> _Plan:
+    """Return the plan with the chosen bits; a calibration has the integers of one number of bits only."""
+    bits = {module: choice.bits[f"{module}.weight"] for module in plan.bits}
+    given = {module: found for module, found in plan.calibrated.items() if bits[module] == level.bits}
+    return replace(plan, bits=bits, calibrated=given)
+
+
 def _calibrated(
-    fits: Sequence[LinearWeight], tensors: Mapping[str, TensorInfo], calibration: Calibration
+    fits: Sequence[LinearWeight],
+    tensors: Mapping[str, TensorInfo],
+    calibration: Calibration,
+    *,
+    but: Sequence[LinearWeight],
 ) -> dict[str, CalibratedWeight]:
-    """Return the integers of the weights that the calibration has, by module; it may have no others."""
+    """Return the integers of the weights that the calibration has, by module; it may have no others ``but`` those that stay."""
     found = {}
     for weight in fits:
         rows, columns = tensors[weight.source].shape
         given = calibration.weight((f"{weight.module}.weight",), (rows, columns))
         if given is not None:
             found[weight.module] = given
-    strange = sorted(calibration.names - {f"{module}.weight" for module in found})
+    known = {*found, *(weight.module for weight in but)}
+    strange = sorted(calibration.names - {f"{module}.weight" for module in known})
     if strange:
         raise mismatch(f"the model has no linear layer with the weight {strange[0]!r}", tensor=strange[0])
     return found
@@ -186,21 +244,23 @@ def _planned_tensors(tensor: TensorInfo, plan: _Plan, level: IntLevel) -> list[l
     """Return the tensors written for one tensor of the checkpoint, in groups that must be in one shard."""
     groups = [[TensorSpec(tensor.name, tensor.dtype, tensor.shape)]] if tensor.name in plan.dense else []
     for weight in plan.linear.get(tensor.name, []):
-        rows, columns = tensor.shape
-        if not level.packed:
-            groups.append([TensorSpec(f"{weight.module}.weight", tensor.dtype, tensor.shape)])
-            continue
-        scale_dtype = DTYPE_NAMES[plan.scale_dtype]
-        parts = [
-            TensorSpec(f"{weight.module}.weight_packed", "I32", (rows, columns * level.bits // 32)),
-            TensorSpec(f"{weight.module}.weight_scale", scale_dtype, (rows, columns // level.group_size)),
-            TensorSpec(f"{weight.module}.weight_shape", "I64", (2,)),
-        ]
-        if plan.asymmetric:
-            words = -(-rows * level.bits // 32)
-            parts.append(TensorSpec(f"{weight.module}.weight_zero_point", "I32", (words, columns // level.group_size)))
-        groups.append(parts)
+        whole = [TensorSpec(f"{weight.module}.weight", tensor.dtype, tensor.shape)]
+        groups.append(_integers(weight, tensor, plan, level) if level.packed else whole)
     return groups
+
+
+def _integers(weight: LinearWeight, tensor: TensorInfo, plan: _Plan, level: IntLevel) -> list[TensorSpec]:
+    """Return the tensors that are written for one packed weight."""
+    (rows, columns), bits = tensor.shape, plan.bits[weight.module]
+    parts = [
+        TensorSpec(f"{weight.module}.weight_packed", "I32", (rows, columns * bits // 32)),
+        TensorSpec(f"{weight.module}.weight_scale", DTYPE_NAMES[plan.scale_dtype], (rows, columns // level.group_size)),
+        TensorSpec(f"{weight.module}.weight_shape", "I64", (2,)),
+    ]
+    if plan.asymmetric:
+        words = -(-rows * bits // 32)
+        parts.append(TensorSpec(f"{weight.module}.weight_zero_point", "I32", (words, columns // level.group_size)))
+    return parts
 
 
 def _write_rows(
@@ -215,22 +275,23 @@ def _write_rows(
         return 0.0, 0.0
     scale_dtype = numpy_dtypes(DTYPE_NAMES[plan.scale_dtype])[DTYPE_NAMES[plan.scale_dtype]]
     exact, squares = as_array(values), (0.0, 0.0)
-    plain: Rounded | None = None
+    plain: dict[int, Rounded] = {}
     for weight in plan.linear[name]:
-        given = plan.calibrated.get(weight.module)
+        given, bits = plan.calibrated.get(weight.module), plan.bits[weight.module]
         if given is not None:
             rounded = given.round(exact, row, scale_dtype=scale_dtype, name=f"{weight.module}.weight")
         else:
-            plain = plain or round_weight(
-                exact, bits=level.bits, group_size=level.group_size, scale_dtype=scale_dtype, name=name
-            )
-            rounded = plain
+            if bits not in plain:
+                plain[bits] = round_weight(
+                    exact, bits=bits, group_size=level.group_size, scale_dtype=scale_dtype, name=name
+                )
+            rounded = plain[bits]
         squares = rounded.error, rounded.energy
         if level.packed:
             file.write_bytes(f"{weight.module}.weight_packed", rounded.packed, row=row)
             file.write_bytes(f"{weight.module}.weight_scale", rounded.scales, row=row)
         else:
-            dense = torch.from_numpy(rounded.values(level.bits)).to(plan.scale_dtype).to(values.dtype)
+            dense = torch.from_numpy(rounded.values(bits)).to(plan.scale_dtype).to(values.dtype)
             file.write(f"{weight.module}.weight", dense, row=row)
     return squares
 
@@ -242,7 +303,7 @@ def _write_zero_points(module: str, tensor: TensorInfo, *, plan: _Plan, level: I
     zeros = given.zero_points() if given is not None else None
     if zeros is None:
         zeros = np.zeros((rows, columns // level.group_size), np.int8)
-    packed = np.ascontiguousarray(pack_words(zeros.T, bits=level.bits).T)
+    packed = np.ascontiguousarray(pack_words(zeros.T, bits=plan.bits[module]).T)
     file.write_bytes(f"{module}.weight_zero_point", packed, row=0)
 
 
@@ -281,39 +342,57 @@ def _write_config(path: Path, plan: _Plan, level: IntLevel) -> None:
                 part["tie_word_embeddings"] = False
     if level.packed:
         ignore = sorted({*plan.kept, *(weight.module for weight in (*plan.unaligned, *plan.asked))})
-        config["quantization_config"] = _quantization_config(level, ignore=ignore, symmetric=not plan.asymmetric)
+        config["quantization_config"] = _quantization_config(
+            level, plan.bits, ignore=ignore, symmetric=not plan.asymmetric
+        )
         # compressed-tensors 0.20 expects unpacked zero points in a model that it unpacks later
         if plan.unpacked or plan.asymmetric:
             config["quantization_config"]["dequantize"] = True
     write_json(path, config)
 
 
-def _quantization_config(level: IntLevel, *, ignore: list[str], symmetric: bool) -> dict[str, Any]:
-    """Return ``quantization_config`` of config.json as compressed-tensors 0.20 writes it."""
-    weights = {
-        "num_bits": level.bits,
-        "type": "int",
-        "symmetric": symmetric,
-        "strategy": "group",
-        "group_size": level.group_size,
-        "dynamic": False,
-    }
-    scheme = {
-        "format": "pack-quantized",
-        "targets": ["Linear"],
-        "weights": weights,
-        "input_activations": None,
-        "output_activations": None,
-    }
+def _quantization_config(
+    level: IntLevel, bits: Mapping[str, int], *, ignore: list[str], symmetric: bool
+) -> dict[str, Any]:
+    """Return ``quantization_config`` of config.json as compressed-tensors 0.20 writes it.
+
+    Weights of more bits than the level's are named in groups of their own, because the most exact target of a layer counts.
+    """
+    targets = {level.bits: ["Linear"]}
+    for module, own in sorted(bits.items()):
+        if own != level.bits:
+            targets.setdefault(own, []).append(module)
+    widest_first = sorted(
+        targets.items(), reverse=True
+    )  # the library warns of names behind a class that they match too
+    schemes = [_scheme(own, named, level, symmetric=symmetric) for own, named in widest_first]
     return {
         "quant_method": "compressed-tensors",
         "format": "pack-quantized",
         "quantization_status": "compressed",
-        "config_groups": {"group_0": scheme},
+        "config_groups": {f"group_{index}": scheme for index, scheme in enumerate(schemes)},
         "ignore": ignore,
         "kv_cache_scheme": None,
         "global_compression_ratio": None,
         "sparsity_config": {},
         "transform_config": {},
         "version": version("compressed-tensors"),
+    }
+
+
+def _scheme(bits: int, targets: list[str], level: IntLevel, *, symmetric: bool) -> dict[str, Any]:
+    weights = {
+        "num_bits": bits,
+        "type": "int",
+        "symmetric": symmetric,
+        "strategy": "group",
+        "group_size": level.group_size,
+        "dynamic": False,
+    }
+    return {
+        "format": "pack-quantized",
+        "targets": targets,
+        "weights": weights,
+        "input_activations": None,
+        "output_activations": None,
     }
