@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slipway_validate.lengths import longest_text
+import numpy as np
+
+from slipway_validate.lengths import longest_text, text_config
 from slipway_validate.params import SampleParams
-from slipway_validate.preparation import Prepared
+from slipway_validate.preparation import Prepared, values_per_token
 from slipway_validate.protocol.messages import LongSpec, RunResult
 
 LEAST_TOKENS = 16
 """Shorter continuations are among the others."""
+_FILES = 2
+"""Files of results that lie on the disk at once: the reference's and an output's."""
 
 
 def long_spec(
@@ -28,7 +32,9 @@ def long_spec(
         return None
     prompts = prepared.prompts(params.continuation_prompts)
     room = longest_text(base, prepared.family) - max(map(len, prompts), default=0)
-    count = min(params.continuation_tokens, room)
+    values = values_per_token(text_config(base), prepared.family) * np.dtype(np.float32).itemsize
+    affordable = params.logit_bytes // (_FILES * values * max(1, len(prompts)))
+    count = min(params.continuation_tokens, room, affordable)
     if not prompts or count < LEAST_TOKENS:
         return None
     given = reference.long.continuations if reference is not None and reference.long is not None else ()

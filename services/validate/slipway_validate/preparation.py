@@ -209,6 +209,8 @@ def require_success(result: RunResult, *, what: str, remedy: str) -> None:
         raise StageError(f"no space left for logits: {result.message}", reason="DISK_FULL")
     if result.status != "done":
         reason = result.reason or "VALIDATION_IMPOSSIBLE"
+        if result.remedy:  # the run knows what is at fault
+            raise ValidationError(result.message, reason=reason, remedy=result.remedy)
         raise ValidationError(f"{what}: {result.message}", reason=reason, remedy=remedy)
 
 
@@ -252,13 +254,13 @@ def padding_token(base: Path, family: Family) -> int:
 def _affordable(base: Path, family: Family, params: SampleParams) -> tuple[int, int]:
     """Return the number of windows and of tokens per window whose results stay within ``max_logit_bytes``."""
     config, longest = text_config(base), longest_text(base, family)
-    values = _values_per_token(config, family)
+    values = values_per_token(config, family)
     tokens = max(MIN_LENGTH, params.logit_bytes // (LOGIT_FILES * values * 4))
     length = max(MIN_LENGTH, min(params.sequence_length, longest, tokens))
     return max(1, min(params.windows, tokens // length)), length
 
 
-def _values_per_token(config: Mapping[str, Any], family: Family) -> int:
+def values_per_token(config: Mapping[str, Any], family: Family) -> int:
     """Return the largest number of values that a model gives for each token."""
     match family.comparison:
         case Comparison.CLASSES:

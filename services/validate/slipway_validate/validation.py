@@ -324,6 +324,7 @@ def _summary(output: OutputValidation) -> dict[str, object]:
     speed, memory, distance = output.speed, output.memory, output.to_reference
     return {
         "status": output.status.value,
+        "failed_checks": sum(not check.passed for check in output.checks),
         "size_bytes": output.size_bytes,
         "prefill_ms": speed.prefill_ms if speed else None,
         "decode_tokens_per_second": speed.decode_tokens_per_second if speed else None,

@@ -80,7 +80,10 @@ def _data(configuration: ExportConfiguration, source_names: Collection[str], *, 
     return PlannedTask(
         id=stage.name,
         stage=stage.name,
-        params={"overlap": ("refuse" if named else "leave_out") if validation.enabled else "ignore"},
+        params={
+            "source": "given" if named else "run",
+            "overlap": ("refuse" if named else "leave_out") if validation.enabled else "ignore",
+        },
         inputs={"model": model} | {name: f"source:{name}" for name in sources if name in source_names},
         output=stage.main_output,
         fallback="" if named and calibrated_levels(configuration) else _FALLBACK,

@@ -6,12 +6,14 @@ import json
 import logging
 import os
 import random
+import sys
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -202,7 +204,41 @@ def test_a_conversation_needs_a_chat_template_that_takes_it(run: Run, model: Pat
         run(data, model=folder(tmp_path / "none"))
 
 
-@pytest.mark.skipif(find_spec("pyarrow") is not None, reason="pyarrow is installed")
-def test_parquet_without_its_library_names_the_remedy(run: Run, tmp_path: Path) -> None:
+def test_parquet_is_read_and_its_rows_are_counted(run: Run, tmp_path: Path) -> None:
+    texts = [words(8, seed=number) for number in range(600)]
+    data = folder(tmp_path / "data")
+    parquet.write_table(pa.table({"text": texts, "other": range(600)}), data / "a.parquet")
+    found, _ = run(data, overlap="ignore")
+    assert set(found) <= set(texts)
+    texts[520] = None  # type: ignore[call-overload]
+    parquet.write_table(pa.table({"text": texts}), data / "a.parquet")
+    with pytest.raises(QuantizationError, match=r"a\.parquet, row 521"):
+        run(data)
+
+
+def test_a_parquet_file_that_unpacks_to_much_is_refused_unread(run: Run, tmp_path: Path) -> None:
+    data = folder(tmp_path / "data")
+    parquet.write_table(
+        pa.table({"text": ["x" * (1 << 20)] * 80}), data / "a.parquet", use_dictionary=False, compression="zstd"
+    )
+    assert (data / "a.parquet").stat().st_size < 1 << 20
+    with pytest.raises(QuantizationError, match="when it is unpacked"):
+        run(data)
+
+
+def test_parquet_that_is_no_text_is_refused(run: Run, tmp_path: Path) -> None:
+    data = folder(tmp_path / "data")
+    broken = pa.Array.from_buffers(
+        pa.string(), 1, [None, pa.array([0, 2], pa.int32()).buffers()[1], pa.py_buffer(b"\xff\xfe")]
+    )
+    parquet.write_table(pa.table({"text": broken}), data / "a.parquet")
+    with pytest.raises(QuantizationError, match="not a Parquet file"):
+        run(data)
+
+
+def test_parquet_without_its_library_names_the_remedy(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(QuantizationError, match="pip install pyarrow"):
         run(folder(tmp_path / "data", a__parquet=b"PAR1"))

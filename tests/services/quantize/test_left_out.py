@@ -275,6 +275,18 @@ def test_a_description_that_does_not_fit_is_refused(tied: Chain, fault: str) -> 
     assert raised.value.reason == "BASE_MODEL_INVALID"
 
 
+def test_two_weights_in_one_place_of_a_graph_are_refused(tied: Chain) -> None:
+    merged = tied.merged()
+    graph = tied.graph(merged, weights="deferred")
+    document = json.loads((graph / DEFERRED).read_text())
+    first, second, *_ = document["graphs"]["model.onnx"].values()
+    second["index"] = first["index"]
+    (graph / DEFERRED).write_text(json.dumps(document))
+    with pytest.raises(ModelExportError, match="is not rows of the model's tensor") as raised:
+        tied.quantized(graph, "onnx", pytorch=merged)
+    assert raised.value.reason == "ONNX_INVALID"
+
+
 def test_rows_do_not_depend_on_how_they_are_read(tied: Chain) -> None:
     merged, described = tied.merged(), tied.merged(weights="deferred")
     stored, made = open_weights(merged, {}), open_weights(described, tied.inputs)

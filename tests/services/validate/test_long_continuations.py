@@ -8,11 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from slipway.models.base_format import read_config
+from slipway.models.families import family_of
 from slipway.stage import Context
 from slipway.validation.answers import LongContinuation
 from slipway.validation.findings import ValidationReport
+from slipway_validate.continuing import long_spec
 from slipway_validate.judging.continuations import compare_long
-from slipway_validate.params import ValidateParams
+from slipway_validate.params import SampleParams, ValidateParams
+from slipway_validate.preparation import prepare
 from slipway_validate.protocol.messages import LongResult, LongSpec
 from slipway_validate.runner.generation.generating import continue_long, generate
 from slipway_validate.runner.model import Bounds, LanguageModel, Past, Step
@@ -105,6 +109,27 @@ def test_a_stop_ends_a_text(tiny: Models) -> None:
     model = load(tiny.merged, threads=1)
     text = generate(model, PROMPT, 20)
     assert generate(model, PROMPT, 20, stops={text[5]}) == text[: text.index(text[5])]
+
+
+def test_a_banned_token_that_does_not_exist_changes_nothing(tiny: Models) -> None:
+    model = load(tiny.merged, threads=1)
+    assert generate(model, PROMPT, 4, banned=(1 << 20,)) == generate(model, PROMPT, 4)
+
+
+def test_they_stay_within_the_disk_space_for_logits(tiny: Models, held_out: Path, tmp_path: Path) -> None:
+    params = SampleParams(
+        sequence_length=16, test_samples=16, continuation_tokens=100, continuation_prompts=16, max_logit_bytes=1 << 20
+    )
+    family = family_of(read_config(tiny.base))
+    assert family is not None
+    prepared = prepare(
+        {"base": tiny.base, "heldout": held_out}, family, params, Context(workdir=tmp_path), work=tmp_path
+    )
+    vocabulary = read_config(tiny.base)["vocab_size"]
+    most = long_spec(prepared, tiny.base, params)
+    assert most is not None
+    assert most.new_tokens == (1 << 20) // (2 * 4 * vocabulary * 16) == 51
+    assert long_spec(prepared, tiny.base, params.model_copy(update={"max_logit_bytes": 64 << 20})).new_tokens == 100  # type: ignore[union-attr]
 
 
 @pytest.mark.slow

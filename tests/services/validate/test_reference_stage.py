@@ -111,6 +111,33 @@ def broken_test_inputs(folder: Path) -> None:
     (folder / "samples" / "inputs.json").write_text("{")
 
 
+def an_archive(folder: Path) -> None:
+    np.savez(folder / "logits.npz", np.load(folder / "logits.npy"))
+    (folder / "logits.npz").replace(folder / "logits.npy")
+
+
+def too_many_tokens(folder: Path) -> None:
+    np.lib.format.open_memmap(folder / "samples" / "tokens.npy", mode="w+", dtype=np.int64, shape=(1 << 15, 1 << 10))
+
+
+def changed(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    document = json.loads((folder / FILE).read_text())
+    change(document["result"])
+    (folder / FILE).write_text(json.dumps(document))
+
+
+def fewer_continuations(folder: Path) -> None:
+    changed(folder, lambda result: result["continuations"].pop())
+
+
+def fewer_divergences(folder: Path) -> None:
+    changed(folder, lambda result: result["long"]["cache_divergences"].pop())
+
+
+def answers_to_nothing(folder: Path) -> None:
+    changed(folder, lambda result: result.update(answers={"answers": [[1.0]]}))
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -125,6 +152,11 @@ def broken_test_inputs(folder: Path) -> None:
         fewer_results_of_a_long_continuation,
         wider_results_of_a_long_continuation,
         no_results_of_a_long_continuation,
+        an_archive,
+        too_many_tokens,
+        fewer_continuations,
+        fewer_divergences,
+        answers_to_nothing,
         unknown_test_inputs,
         broken_test_inputs,
     ],
@@ -145,6 +177,16 @@ def test_the_reference_of_another_adapter_is_refused(reference: Path, sources: d
         read(reference, sources, tmp_path / "other", adapter="sha256:" + "9" * 64)
     with pytest.raises(ModelExportError, match="made with an adapter"):
         read(reference, {"base": sources["base"]}, tmp_path / "none")
+
+
+def test_a_reference_that_does_not_say_of_what_it_is_is_refused(
+    reference: Path, sources: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(reference, tmp_path / "nameless"))
+    document = json.loads((folder / FILE).read_text())
+    (folder / FILE).write_text(json.dumps({**document, "inputs": {}}))
+    with pytest.raises(ModelExportError, match="made from the base nothing"):
+        read(folder, sources, tmp_path / "work")
 
 
 def test_the_reference_of_other_test_inputs_is_refused(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
+from safetensors.torch import load_file, save_file
 
 from slipway.registry import load_stage
 from slipway.stage import Context
@@ -21,6 +23,7 @@ from slipway_validate.folders import stored_dtype
 from slipway_validate.judging import survival
 from slipway_validate.judging.limits import LIMITS, level_of
 from slipway_validate.params import ValidateParams
+from slipway_validate.runner.survival.adapted import _without_values
 from slipway_validate.runner.survival.measuring import measure
 from slipway_validate.runner.survival.stored import Names
 from slipway_validate.stage import STAGE
@@ -125,6 +128,63 @@ def found(tiny: Models) -> dict[str, AdapterSurvival]:
         ),
     }
     return measure(tiny.base, tiny.adapter, outputs, report=lambda _done, _total: None)
+
+
+def edit(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> Path:
+    """Change the stored tensors of a copy of a folder."""
+    copy = Path(shutil.copytree(folder, folder.with_name(f"{folder.name}-{change.__name__}")))
+    (path,) = copy.glob("*.safetensors")
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+    return copy
+
+
+def flat_integers(tensors: dict[str, torch.Tensor]) -> None:
+    name = "model.layers.0.self_attn.q_proj.weight"
+    tensors.update({name: torch.zeros(64, dtype=torch.int8), f"{name}_scale": torch.ones(4, 0)})
+
+
+def no_groups(tensors: dict[str, torch.Tensor]) -> None:
+    name = "model.layers.0.self_attn.q_proj.weight"
+    tensors.update({name: torch.zeros(4, 64, dtype=torch.int8), f"{name}_scale": torch.ones(4, 0)})
+
+
+def shape_of_three(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["model.layers.0.self_attn.q_proj.weight_shape"] = torch.ones(3, dtype=torch.int64)
+
+
+def cut_graph(folder: Path) -> Path:
+    copy = Path(shutil.copytree(folder, folder.with_name(f"{folder.name}-cut")))
+    graph = onnx.load(copy / "model.onnx")
+    onnx.save(graph, copy / "model.onnx", save_as_external_data=True, location="data", size_threshold=0)
+    os.truncate(copy / "data", 4096)
+    return copy
+
+
+def test_weights_in_an_odd_form_leave_the_other_outputs_as_they_are(tiny: Models) -> None:
+    int4 = quantized(tiny.variant("survival-odd", lambda _: None), "int4")
+    odd = {
+        "flat": edit(tiny.merged, flat_integers),
+        "groups": edit(tiny.merged, no_groups),
+        "three": edit(int4, shape_of_three),
+        "cut": cut_graph(named_graph(tiny, tiny.root / "survival-odd-graph")),
+    }
+    found = measure(tiny.base, tiny.adapter, {**odd, "merged": tiny.merged}, report=lambda _done, _total: None)
+    assert said(found["merged"]) == ""
+    assert len(found["merged"].modules) == 14
+    for name in ("flat", "groups", "three"):
+        assert len(found[name].modules) == 13, name
+        assert "model.layers.0.self_attn.q_proj" in found[name].left_out
+    assert found["cut"].not_run
+
+
+def test_a_base_has_values_only_where_the_adapter_brings_them(tmp_path: Path) -> None:
+    for form, expected in (("loha", []), ("modules_to_save", ["lm_head.weight"])):
+        case, _ = save_form(tmp_path / form, FORMS[form], torch.float32)
+        model = _without_values(case.base, case.adapter)
+        stored = {name: each.untyped_storage().nbytes() for name, each in model.named_parameters() if each.numel() > 1}
+        assert [name for name, size in stored.items() if size > 4] == expected
 
 
 class TestWhatIsRight:

@@ -9,8 +9,10 @@ from typing import Any
 
 import peft
 import pytest
+from transformers import AutoTokenizer
 
 from slipway.errors import ValidationError
+from slipway.models.base_format import read_config
 from slipway.models.families import (
     DECODER,
     ENCODER_DECODER,
@@ -21,14 +23,16 @@ from slipway.models.families import (
     SEQUENCE_CLASSIFIER,
     TOKEN_CLASSIFIER,
     Family,
+    family_of,
 )
 from slipway.stage import Context
 from slipway.validation.findings import ValidationReport
 from slipway_validate.answers import scores
-from slipway_validate.answers.records import FORMS, MOST_RECORDS, checked_labels, read_records
+from slipway_validate.answers.records import FORMS, MOST_RECORDS, checked_labels, read_records, write_records
 from slipway_validate.judging.answers import Scorer
 from slipway_validate.params import ValidateParams
-from slipway_validate.protocol.messages import Answers, EncodedInput, EncodedInputs
+from slipway_validate.protocol.messages import Answers, EncodedInput, EncodedInputs, TokenizeSpec
+from slipway_validate.runner.encoding import encode_inputs
 from slipway_validate.stage import STAGE
 from support.models.family_models import CASES, make_family_adapter, make_family_model
 from support.models.tiny_models import save_tokenizer
@@ -221,6 +225,37 @@ def test_what_was_skipped_is_said() -> None:
     assert found.skipped == "the engine accepts too few tokens"
     assert one.compare(None, Answers()) is None
     assert read_records(None, [{"text": "a"}], MASKED_LANGUAGE_MODEL) is None
+
+
+def encoded(kind: str, folder: Path, records: list[dict[str, Any]]) -> EncodedInputs:
+    """Encode records with the tokenizer of a small model."""
+    model = make_family_model(kind, folder / "base")
+    family = family_of(read_config(model))
+    assert family is not None
+    path = write_records(read_records(None, records, family), folder / "records.json")
+    spec = TokenizeSpec(
+        tokenizer=model, model=model, family=family.name, text=path or folder, windows=1, length=16, seed=0,
+        samples=folder / "samples", records=path,
+    )  # fmt: skip
+    return encode_inputs(AutoTokenizer.from_pretrained(model), spec)
+
+
+def test_the_answer_to_a_long_source_is_not_cut(tmp_path: Path) -> None:
+    found = encoded("marian", tmp_path, [{"source": "return a new string " * 500, "max_new_tokens": 20}])
+    assert (len(found.inputs[0].ids) > 40, found.inputs[0].most) == (True, 20)
+
+
+def test_an_input_that_cannot_be_given_to_the_model_is_named_with_its_remedy(tmp_path: Path) -> None:
+    base, adapter = make_family_model("qwen3", tmp_path / "base"), tmp_path / "adapter"
+    make_family_adapter("qwen3", base, adapter)
+    params = ValidateParams(sequence_length=16, test_samples=1, greedy_prompts=0, benchmark_performance=False)
+    given = params.model_copy(
+        update={"test_inputs": ({"prompt": "one", "max_new_tokens": 4}, {"prompt": "value " * 5000})}
+    )
+    (tmp_path / "work").mkdir()
+    with pytest.raises(ValidationError, match=r"^test input 2 has .* the model takes") as caught:
+        STAGE.run({"base": base, "adapter": adapter, "pytorch": base}, given, Context(workdir=tmp_path / "work"))
+    assert "shorten it" in (caught.value.remedy or "")
 
 
 def validated(kind: str, folder: Path, records: list[dict[str, Any]]) -> ValidationReport:

@@ -75,7 +75,8 @@ def test_nothing_is_calibrated_that_nobody_needs(data: dict[str, Any]) -> None:
 )
 def test_text_is_compared_with_the_held_out_text(settings: dict[str, Any], overlap: str) -> None:
     task = planned(settings, "calibration", "heldout")["calibration_data"]
-    assert task.params == {"overlap": overlap}
+    named = bool(settings["optimization"].get("calibration"))
+    assert task.params == {"source": "given" if named else "run", "overlap": overlap}
     inputs = {"model": "task:merge/pytorch", "calibration": "source:calibration", "heldout": "source:heldout"}
     assert task.inputs == (inputs if overlap != "ignore" else {name: inputs[name] for name in ("model", "calibration")})
 

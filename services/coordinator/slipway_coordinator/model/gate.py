@@ -32,6 +32,7 @@ class _Output(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
+    failed_checks: int | None = None
     explanation: str = ""
     remedy: str = ""
     mean_kl: float | None = None
@@ -51,7 +52,8 @@ class _Verdict(BaseModel):
 def rejected(record: ExportRecord, event: Event) -> dict[str, Failure]:
     """Return the failures of the quantized outputs that an event shows to fail, by the task that made each; empty for any other event.
 
-    An output made of one that failed itself is left out: the fault is not its own.
+    An output made of one that failed itself is left out: the fault is not its own. So is one that could not be run: its weights were not
+    judged, and a wider level needs even more memory.
     """
     wanted = record.configuration.get("validation", {}).get("on_failure") == FALLBACK
     task = next((task for task in record.tasks if task.id == event.task), None)
@@ -65,7 +67,7 @@ def rejected(record: ExportRecord, event: Event) -> dict[str, Failure]:
         found = _Verdict.model_validate(event.facts)
     except pydantic.ValidationError:
         return {}
-    failed = set(found.failed_outputs)
+    failed = {name for name in found.failed_outputs if found.outputs.get(name, _Output()).failed_checks != 0}
     return {
         made.id: _failure(made.format, found.outputs.get(made.format, _Output()))
         for made in record.tasks

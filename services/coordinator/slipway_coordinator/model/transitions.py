@@ -194,7 +194,8 @@ def make_again(record: ExportRecord, event: Event, decided: Mapping[str, tuple[F
     record = record.with_(warnings=tuple(each for each in record.warnings if not each.startswith(failed)))
     for task_id, (failure, following) in decided.items():
         made = record.task(task_id).with_attempt(state=TaskState.FAILED, failure=failure)
-        record = queue_next(record.replacing(made), made, following, now=event.time)
+        record = _with_warnings(record.replacing(made), following)
+        record = queue_next(record, made, following, now=event.time)
     for user in record.tasks:
         if user.state is TaskState.SUCCEEDED and set(producers(user.inputs)) & set(decided):
             record = record.replacing(user.moved(TaskState.WAITING))
@@ -204,10 +205,7 @@ def make_again(record: ExportRecord, event: Event, decided: Mapping[str, tuple[F
 def retry(record: ExportRecord, task_id: str, following: NextAttempt, *, now: float) -> ExportRecord:
     """Queue another attempt of a task that failed, or make its inputs again first."""
     task = record.task(task_id)
-    kept = tuple(warning for warning in record.warnings if warning not in following.withdrawn)
-    record = record.with_(warnings=kept)
-    if following.warning:
-        record = record.with_(warnings=_merge_warnings(record.warnings, (following.warning,)))
+    record = _with_warnings(record, following)
     if following.remake_inputs:
         repeated = _producers_to_repeat(record, task)
         for producer in repeated:
@@ -302,6 +300,13 @@ def _producers_to_repeat(record: ExportRecord, task: TaskRecord) -> list[TaskRec
     named = failure.about.get("digest", "") if failure else ""
     finished = [each for each in map(record.task, producers(task.inputs)) if each.state is TaskState.SUCCEEDED]
     return [each for each in finished if named in each.outputs.values()] or finished
+
+
+def _with_warnings(record: ExportRecord, following: NextAttempt) -> ExportRecord:
+    """Add the warning of a decided attempt, and withdraw those that no longer hold."""
+    kept = tuple(warning for warning in record.warnings if warning not in following.withdrawn)
+    new = (following.warning,) if following.warning else ()
+    return record.with_(warnings=_merge_warnings(kept, new))
 
 
 def _merge_warnings(old: tuple[str, ...], new: Any) -> tuple[str, ...]:

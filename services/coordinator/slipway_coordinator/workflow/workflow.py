@@ -249,12 +249,15 @@ def decide(record: ExportRecord, task: TaskRecord, *, rules: RuleTable, alone: b
 
 
 def _history(record: ExportRecord, task: TaskRecord) -> list[AttemptRecord]:
-    """Return the attempts of this run that count: not that of a precedent, and none before inputs were made again after a success."""
+    """Return the attempts of this run that count: not that of a precedent, and none before inputs were made again after a success.
+
+    An output of an earlier run that is rejected now is the first of this one.
+    """
     found: list[AttemptRecord] = []
     for attempt in task.attempts:
         if attempt.run == record.run and attempt.rule != PRECEDENT:
             found = [attempt] if attempt.rule == AGAIN else [*found, attempt]
-    return found
+    return found or [attempt for attempt in task.attempts[-1:] if attempt.run != record.run]
 
 
 def _delivered_at(record: ExportRecord, task: TaskRecord, level: str) -> str:

@@ -67,7 +67,7 @@ def choose_text(inputs: Mapping[str, Path], target: Path, params: CalibrationDat
 
 
 def _source(params: CalibrationDataParams) -> str:
-    return "the sample of its training data that the run brings" if params.overlap == "leave_out" else "the given text"
+    return "the sample of its training data that the run brings" if params.source == "run" else "the given text"
 
 
 def _tokenizer(folder: Path) -> Any:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
@@ -136,11 +135,23 @@ def _parquet(path: Path, name: str) -> Iterator[Document]:
     try:
         table = parquet.ParquetFile(BytesIO(data))
         columns = [column for column in table.schema_arrow.names if column in _COLUMNS]
+        _check_unpacked(table.metadata, columns, name)
+        number = 0
         for batch in table.iter_batches(batch_size=256, columns=columns):
-            for number, row in enumerate(batch.to_pylist(), 1):
+            for row in batch.to_pylist():
+                number += 1
                 yield _document(row, f"{name}, row {number}")
-    except ArrowException as error:
+    except (ArrowException, UnicodeDecodeError) as error:
         raise invalid(f"{name} is not a Parquet file ({error})", file=name) from error
+
+
+def _check_unpacked(metadata: Any, columns: Sequence[str], name: str) -> None:
+    """Refuse a Parquet file whose columns hold more than a document may when they are unpacked, by its own metadata."""
+    groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
+    parts = (group.column(number) for group in groups for number in range(group.num_columns))
+    size = sum(part.total_uncompressed_size for part in parts if part.path_in_schema.partition(".")[0] in columns)
+    if size > _LARGEST_DOCUMENT:
+        raise OSError(errno.EFBIG, f"larger than {format_size(_LARGEST_DOCUMENT)} when it is unpacked", name)
 
 
 def _document(row: Any, where: str) -> Document:
@@ -157,9 +168,8 @@ def _document(row: Any, where: str) -> Document:
         if isinstance(prompt, str) and isinstance(completion, str):
             said = ({"role": "user", "content": prompt}, {"role": "assistant", "content": completion})
             return Document(where, text=f"{prompt}\n{completion}", messages=said)
-        with contextlib.suppress(TypeError):
-            names = ", ".join(sorted(row)[:8]) or "nothing"
-            raise invalid(f'{where} has no "text", "messages", or "prompt" and "completion", but {names}', file=where)
+        names = ", ".join(sorted(row)[:8]) or "nothing"
+        raise invalid(f'{where} has no "text", "messages", or "prompt" and "completion", but {names}', file=where)
     raise invalid(f"{where} is not an object with a text or messages", file=where)
 
 

@@ -15,7 +15,10 @@ class CalibrationDataParams(StageParams):
 
     tokens: int = Field(default=1 << 18, ge=1024, le=1 << 24, description="tokens to choose, at most")
     seed: int = Field(default=0, ge=0, le=LARGEST_SEED, description="seed of the choice")
+    source: Literal["given", "run"] = Field(
+        default="given", description="who named the input calibration: the user, or nobody: the run brings it"
+    )
     overlap: Literal["refuse", "leave_out", "ignore"] = Field(
         default="refuse",
-        description="what to do with text that is also in the held-out text: refuse it all, or leave those passages out",
+        description="what to do with text that is also in the held-out text: refuse it all, leave those passages out, or compare nothing",
     )

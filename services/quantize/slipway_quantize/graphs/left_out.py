@@ -69,6 +69,7 @@ class LeftOutSource:
                 or value.dtype != ir.DataType.FLOAT
                 or shape != (wanted[::-1] if place.transposed else wanted)
                 or place.first + place.rows > info.shape[0]
+                or place.index in made
             ):
                 raise _invalid(f"the weight {name!r} of {file} is not rows of the model's tensor {place.tensor!r}")
             model.graph.inputs.remove(value)

@@ -271,6 +271,7 @@ class RunResult(_Message):
         status: ``done``; ``not_run`` if this machine cannot run it; ``failed`` if the model cannot be used.
         reason: Reason of a failure, a key of ``slipway.reasons.REASONS``.
         message: Why it was not run or failed.
+        remedy: What helps, if the run knows it; empty otherwise.
         engine: The engine that ran it.
         vocabulary: Number of values of a result, V.
         source: For samples: description of inputs that are not windows of text.
@@ -288,6 +289,7 @@ class RunResult(_Message):
     status: Literal["done", "not_run", "failed"] = "done"
     reason: str = ""
     message: str = ""
+    remedy: str = ""
     engine: Engine | None = None
     vocabulary: int = 0
     source: str = ""

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
+from numpy.lib.format import open_memmap
 from pydantic import BaseModel, ConfigDict
 from pydantic import ValidationError as SchemaError
 
@@ -150,7 +152,7 @@ def read_reference(
         raise _unusable("it was made with an adapter" if file.with_adapter else "it was made without an adapter")
     for name in ("base", "adapter", "heldout", "test_inputs"):
         ours, theirs = ctx.input_digests.get(name, ""), file.inputs.get(name, "")
-        if ctx.input_digests and file.inputs and ours != theirs:
+        if ctx.input_digests and ours != theirs:
             raise _unusable(
                 f"it was made from the {name} {theirs or 'nothing'}, and this validation has {ours or 'none'}"
             )
@@ -167,6 +169,16 @@ def read_reference(
     prepared = Prepared(
         run.family, text, file.source, folder / SAMPLES, samples, file.padding_token, tokenizer, embeds=file.embeds
     )
+    for name, given, count in (
+        ("continuations", run.result.continuations, file.params.prompts),
+        (
+            "long continuations",
+            run.result.long.continuations if run.result.long else (),
+            file.params.continuation_prompts,
+        ),
+    ):
+        if given and len(given) != len(prepared.prompts(count)):
+            raise _unusable(f"its files are damaged: it has {len(given)} {name}")
     return run, prepared, file
 
 
@@ -191,6 +203,8 @@ def _family(file: ReferenceFile) -> Family:
 
 def _read_samples(folder: Path) -> Samples:
     for path in sorted(folder.iterdir()):
+        if path.suffix == ".npy" and _mapped(path).size > _LARGEST_BATCH:
+            raise ValueError(f"{path.name} is too large")
         check_regular(path)
     samples = Samples.read(folder)
     count, length = _shape(samples.tokens, "tokens", kinds="iu")
@@ -202,9 +216,20 @@ def _read_samples(folder: Path) -> Samples:
             raise ValueError(f"{name} are beyond the {limit} tokens of a sample")
     if samples.source is not None and (samples.source.ndim not in (2, 3) or len(samples.source) != count):
         raise ValueError(f"source has the shape {samples.source.shape} for {count} samples")
-    if samples.tokens.min() < 0 or samples.tokens.size > _LARGEST_BATCH:
-        raise ValueError("tokens are negative, or too many")
+    if samples.tokens.min() < 0:
+        raise ValueError("tokens are negative")
     return samples
+
+
+def _mapped(path: Path) -> npt.NDArray[Any]:
+    """Map an array; unlike numpy's ``load``, nothing but one array is taken.
+
+    Raises:
+        ValueError: It is no array, or one of objects.
+    """
+    check_regular(path)
+    values: npt.NDArray[Any] = open_memmap(path, mode="r")
+    return values
 
 
 def _shape(values: Any, name: str, *, kinds: str) -> tuple[int, int]:
@@ -217,8 +242,7 @@ def _check_results(folder: Path, file: ReferenceFile, samples: Samples) -> None:
     names = [LOGITS_FILE, *([BASE_LOGITS_FILE] if file.with_adapter else [])]
     shapes = set()
     for name in names:
-        check_regular(folder / name)
-        values = np.load(folder / name, mmap_mode="r")
+        values = _mapped(folder / name)
         shapes.add(values.shape)
         if (
             values.ndim != 3
@@ -230,18 +254,33 @@ def _check_results(folder: Path, file: ReferenceFile, samples: Samples) -> None:
         _family(file), *samples.tokens.shape, embedding=file.embeds, every=file.params.evidence.every_case
     )
     for plain in sorted({case.plain for case in cases if case.plain and case.name not in file.result.skipped_cases}):
-        check_regular(folder / plain_file(plain))
-        values = np.load(folder / plain_file(plain), mmap_mode="r")
+        values = _mapped(folder / plain_file(plain))
         if values.ndim != 2 or values.dtype != np.float32:
             raise ValueError(f"{plain_file(plain)} has the shape {values.shape} and the type {values.dtype}")
-    long = file.result.long
-    for index, tokens in enumerate(long.continuations if long else ()):
-        check_regular(folder / long_file(index))
-        values = np.load(folder / long_file(index), mmap_mode="r")
-        if values.dtype != np.float32 or values.shape != (len(tokens), file.result.vocabulary):
-            raise ValueError(f"{long_file(index)} has the shape {values.shape} and the type {values.dtype}")
-    if (folder / SAMPLES / INPUTS_FILE).exists():
-        EncodedInputs.model_validate_json(read_regular(folder / SAMPLES / INPUTS_FILE, largest=LARGEST_LIST))
+    _check_long(folder, file)
+    _check_answers(folder, file)
     labels = samples.labels
     if len(shapes) > 1 or (labels is not None and labels.shape[1] > next(iter(shapes))[1]):
         raise ValueError(f"results have the shapes {sorted(shapes)}")
+
+
+def _check_long(folder: Path, file: ReferenceFile) -> None:
+    long = file.result.long
+    if long is None:
+        return
+    for index, tokens in enumerate(long.continuations):
+        values = _mapped(folder / long_file(index))
+        if values.dtype != np.float32 or values.shape != (len(tokens), file.result.vocabulary):
+            raise ValueError(f"{long_file(index)} has the shape {values.shape} and the type {values.dtype}")
+    if len(long.cache_divergences) != len(long.continuations):
+        raise ValueError(f"{len(long.continuations)} long continuations have {len(long.cache_divergences)} divergences")
+
+
+def _check_answers(folder: Path, file: ReferenceFile) -> None:
+    answers = file.result.answers.answers if file.result.answers and not file.result.answers.skipped else ()
+    if (folder / SAMPLES / INPUTS_FILE).exists():
+        encoded = EncodedInputs.model_validate_json(read_regular(folder / SAMPLES / INPUTS_FILE, largest=LARGEST_LIST))
+        if answers and len(encoded.inputs) != len(answers):
+            raise ValueError(f"{len(encoded.inputs)} test inputs have {len(answers)} answers")
+    elif answers:
+        raise ValueError("answers have no test inputs")

@@ -38,7 +38,12 @@ def run_reference(
         StageError: ``CANCELLED``, ``DISK_FULL``.
     """
     spec = _spec(inputs, prepared, params, ctx).model_copy(update={"benchmark": benchmark})
-    spec = spec.model_copy(update={"long": long_spec(prepared, inputs["base"], params)})
+    long = long_spec(prepared, inputs["base"], params)
+    if params.continuation_tokens and long is not None and long.new_tokens < params.continuation_tokens:
+        ctx.warn(
+            f"long continuations have {long.new_tokens} of {params.continuation_tokens} tokens: more do not fit the model or max_logit_bytes"
+        )
+    spec = spec.model_copy(update={"long": long})
     timeout = params.output_timeout_seconds
     with process.start_runner(Spec(run=spec), folder, ctx, label="reference", timeout_seconds=timeout) as runner:
         yield _checked_run(runner.result, spec, inputs, prepared=prepared, folder=folder), runner

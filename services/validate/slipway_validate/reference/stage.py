@@ -27,21 +27,22 @@ def run(inputs: Mapping[str, Path], params: SampleParams, ctx: Context) -> dict[
 
 
 def output_bytes(params: Mapping[str, Any], size: ModelSize) -> int:
-    """Estimate the size of the logits with and without the adapter."""
+    """Estimate the size of the logits with and without the adapter, and of those of long continuations."""
     used = SampleParams.model_validate(dict(params))
-    values = used.windows * used.sequence_length * (size.largest // _SMALLEST_WIDTH)
-    return min(2 * 4 * values, used.logit_bytes // 2)
+    per_token = 4 * (size.largest // _SMALLEST_WIDTH)
+    windows = min(2 * used.windows * used.sequence_length * per_token, used.logit_bytes // 2)
+    return windows + min(used.continuation_prompts * used.continuation_tokens * per_token, used.logit_bytes // 2)
 
 
 STAGE = Stage(
     name="reference",
     version=1,
     inputs=("base",),
+    optional_inputs=("adapter", "heldout", "test_inputs"),
     outputs=("reference",),
     params=SampleParams,
     run=run,
     libraries=("torch", "transformers", "peft"),
-    more_inputs=True,
     role=Role.REFERENCE,
     effort=Effort(seconds=15.0, seconds_per_gb=20.0, phases={"tokenize": (0.0, 0.1), "reference": (0.1, 0.9)}),
     output_bytes=output_bytes,

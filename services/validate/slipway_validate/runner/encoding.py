@@ -20,7 +20,7 @@ from slipway_validate.cases import family_named
 from slipway_validate.folders import read_json as read_settings
 from slipway_validate.lengths import longest_text
 from slipway_validate.protocol.messages import EncodedInput, EncodedInputs, TokenizeSpec
-from slipway_validate.runner.model import Unusable
+from slipway_validate.runner.model import UnusableInput
 from slipway_validate.runner.sampling import first_token
 
 Encode = Callable[[Any, Mapping[str, Any], int], EncodedInput]
@@ -31,7 +31,7 @@ def encode_inputs(tokenizer: Any, spec: TokenizeSpec) -> EncodedInputs:
     """Encode the records of a specification.
 
     Raises:
-        Unusable: One of them is too long, or needs something of the tokenizer that it lacks.
+        UnusableInput: One of them is too long, or needs something of the tokenizer that it lacks.
     """
     assert spec.records is not None
     records = read_json(spec.records, largest=LARGEST_LIST)
@@ -41,10 +41,10 @@ def encode_inputs(tokenizer: Any, spec: TokenizeSpec) -> EncodedInputs:
     for number, record in enumerate(records, 1):
         try:
             found = encode(tokenizer, record, longest)
-        except (ValueError, TypeError, KeyError, LookupError, AttributeError) as error:
-            raise Unusable(f"test input {number} cannot be encoded: {error}") from error
-        if len(found.ids) + found.most > longest:
-            raise Unusable(
+        except Exception as error:  # a tokenizer's code and a chat template may raise anything
+            raise UnusableInput(f"test input {number} cannot be encoded: {error}") from error
+        if family != ENCODER_DECODER and len(found.ids) + found.most > longest:
+            raise UnusableInput(
                 f"test input {number} has {len(found.ids)} tokens and up to {found.most} of its answer, the model takes {longest}"
             )
         inputs.append(found)
@@ -73,7 +73,8 @@ def _prompt(tokenizer: Any, record: Mapping[str, Any], longest: int) -> EncodedI
 
 def _source(tokenizer: Any, record: Mapping[str, Any], longest: int) -> EncodedInput:
     ids = tokenizer(record["source"], truncation=True, max_length=longest)["input_ids"]
-    return EncodedInput(ids=tuple(ids), most=min(record["max_new_tokens"], longest - len(ids)))
+    # The decoder counts its own positions, so the answer may be as long as the source.
+    return EncodedInput(ids=tuple(ids), most=min(record["max_new_tokens"], longest - 1))
 
 
 def _text(tokenizer: Any, record: Mapping[str, Any], longest: int) -> EncodedInput:

@@ -45,7 +45,7 @@ from slipway_validate.runner import guard
 from slipway_validate.runner.benchmark import time_round
 from slipway_validate.runner.collect import Collector
 from slipway_validate.runner.generation.answering import answer_inputs
-from slipway_validate.runner.model import LanguageModel, NotRunnable, Unusable
+from slipway_validate.runner.model import LanguageModel, NotRunnable, Unusable, UnusableInput
 from slipway_validate.samples import Samples
 
 
@@ -210,6 +210,9 @@ def _failed(error: BaseException) -> RunResult:
     match error:
         case NotRunnable():
             return RunResult(status="not_run", message=str(error))
+        case UnusableInput():
+            remedy = "shorten it, leave it out, or set chat: false if the model's chat template refuses it"
+            return RunResult(status="failed", reason="VALIDATION_IMPOSSIBLE", message=str(error), remedy=remedy)
         case Unusable():
             return RunResult(status="failed", reason="VALIDATION_IMPOSSIBLE", message=str(error))
         case MemoryError():

@@ -203,6 +203,32 @@ def test_a_retry_begins_with_what_was_asked_for() -> None:
     assert set(again.task("validate").inputs) == {"base", "pytorch", "pytorch-int4"}
 
 
+def test_an_output_of_an_earlier_run_that_is_rejected_now_is_the_first_of_this_run() -> None:
+    record = made_again("int4")
+    made = record.task("quantize-int4").with_attempt(inputs={"model": "sha256:m", "calibration": "sha256:c"})
+    stopped = transitions.stop(record.replacing(made), Failure(reason="INTERNAL", message="oops"), now=4.0)
+    again = transitions.begin(transitions.restart(stopped), now=5.0)
+    record = judge(again, "pytorch-int4")
+    assert tried(record, "quantize-int4")[1] == {"level": "int4", "group_size": 32, "keep": WORST}
+
+
+def test_an_output_that_could_not_be_run_is_not_rejected() -> None:
+    record = made_again("int4")
+    for checks, count in ((0, 0), (2, 1), (None, 1)):
+        facts = {"failed_outputs": ["pytorch-int4"], "outputs": {"pytorch-int4": {"failed_checks": checks}}}
+        assert len(gate.rejected(record, event_of(record, "validate", facts=facts))) == count
+
+
+def test_the_warning_of_a_rule_is_kept() -> None:
+    record = made_again("int4")
+    event = event_of(record, "validate")
+    following = NextAttempt(rule="r", note="", params={}, resources={}, warning="made otherwise")
+    record = transitions.make_again(
+        record, event, {"quantize-int4": (Failure(reason="VALIDATION_FAILED", message="too far"), following)}
+    )
+    assert record.warnings == ("made otherwise",)
+
+
 def test_facts_of_another_version_decide_nothing() -> None:
     record = made_again("int4")
     for facts in (

@@ -24,7 +24,8 @@ def answer_inputs(model: LanguageModel, family: Family, inputs: EncodedInputs, *
     longest = max(max(len(each.ids), len(each.second)) for each in inputs.inputs)
     if not family.generates and longest > model.bounds.sequence:
         return Answers(skipped=f"the engine accepts at most {model.bounds.sequence} tokens, an input has {longest}")
-    needed = longest + max(each.most for each in inputs.inputs)
+    first = len(inputs.start) if family.comparison is Comparison.TEACHER_FORCED else longest
+    needed = first + max(each.most for each in inputs.inputs)
     if family.generates and min(model.bounds.sequence, model.bounds.past + 1) < needed:
         return Answers(skipped=f"the engine accepts too few tokens: prompt and answer have up to {needed}")
     answer = _classes if family == SEQUENCE_CLASSIFIER else _ANSWERS[family.comparison]

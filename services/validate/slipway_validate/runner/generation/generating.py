@@ -44,7 +44,7 @@ def generate(
         logits, cache = model.forward(step)
         on_logits(logits, f"greedy continuation, token {len(tokens)}")
         last = logits[0, -1].copy()
-        last[list(banned)] = -np.inf
+        last[[token for token in banned if token < len(last)]] = -np.inf
         chosen = int(last.argmax())
         if chosen in stops:
             break

@@ -27,6 +27,8 @@ from slipway_validate.runner.runtime_reference import adapted
 from slipway_validate.runner.survival.stored import NotUnderstoodError
 
 _PREFIX = re.compile(r"^base_model\.model\.")
+_WITHIN = re.compile(r"\.(?:base_layer|modules_to_save|original_module)(?=\.)")
+"""Parts of the names of weights that peft puts a layer of its own around."""
 _COMPARED = frozenset(
     {
         "ADALORA", "BEFT", "BOFT", "C3A", "DEFT", "DELORA", "FOURIERFT", "GLORA", "GRALORA", "HIRA", "HRA", "IA3", "LN_TUNING", "LOHA", "LOKR",
@@ -141,11 +143,12 @@ def _without_values(base: Path, adapter: Path) -> Any:
     known = configuration_of(config) if trained else AutoConfig.from_pretrained(base, trust_remote_code=False)
     with torch.device("meta"):
         model = auto_model(family).from_config(known, dtype=torch.float32, trust_remote_code=False)
-    brought = [f".{name}" for name in read_safetensors(adapter / ADAPTER_WEIGHTS).tensors if ".lora_" not in name]
+    tensors = read_safetensors(adapter / ADAPTER_WEIGHTS).tensors
+    brought = frozenset(_WITHIN.sub("", _PREFIX.sub("", name)) for name in tensors)
     made: dict[int, torch.nn.Parameter] = {}  # tied weights stay tied
     for path, module in model.named_modules():
-        whole = any(f".{path}." in name for name in brought)
         for name, parameter in module.named_parameters(recurse=False):
+            whole = f"{path}.{name}" in brought
             if id(parameter) not in made:
                 values = torch.zeros(parameter.shape) if whole else torch.zeros(()).expand(parameter.shape)
                 made[id(parameter)] = torch.nn.Parameter(values, requires_grad=False)

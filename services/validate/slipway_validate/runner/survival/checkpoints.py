@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -59,7 +60,8 @@ class Checkpoint:
 
     def _scaled(self, name: str, info: TensorInfo) -> StoredWeight:
         scales = self._scales(name)
-        if info.dtype not in _SCALED or f"{name}_zero_point" in self._tensors or info.shape[1] % scales.shape[1]:
+        zeros = f"{name}_zero_point" in self._tensors
+        if info.dtype not in _SCALED or zeros or len(info.shape) != 2 or not _fits(scales, info.shape):
             raise NotUnderstoodError(f"it is stored as {info.dtype} in a form that is not known")
         values = mapped(info)
         if info.dtype != "I8":
@@ -70,10 +72,13 @@ class Checkpoint:
         packed, shape = self._tensors[f"{name}_packed"], self._tensors.get(f"{name}_shape")
         if packed.dtype != "I32" or len(packed.shape) != 2 or shape is None or f"{name}_g_idx" in self._tensors:
             raise NotUnderstoodError(f"it is packed as {packed.dtype} in a form that is not known")
-        rows, columns = (int(size) for size in mapped(shape))
+        sizes = mapped(shape).flatten().tolist()
+        if len(sizes) != 2:
+            raise NotUnderstoodError(f"its shape is stored as {len(sizes)} numbers")
+        rows, columns = (int(size) for size in sizes)
         bits = 32 * packed.shape[1] // max(1, columns)
         scales = self._scales(name)
-        if bits not in _BITS or packed.shape != (rows, columns * bits // 32) or columns % scales.shape[1]:
+        if bits not in _BITS or packed.shape != (rows, columns * bits // 32) or not _fits(scales, (rows, columns)):
             raise NotUnderstoodError(f"it is packed in a form that is not known: {packed.shape} for {(rows, columns)}")
         zeros = self._tensors.get(f"{name}_zero_point")
         middle = 1 << (bits - 1)
@@ -92,6 +97,12 @@ class Checkpoint:
             raise NotUnderstoodError("it has no scales of a known type")
         scales = mapped(info)
         return scales.reshape(len(scales), -1) if scales.dim() else scales.reshape(1, 1)
+
+
+def _fits(scales: Tensor, shape: Sequence[int]) -> bool:
+    """Return whether each row of a weight has whole groups of columns, and one scale for each; or all rows share one."""
+    rows, groups = scales.shape
+    return rows in (1, shape[0]) and groups > 0 and shape[1] % groups == 0
 
 
 def _unpacked(packed: Tensor, rows: slice, *, bits: int) -> Tensor:

@@ -31,6 +31,8 @@ PRESENT = 0.5
 """Strength below which a module has lost its update, and distance from 1 above which something else may lie there."""
 STRANGE_WEIGHT = 0.9
 """Error of a weight above which it is another one: that of two independent weights is 1.4, the coarsest rounding's 0.5."""
+_FAULTS = (NotUnderstoodError, ModelExportError, OSError, ValueError, LookupError, ArithmeticError, RuntimeError)
+"""What reading weights of an unknown form may raise: then they are not understood, and other outputs are compared."""
 _LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 
 
@@ -123,23 +125,44 @@ def measure(
     for name, folder in outputs.items():
         try:
             opened[name] = _Output(_open(folder, weights.rows))
-        except (NotUnderstoodError, ModelExportError, OSError, ValueError) as error:
-            found[name] = AdapterSurvival(not_run=f"{error}")
+        except _FAULTS as error:
+            found[name] = AdapterSurvival(not_run=_said(error))
     chosen = modules[:: max(1, math.ceil(len(modules) / MOST_MODULES))]
     for number, module in enumerate(chosen):
         report(number, len(chosen))
         _compare(module, weights, opened, left_out)
     for name, output in opened.items():
-        _name_strangers(output, chosen, weights)
-        kept = tuple(output.modules.values())
-        found[name] = AdapterSurvival(
-            modules=kept,
-            left_out={**left_out, **output.left_out},
-            non_finite=output.stored.non_finite(),
-            not_run="" if kept else next(iter({**left_out, **output.left_out}.values()), "no module is adapted"),
-        )
+        try:
+            found[name] = _survival(output, chosen, weights, left_out)
+        except _FAULTS as error:
+            found[name] = AdapterSurvival(not_run=_said(error))
     report(len(chosen), len(chosen))
     return found
+
+
+def _survival(
+    output: _Output, modules: list[AdaptedModule], weights: _Base, left_out: Mapping[str, str]
+) -> AdapterSurvival:
+    """Return what an output holds, after all modules were compared.
+
+    Raises:
+        NotUnderstoodError: The output's weights cannot be read whole; other errors of reading them too.
+    """
+    _name_strangers(output, modules, weights)
+    kept = tuple(output.modules.values())
+    without = {**left_out, **output.left_out}
+    return AdapterSurvival(
+        modules=kept,
+        left_out=without,
+        non_finite=output.stored.non_finite(),
+        not_run="" if kept else next(iter(without.values()), "no module is adapted"),
+    )
+
+
+def _said(error: Exception) -> str:
+    return (
+        str(error) if isinstance(error, NotUnderstoodError | ModelExportError) else f"{type(error).__name__}: {error}"
+    )
 
 
 def _open(folder: Path, rows: Callable[[str], int]) -> StoredModel:
@@ -171,8 +194,8 @@ def _compare(module: AdaptedModule, weights: _Base, outputs: Mapping[str, _Outpu
                 expected=own.expected,
                 **asdict(figures(own.before, own.after, stored.values)),
             )
-        except NotUnderstoodError as error:
-            output.left_out[module.name] = str(error)
+        except _FAULTS as error:
+            output.left_out[module.name] = _said(error)
 
 
 def _both(module: AdaptedModule, weights: _Base, most: int) -> _Both:
