@@ -57,3 +57,10 @@ def bits_of(level: str) -> int | None:
     """Return the bits of a level of integers on a grid; None for any other, also an unknown one."""
     known = LEVELS.get(level)
     return known.bits if known else None
+
+
+def widths_of(level: str) -> tuple[int, ...]:
+    """Return the numbers of bits that the weights of a level of integers may have in mixed precision, its own first."""
+    own = bits_of(level)
+    found = {each.bits for each in LEVELS.values() if each.bits and own and each.bits >= own}
+    return tuple(sorted(found))

@@ -129,6 +129,9 @@ REASONS: Mapping[str, Reason] = {
     "CALIBRATION_MISMATCH": Reason(
         _C.INVALID_INPUT, "the calibration is of another model, number of bits or group size, or is damaged"
     ),
+    "SIZE_BUDGET_UNMET": Reason(
+        _C.UNSUPPORTED, "the output cannot be made within the size budget, even with the fewest bits for each weight"
+    ),
     "WEIGHT_OVERFLOW": Reason(_C.UNSUPPORTED, "a weight is larger than the level's data type can hold"),
     "NON_FINITE_OUTPUT": Reason(_C.UNSUPPORTED, "the model computes NaN or infinity at this level"),
     "CALIBRATION_UNSUPPORTED": Reason(

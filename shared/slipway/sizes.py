@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 
 from slipway.texts import MalformedText, quoted
@@ -38,3 +39,23 @@ def format_size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
+
+
+def parse_size_or_share(text: str) -> int | float:
+    """Parse a size such as ``400MiB``, an int of at least 1, or a share such as ``0.3`` or ``30%``, a float above 0 and at most 1.
+
+    Raises:
+        MalformedText: The text is neither.
+    """
+    found = re.fullmatch(r"\s*([0-9]{0,9}\.[0-9]{1,24}|[0-9]{1,9}(?:\.[0-9]{1,24})?\s*(%))\s*", text)
+    if found:
+        share = float(found[1].rstrip("% ")) / (100 if found[2] else 1)
+        if 0 < share <= 1:
+            return share
+    else:
+        with contextlib.suppress(MalformedText):
+            if size := parse_size(text):
+                return size
+    raise MalformedText(
+        f"{quoted(text)} is neither a size nor a share", remedy="write a size like 400MiB, or a share like 0.3 or 30%"
+    )

@@ -51,13 +51,32 @@ def test_it_is_made_again_until_it_passes(root: Path) -> None:
     assert found["replaced"] in done.json["warnings"]
     assert not any("pytorch-int4: " in warning for warning in done.json["warnings"]), "nothing that failed is delivered"
     tried = attempts(done, "quantize")
-    assert [each["rule"] for each in tried] == ["", "quantize-rejected-mixed", "quantize-rejected-int8"]
-    assert [each["reason"] for each in tried] == ["VALIDATION_FAILED", "VALIDATION_FAILED", ""]
+    rules = ["quantize-rejected-calibrated", "quantize-rejected-mixed", "quantize-rejected-int8"]
+    assert [each["rule"] for each in tried] == ["", *rules]
+    assert [each["reason"] for each in tried] == [*["VALIDATION_FAILED"] * 3, ""]
+    assert [each["outcome"] for stage in ("calibration_data", "calibrate") for each in attempts(done, stage)] == [
+        "succeeded"
+    ] * 2
     folder = Path(done.json["output_directory"])
     assert (folder / "pytorch-int8" / "config.json").is_file()
     assert not (folder / "pytorch-int4").exists()
     assert "pytorch-int8 instead of pytorch-int4" in (folder / "report.html").read_text()
     assert "**pytorch-int8:** pytorch-int4 failed validation" in (folder / "README.md").read_text()
+
+
+def test_better_integers_are_enough_where_they_pass(root: Path) -> None:
+    """The limit lies between what rounding adds and what calibrated integers add; the output keeps its name."""
+    rounded = export(root, "rounded", **{"validation.on_failure": "keep"})
+    add = "optimization.method"
+    calibrated = export(root, "calibrated", **{add: "auto", "validation.on_failure": "keep"})
+    worse, better = (each.json["formats"]["pytorch-int4"]["mean_kl"] for each in (rounded, calibrated))
+    assert better < worse
+    limit = {"validation.limits": f"int4.mean_kl={(better * worse) ** 0.5}"}
+    done = export(root, "better", **limit, **{"validation.on_failure": "fallback"})
+    assert done.code == 0, done.err
+    assert list(done.json["formats"]) == ["pytorch", "pytorch-int4"]
+    assert [each["rule"] for each in attempts(done, "quantize")] == ["", "quantize-rejected-calibrated"]
+    assert "integers chosen by their effect on text" in done.json["formats"]["pytorch-int4"]["replaced"]
 
 
 @pytest.mark.parametrize(("on_failure", "code"), [("keep", 0), ("fail", 4)])
@@ -67,5 +86,6 @@ def test_otherwise_it_is_delivered_as_it_is(root: Path, on_failure: str, code: i
     assert done.json["formats"]["pytorch-int4"]["status"] == "failed"
     assert done.json["validation_passed"] is False
     assert len(attempts(done, "quantize")) == 1
+    assert not attempts(done, "calibrate")
     said = any("pytorch-int4 failed validation" in warning for warning in done.json["warnings"])
     assert said is (on_failure == "keep")

@@ -5,6 +5,7 @@ Axes: N output features, K input features, G groups of one row.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,11 +39,13 @@ class CalibratedWeight:
         parts: Tensors of each weight by kind: ``codes`` (N, K), ``scales`` and ``zero_points`` (N, G).
         bits: Bits of a code.
         method: How they were chosen.
+        sensitivity: Divergence that they add on held-out text if nothing else is rounded; None if it was not measured.
     """
 
     parts: tuple[Mapping[str, TensorInfo], ...]
     bits: int
     method: str
+    sensitivity: float | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -127,6 +130,7 @@ class Calibration:
             )
         self._model = description.get("model")
         self._methods = {name: _method(description, name) for name in self._weights}
+        self._divergences = {name: _divergence(description, name) for name in self._weights}
         self.symmetric = not any("zero_points" in parts for parts in self._weights.values())
 
     @property
@@ -148,7 +152,10 @@ class Calibration:
         if len(parts) != len(names) or len({frozenset(part) for part in parts}) != 1:
             return None
         method = "+".join(dict.fromkeys(self._methods[name] for name in names))
-        found = CalibratedWeight(parts, self._bits, method)
+        divergences = [self._divergences[name] for name in names]
+        known = [each for each in divergences if each is not None]
+        sensitivity = sum(known) if len(known) == len(divergences) else None
+        found = CalibratedWeight(parts, self._bits, method, sensitivity)
         columns = {part["codes"].shape[1] for part in parts}
         if found.shape != shape or len(columns) != 1:
             raise mismatch(
@@ -237,6 +244,15 @@ def _method(description: Mapping[str, Any], name: str) -> str:
     entry = weights.get(name) if isinstance(weights, dict) else None
     method = entry.get("method") if isinstance(entry, dict) else entry
     return method[:40] if isinstance(method, str) else "unknown"
+
+
+def _divergence(description: Mapping[str, Any], name: str) -> float | None:
+    weights = description.get("weights")
+    entry = weights.get(name) if isinstance(weights, dict) else None
+    found = entry.get("divergence") if isinstance(entry, dict) else None
+    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found) or found < 0:
+        return None
+    return float(found)
 
 
 def _mapped(info: TensorInfo, dtype: type[Any]) -> Array:

@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from slipway.levels import LEVELS
+from slipway.levels import LEVELS, widths_of
 from slipway.models.weights.reading import has_weights, open_weights
 from slipway.stage import Context
 from slipway_quantize.check import run_checkpoint, run_graph
@@ -79,6 +79,8 @@ class _Graphs:
                     left_out=left_out,
                     ctx=ctx,
                     calibration=request.calibration,
+                    widths=widths_of(params.level),
+                    budget=params.size_budget,
                 )
             if "data" in request.inputs:
                 from slipway_quantize.activations.halves import write_half_graph

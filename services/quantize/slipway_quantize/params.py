@@ -7,11 +7,12 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from slipway.formats.registry import formats
-from slipway.levels import LEVELS, bits_of
+from slipway.levels import LEVELS, bits_of, widths_of
 from slipway.settings.problems import did_you_mean
 from slipway.settings.sections import LARGEST_SEED
 from slipway.stage import StageParams
 from slipway_quantize.levels import IntLevel
+from slipway_quantize.mixed.budget import SizeBudget
 
 
 class QuantizeParams(StageParams):
@@ -45,6 +46,18 @@ class QuantizeParams(StageParams):
         description="int8_static: share of the activations' outliers that move into the weights; 0: none",
     )
     seed: int = Field(default=0, ge=0, le=LARGEST_SEED, description="seed of the choice of windows of text")
+    size_budget_bytes: int = Field(
+        default=0,
+        ge=0,
+        le=1 << 62,
+        description="largest size of the weight files (int4): weights get 8 bits where it matters most; 0 sets none",
+    )
+    size_budget_share: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="the same as a share of the size that all weights have in 16 bits; 0 sets none",
+    )
     max_shard_bytes: int = Field(default=5 << 30, ge=1 << 20, description="largest safetensors file, bytes of data")
     calibrated: bool = Field(default=True, description="use the calibration, if there is one")
     check: bool = Field(default=True, description="load the result and run it once, if that fits into memory")
@@ -54,6 +67,13 @@ class QuantizeParams(StageParams):
         """The integer level; None for fp16 and bf16."""
         bits = bits_of(self.level)
         return IntLevel(bits, self.group_size, self.packed, frozenset(self.keep)) if bits else None
+
+    @property
+    def size_budget(self) -> SizeBudget | None:
+        """The size within which weights get more bits; None without one, and at the widest level of integers."""
+        if not (self.size_budget_bytes or self.size_budget_share) or len(widths_of(self.level)) < 2:
+            return None
+        return SizeBudget(self.size_budget_bytes, self.size_budget_share)
 
     @field_validator("format")
     @classmethod

@@ -13,9 +13,10 @@ from slipway.stage import Context
 from slipway_quantize.calibrated import Calibration, mismatch
 from slipway_quantize.check import check_result
 from slipway_quantize.companions import copy_companions, read_json, write_json
+from slipway_quantize.mixed.budget import unmet
 from slipway_quantize.params import QuantizeParams
 from slipway_quantize.quantizer import load_packager, load_quantizer
-from slipway_quantize.report import weight_bytes, write_report
+from slipway_quantize.report import Outcome, weight_bytes, write_report
 from slipway_quantize.request import QuantizeRequest
 
 
@@ -41,6 +42,9 @@ def quantize(inputs: Mapping[str, Path], target: Path, params: QuantizeParams, c
     if params.integers is not None:
         settings |= {"group_size": params.group_size, "packed": params.packed}
         settings |= {"mixed": True} if params.keep else {}
+    if params.size_budget is not None:
+        _require_small(target, outcome)
+        settings["mixed"] = True
     if runtime is not None and runtime.precision_file:
         _note_precision(target / runtime.precision_file, params.level)
     write_report(source, target, outcome, settings=settings, ctx=ctx)
@@ -58,6 +62,20 @@ def _calibration(folder: Path, params: QuantizeParams, ctx: Context) -> Calibrat
     if load_format(params.format).is_model:
         calibration.require_model(ctx.input_digests.get("model", ""))
     return calibration
+
+
+def _require_small(target: Path, outcome: Outcome) -> None:
+    """Refuse a result beyond its size budget, or of a quantizer that knows none."""
+    found = outcome.details.get("mixed_precision")
+    if found is None:
+        raise QuantizationError(
+            "this format has no mixed precision, so it cannot keep to a size budget",
+            reason="QUANTIZATION_UNSUPPORTED",
+            remedy="leave optimization.size_budget out, or the level out of this format",
+        )
+    size = weight_bytes(target)
+    if size > found["size_budget_bytes"]:
+        raise unmet(found["size_budget_bytes"], found["smallest_bytes"] + size - found["planned_bytes"])
 
 
 def _note_precision(path: Path, level: str) -> None:

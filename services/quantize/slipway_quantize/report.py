@@ -30,6 +30,7 @@ class Outcome:
         error_energy: Squared error added to the weights, and ``weight_energy`` their squared sum (int levels).
         details: Further facts of the format.
         methods: How the integers of each weight were chosen, by its name, if some were by a calibration.
+        bits: Bits of each weight, by its name, in mixed precision.
     """
 
     method: str
@@ -40,6 +41,7 @@ class Outcome:
     weight_energy: float = 0.0
     details: dict[str, Any] = field(default_factory=dict)
     methods: dict[str, str] = field(default_factory=dict)
+    bits: dict[str, int] = field(default_factory=dict)
 
 
 def write_report(source: Path, target: Path, outcome: Outcome, *, settings: dict[str, Any], ctx: Context) -> None:
@@ -66,6 +68,8 @@ def write_report(source: Path, target: Path, outcome: Outcome, *, settings: dict
     tensors: dict[str, Any] = {"quantized": sorted(outcome.quantized), "kept": dict(sorted(outcome.kept.items()))}
     if outcome.methods:
         tensors["methods"] = dict(sorted(outcome.methods.items()))
+    if outcome.bits:
+        tensors["bits"] = dict(sorted(outcome.bits.items()))
     write_json(target / "quantization.json", {**settings, **facts, "tensors": tensors})
     ctx.record(**facts)
 

@@ -1,4 +1,4 @@
-"""Decide which levels the settings of an export let calibrate."""
+"""Decide which levels the settings of an export let calibrate, at once or if their output fails validation."""
 
 from __future__ import annotations
 
@@ -15,8 +15,17 @@ _MOST_BITS_OF_AUTO = 4
 def calibrated_levels(configuration: Sections) -> dict[str, int]:
     """Return the bits of each level of an enabled format that is calibrated, by level; none for a method without data."""
     method = configuration.optimization.method
-    if method == WITHOUT_DATA:
-        return {}
+    return {} if method == WITHOUT_DATA else _levels(configuration, method)
+
+
+def reserve_levels(configuration: Sections) -> dict[str, int]:
+    """Return the bits of each level that is calibrated only if an output of it fails validation, by level."""
+    optimization, validation = configuration.optimization, configuration.validation
+    judged = validation.enabled and validation.compare_outputs and validation.on_failure == "fallback"
+    return _levels(configuration, AUTO) if judged and optimization.method == WITHOUT_DATA else {}
+
+
+def _levels(configuration: Sections, method: str) -> dict[str, int]:
     most = _MOST_BITS_OF_AUTO if method == AUTO else max(each.bits or 0 for each in LEVELS.values())
     asked = _asked(configuration)
     return {level: bits for level in LEVELS if level in asked and (bits := bits_of(level)) and bits <= most}
@@ -27,6 +36,11 @@ def reads_text(configuration: Sections) -> bool:
     named = bool(configuration.optimization.calibration)
     taken = named and any(level in LEVELS and LEVELS[level].takes_text for level in _asked(configuration))
     return taken or bool(calibrated_levels(configuration)) or needs_text(configuration)
+
+
+def may_read_text(configuration: Sections) -> bool:
+    """Return whether an export reads text, or does if an output fails validation."""
+    return reads_text(configuration) or bool(reserve_levels(configuration))
 
 
 def needs_text(configuration: Sections) -> bool:

@@ -6,12 +6,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from slipway.configuration.calibration import AUTO, WITHOUT_DATA, calibrated_levels, reads_text
+from slipway.configuration.calibration import AUTO, WITHOUT_DATA, calibrated_levels, may_read_text
 from slipway.configuration.sections import Sections
 from slipway.counts import counted
 from slipway.formats.contract import Format
 from slipway.formats.registry import formats, refused_formats, translate_format_errors
 from slipway.formats.settings import LevelSettings
+from slipway.levels import widths_of
 from slipway.settings.problems import Problem
 
 
@@ -22,6 +23,7 @@ def conflicts(configuration: Sections) -> tuple[Problem, ...]:
         *_nf4_without_4bit(configuration),
         *_refused_levels(configuration),
         *_asymmetric_without_data(configuration),
+        *_budget_of_dense_weights(configuration),
         *_formats_without_output(configuration),
         *_conflicts_of_formats(configuration),
         *_wrong_number_of_weights(configuration),
@@ -36,7 +38,7 @@ def cautions(configuration: Sections) -> tuple[str, ...]:
             "base_model.load_in_4bit: the adapter is merged into the 16-bit weights, not into the 4-bit ones it saw in training; "
             "base_model.merge_onto: nf4 merges onto those"
         )
-    if configuration.optimization.calibration and not reads_text(configuration):
+    if configuration.optimization.calibration and not may_read_text(configuration):
         why = (
             "no level is calibrated"
             if configuration.optimization.method != WITHOUT_DATA
@@ -44,6 +46,12 @@ def cautions(configuration: Sections) -> tuple[str, ...]:
         )
         found.append(f"optimization.calibration is not applied: {why}")
     found += _without_a_calibrated_level(configuration)
+    if configuration.optimization.size_budget and not any(
+        len(widths_of(level)) > 1
+        for each, _ in configuration.formats.enabled()
+        for level in configuration.levels(each.name)
+    ):
+        found.append("optimization.size_budget is not applied: no level of 4 bits is requested")
     with_levels = [name for name, each in formats().items() if each.levels]
     if configuration.optimization.quantization and not any(configuration.formats[name].enabled for name in with_levels):
         found.append(
@@ -100,6 +108,13 @@ def _asymmetric_without_data(configuration: Sections) -> list[Problem]:
         return []
     fault = "false needs a method that chooses zero points, and rtn does not"
     return [Problem("optimization.symmetric", fault, "set optimization.method to auto, or symmetric to true")]
+
+
+def _budget_of_dense_weights(configuration: Sections) -> list[Problem]:
+    if not configuration.optimization.size_budget or configuration.optimization.compress_weights:
+        return []
+    fault = "has no effect on weights that are stored dense: compress_weights is false"
+    return [Problem("optimization.size_budget", fault, "set optimization.compress_weights to true")]
 
 
 def _no_format(configuration: Sections) -> list[Problem]:

@@ -13,6 +13,7 @@ from slipway.configuration.values import (
     GROUP_SIZES,
     Levels,
     check_limit_names,
+    check_size_budget,
     check_stage_names,
     check_test_inputs,
     is_none,
@@ -31,6 +32,7 @@ from slipway.settings.sections import (
     lower_case,
     wrong_value,
 )
+from slipway.sizes import parse_size_or_share
 from slipway.validation.effort import Effort
 from slipway.validation.limit_overrides import LimitOverrides
 
@@ -107,6 +109,10 @@ class OptimizationConfiguration(Section):
             than ``rtn`` do.
         time_budget: Work to spend on one level, in seconds of two usual cores; measured time would make the result depend on the
             machine's load.
+        size_budget: Largest size of the weights of int4: a size such as ``400MiB``, or a share of the size that all weights have in 16
+            bits, such as ``0.3`` or ``30%``. Within it, weights get 8 bits instead of 4 where that lowers the error most: by the
+            divergence that each weight adds on held-out text if ``method`` calibrates, otherwise by an estimate from the
+            weights alone. If empty, all have 4 bits.
         calibration: Text for the methods other than ``rtn``: a file or folder of .txt, .jsonl, .json or .parquet files, with plain texts
             (``text``) or conversations (``messages``); also ``s3://bucket/prefix`` or an artifact's digest. If empty,
             ``calibration.jsonl`` in the folder of the checkpoint or of its run is used, unless a worker imports the checkpoint from
@@ -120,9 +126,18 @@ class OptimizationConfiguration(Section):
     method: Literal["auto", "rtn", "awq", "gptq", "autoround"] = "rtn"
     symmetric: bool = True
     time_budget: Seconds = 600
+    size_budget: Annotated[Text, BeforeValidator(check_size_budget)] = ""
     calibration: Text = ""
     remove_artifacts: bool = True
     compress_weights: bool = True
+
+    @property
+    def size_budget_params(self) -> dict[str, int | float]:
+        """Return the size budget as parameters of the quantization stage; empty without one."""
+        found = parse_size_or_share(self.size_budget) if self.size_budget else 0
+        if isinstance(found, float):
+            return {"size_budget_share": found}
+        return {"size_budget_bytes": found} if found else {}
 
     @field_validator("group_size")
     @classmethod
@@ -150,10 +165,10 @@ class ValidationConfiguration(Section):
         compare_outputs: Compare logits, continuations and perplexity.
         benchmark_performance: Measure speed and memory.
         effort: How much evidence is gathered. ``standard`` gathers all; ``quick`` compares at most four samples and leaves out most
-            shapes of the same inputs, continuations and timing beside the reference; ``thorough`` compares four times the samples
-            and takes every round of timing.
-        continuation_tokens: Length of a long greedy continuation through the KV cache, where faults that begin late show; 0 leaves it out, 256 is a
-            good length.
+            shapes of the same inputs, continuations and timing beside the reference; ``thorough`` compares four times the samples,
+            takes every round of timing, and continues texts by 256 tokens.
+        continuation_tokens: Length of a long greedy continuation through the KV cache, where faults that begin late show; 0 leaves it out. If not
+            set, ``thorough`` takes 256, and others leave it out.
         heldout: Folder of .txt files with text that the model was not trained on; empty uses the built-in text.
         test_input_samples: Inputs of your own with the expected answers: a .jsonl, .json or .txt file, a folder with one, or a list. What an input holds
             depends on the kind of model (``services/validate/README.md``): ``{prompt: "…", expected: "…"}`` for a decoder, ``{text: "…", label: "…"}``
@@ -164,9 +179,9 @@ class ValidationConfiguration(Section):
             ``perplexity_ratio``, ``case_mean_kl``, ``adapter_strength_error``, ``cosine_distance``, ``relative_error``, ``module_strength_error``,
             ``module_weight_error`` and ``quality_loss``.
         on_failure: What follows if a quantized output exceeds its limits. ``fail`` fails the export, and still delivers the output for
-            examination. ``fallback`` makes it again by rule (smaller groups, the worst layers kept wider, the next wider level), validates
-            it again, and fails if no rule is left. ``keep`` delivers it with a warning, and the export succeeds. Whatever
-            else fails validation (the merged model, an output that crashes) fails the export.
+            examination. ``fallback`` makes it again by rule (smaller groups, integers chosen by a calibration, the worst layers kept
+            wider, the next wider level), validates it again, and fails if no rule is left. ``keep`` delivers it with a warning,
+            and the export succeeds. Whatever else fails validation (the merged model, an output that crashes) fails the export.
     """
 
     enabled: bool = True
@@ -174,11 +189,18 @@ class ValidationConfiguration(Section):
     compare_outputs: bool = True
     benchmark_performance: bool = True
     effort: Effort = "standard"
-    continuation_tokens: int = Field(default=0, ge=0, le=4096, examples=[256])
+    continuation_tokens: int | None = Field(default=None, ge=0, le=4096, examples=[256])
     heldout: Text = ""
     test_input_samples: Annotated[Text | tuple[dict[str, Any], ...], BeforeValidator(check_test_inputs)] = ""
     limits: Annotated[Mapping[str, LimitOverrides], BeforeValidator(check_limit_names)] = Field(default_factory=dict)
     on_failure: Literal["fail", "fallback", "keep"] = "fail"
+
+    @property
+    def continued_tokens(self) -> int:
+        """Return the length of a long continuation; 0 for none."""
+        if self.continuation_tokens is not None:
+            return self.continuation_tokens
+        return 256 if self.effort == "thorough" else 0
 
 
 class OutputConfiguration(Section):
@@ -218,7 +240,7 @@ class RecoveryConfiguration(Section):
     """
 
     profile: Literal["auto", "conservative", "balanced", "aggressive"] = "auto"
-    max_attempts: int = Field(default=5, ge=1, le=20)
+    max_attempts: int = Field(default=6, ge=1, le=20)
 
 
 class ResourcesConfiguration(Section):

@@ -12,7 +12,9 @@ from slipway.formats.registry import levels
 from slipway.levels import STORED_TYPES
 from slipway.registry import stage_names
 from slipway.settings.problems import did_you_mean
-from slipway.settings.sections import Level, wrong_value
+from slipway.settings.sections import LARGEST_BYTES, Level, wrong_value
+from slipway.sizes import parse_size_or_share
+from slipway.texts import MalformedText
 from slipway.validation.limit_overrides import LimitOverrides
 
 GROUP_SIZES = (16, 32, 64, 128, 256)
@@ -55,6 +57,20 @@ def check_test_inputs(value: Any) -> Any:
         remedy = f"use at most {MOST_TEST_INPUTS} and {LARGEST_TEST_INPUTS}, or name a file"
         raise wrong_value(value, fault, remedy)
     return tuple(json.loads(document))
+
+
+def check_size_budget(value: Any) -> Any:
+    """Return a size or share as text; refuse what is neither."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        value = str(value)  # YAML reads 0.3 and 419430400 as numbers
+    if isinstance(value, str) and value:
+        try:
+            size = parse_size_or_share(value)
+        except MalformedText as error:
+            raise wrong_value(value, "is neither a size nor a share", error.remedy) from None
+        if size > LARGEST_BYTES:
+            raise wrong_value(value, "is larger than any file", "write a size like 400MiB, or a share like 0.3 or 30%")
+    return value
 
 
 def check_limit_names(value: Any) -> Any:

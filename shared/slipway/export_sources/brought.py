@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipway.configuration import ExportConfiguration
-from slipway.configuration.calibration import SAMPLE_OF_RUN, reads_text
+from slipway.configuration.calibration import SAMPLE_OF_RUN, may_read_text
 from slipway.errors import ModelExportError
 from slipway.export_sources.calibration_files import KEY, calibration_files, folder_of
 from slipway.export_sources.found import (
@@ -85,7 +85,7 @@ def _find(configuration: ExportConfiguration, folders: SourceFolders, imports: C
 
 def _imported_sample(configuration: ExportConfiguration, imports: Collection[str]) -> tuple[str, ...]:
     """Return a warning that a run's own sample is not used if a worker imports its checkpoint, which brings the adapter alone."""
-    if "adapter" not in imports or configuration.optimization.calibration or not reads_text(configuration):
+    if "adapter" not in imports or configuration.optimization.calibration or not may_read_text(configuration):
         return ()
     instead = f"a {SAMPLE_OF_RUN} beside the imported checkpoint is not looked for; name it in {KEY}"
     return (f"calibration uses a built-in text: {instead}",)

@@ -15,7 +15,7 @@ from slipway.base_match import BaseMatch, BaseMatchStatus
 from slipway.base_match.evidence import UsedBase, match_base
 from slipway.base_match.recorded import recorded_base, repository_of
 from slipway.configuration import ExportConfiguration
-from slipway.configuration.calibration import reads_text
+from slipway.configuration.calibration import may_read_text
 from slipway.errors import ArtifactError, ConfigurationError, ModelExportError
 from slipway.export_sources.calibration_files import calibration_files, check_calibration, folder_of, sample_of_run
 from slipway.export_sources.naming import source_settings
@@ -205,7 +205,7 @@ def text_for_calibration(
 ) -> tuple[Path | None, tuple[str, ...]]:
     """Return the text for calibration, and warnings; an import is told only its address, and brings no other."""
     named = configuration.optimization.calibration
-    if here and not reads_text(configuration):
+    if here and not may_read_text(configuration):
         return None, ()
     if named:
         return check_calibration(folders.find(named)), ()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from slipway.formats.settings import FormatSettings
-from slipway.levels import LEVELS
+from slipway.levels import LEVELS, widths_of
 from slipway.registry import stage_of
 from slipway.requirements import ANY, Requirements
 from slipway.stage import Role
@@ -32,6 +32,8 @@ class PlannedTask:
         open: Parameters that neither the settings nor a profile chose: what worked for such a model before may decide them.
         fallback: What happens instead if the task fails, for people; the tasks that use its output then run without it, and the
             export can succeed. Empty: they need it.
+        reserve: Source of further inputs, by input name, that a rule of recovery may give the task. Tasks that make them for no other
+            purpose do not run before that.
     """
 
     id: str
@@ -44,6 +46,7 @@ class PlannedTask:
     output: str = ""
     open: tuple[str, ...] = ()
     fallback: str = ""
+    reserve: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def call(self) -> StageCall:
@@ -68,7 +71,9 @@ class FormatRequest(Generic[S]):
         group_size: Number of weights in a row that share one scale (``optimization.group_size``).
         packed: Whether integer weights are stored packed (``optimization.compress_weights``).
         profile: Caution of the attempts (``recovery.profile``), which may shape the first one too.
+        size_budget: Parameters of the quantization stage for the size of levels in mixed precision (``optimization.size_budget``).
         calibrations: Reference to the calibration of each level that has one (``optimization.method``).
+        reserves: The same for levels that get one only if their output fails validation.
         text: Reference to the text for levels that need or take it; empty if the export reads none.
     """
 
@@ -79,7 +84,9 @@ class FormatRequest(Generic[S]):
     group_size: int = 32
     packed: bool = True
     profile: str = "auto"
+    size_budget: Mapping[str, int | float] = field(default_factory=dict)
     calibrations: Mapping[str, str] = field(default_factory=dict)
+    reserves: Mapping[str, str] = field(default_factory=dict)
     text: str = ""
 
 
@@ -100,8 +107,10 @@ def quantized(request: FormatRequest[Any], source: str) -> tuple[PlannedTask, ..
                 "level": level,
                 "group_size": request.group_size,
                 "packed": request.packed,
+                **(request.size_budget if len(widths_of(level)) > 1 else {}),
             },
-            inputs={"model": source, **_calibration(request, level), **_text(request, level)},
+            inputs={"model": source, **_calibration(request.calibrations, level), **_text(request, level)},
+            reserve=_calibration(request.reserves, level),
             format=f"{request.name}-{level}",
             output=stage.main_output,
         )
@@ -109,8 +118,8 @@ def quantized(request: FormatRequest[Any], source: str) -> tuple[PlannedTask, ..
     )
 
 
-def _calibration(request: FormatRequest[Any], level: str) -> dict[str, str]:
-    return {"calibration": request.calibrations[level]} if level in request.calibrations else {}
+def _calibration(references: Mapping[str, str], level: str) -> dict[str, str]:
+    return {"calibration": references[level]} if level in references else {}
 
 
 def _text(request: FormatRequest[Any], level: str) -> dict[str, str]:

@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from slipway.configuration import ExportConfiguration
-from slipway.configuration.calibration import calibrated_levels, needs_text, reads_text
+from slipway.configuration.calibration import (
+    AUTO,
+    WITHOUT_DATA,
+    calibrated_levels,
+    may_read_text,
+    needs_text,
+    reads_text,
+    reserve_levels,
+)
 from slipway.formats.tasks import PlannedTask
+from slipway.levels import widths_of
 from slipway.registry import stage_of
 from slipway.stage import Role
 
@@ -17,20 +26,20 @@ _FALLBACK = "integer weights are rounded to the nearest, without data"
 
 def names_calibration(configuration: ExportConfiguration) -> bool:
     """Return whether the settings name text that the export uses."""
-    return bool(configuration.optimization.calibration) and reads_text(configuration)
+    return bool(configuration.optimization.calibration) and may_read_text(configuration)
 
 
 def calibrations(
     configuration: ExportConfiguration, source_names: Collection[str], *, model: str
 ) -> dict[str, PlannedTask]:
-    """Return the task that calibrates each level that needs it, by level.
+    """Return the task that calibrates each level that needs it, now or in reserve, by level.
 
     Args:
         configuration: The configuration.
         source_names: Names of the sources.
         model: Reference to the merged model.
     """
-    levels = calibrated_levels(configuration)
+    levels = calibrated_levels(configuration) or reserve_levels(configuration)
     if not levels:
         return {}
     stage, optimization = stage_of(Role.CALIBRATION), configuration.optimization
@@ -42,9 +51,10 @@ def calibrations(
             params={
                 "bits": bits,
                 "group_size": optimization.group_size,
-                "method": optimization.method,
+                "method": AUTO if optimization.method == WITHOUT_DATA else optimization.method,
                 "symmetric": optimization.symmetric,
                 "time_budget_seconds": optimization.time_budget,
+                **({"sensitivity": True} if optimization.size_budget and len(widths_of(level)) > 1 else {}),
             },
             inputs={"model": model, "data": data},
             output=stage.main_output,
@@ -61,7 +71,7 @@ def used_calibrations(
 
     A format of another distribution may make its levels in its own way.
     """
-    references = {reference for task in tasks for reference in task.inputs.values()}
+    references = {reference for task in tasks for reference in (*task.inputs.values(), *task.reserve.values())}
     used = [task for task in planned if task.reference in references]
     return [data, *used] if used or data.reference in references else []
 
@@ -80,5 +90,5 @@ def text(configuration: ExportConfiguration, source_names: Collection[str], *, m
         },
         inputs={"model": model} | {name: f"source:{name}" for name in sources if name in source_names},
         output=stage.main_output,
-        fallback="" if named or needs_text(configuration) else _FALLBACK,
+        fallback="" if (named and reads_text(configuration)) or needs_text(configuration) else _FALLBACK,
     )

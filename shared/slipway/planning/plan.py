@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from slipway.configuration import ExportConfiguration
-from slipway.configuration.calibration import reads_text
+from slipway.configuration.calibration import may_read_text, reads_text, reserve_levels
 from slipway.errors import ConfigurationError, ServiceError
 from slipway.formats.contract import Format
 from slipway.formats.registry import formats, split_output, translate_format_errors
@@ -179,7 +179,7 @@ def _as_it_is(configuration: ExportConfiguration) -> PlannedTask:
 
 
 def _needs_tokenizer(configuration: ExportConfiguration) -> bool:
-    needed = [reads_text(configuration)]  # which the tokenizer reads
+    needed = [may_read_text(configuration)]  # which the tokenizer reads
     for each, section in configuration.formats.enabled():
         with translate_format_errors(each):
             needed.append(bool(each.needs_tokenizer(section)))
@@ -230,6 +230,7 @@ def format_tasks(
     Raises:
         ConfigurationError: ``FORMAT_INVALID``: the format plans tasks that cannot run.
     """
+    in_reserve = bool(reserve_levels(configuration))
     request = FormatRequest(
         name=each.name,
         settings=section,
@@ -238,7 +239,9 @@ def format_tasks(
         group_size=configuration.optimization.group_size,
         packed=configuration.optimization.compress_weights,
         profile=configuration.recovery.profile,
-        calibrations=calibrated if each.calibrated else {},
+        size_budget=configuration.optimization.size_budget_params,
+        calibrations=calibrated if each.calibrated and not in_reserve else {},
+        reserves=calibrated if each.calibrated and in_reserve else {},
         text=text if reads_text(configuration) else "",
     )
     wanted = {each.output_name(level) for level in request.levels} | (set() if each.is_model else {each.name})
@@ -262,7 +265,7 @@ def format_tasks(
 
 
 def _fault(task: PlannedTask, known: set[str], ids: set[str], wanted: set[str]) -> str:
-    strangers = sorted(set(task.inputs.values()) - known)
+    strangers = sorted({*task.inputs.values(), *task.reserve.values()} - known)
     if strangers:
         return f"uses {strangers[0]!r}, which no earlier task makes"
     if task.id in ids:
@@ -291,7 +294,7 @@ def _validation(
     samples = {
         "effort": validation.effort,
         "test_samples": validation.test_samples,
-        **({"continuation_tokens": validation.continuation_tokens} if validation.continuation_tokens else {}),
+        **({"continuation_tokens": tokens} if (tokens := validation.continued_tokens) else {}),
         **({"test_inputs": inline} if inline else {}),
     }
     reference = [_task(Role.REFERENCE, params=samples, inputs=sources)] if validation.compare_outputs else []

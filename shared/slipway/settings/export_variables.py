@@ -23,6 +23,7 @@ EXPORT_VARIABLES: Mapping[str, str] = {
     "EXPORT_QUANTIZATION_METHOD": "optimization.method",
     "EXPORT_QUANTIZATION_SYMMETRIC": "optimization.symmetric",
     "EXPORT_QUANTIZATION_TIME_BUDGET": "optimization.time_budget",
+    "EXPORT_QUANTIZATION_SIZE_BUDGET": "optimization.size_budget",
     "EXPORT_CALIBRATION_DATA": "optimization.calibration",
     "EXPORT_REMOVE_ARTIFACTS": "optimization.remove_artifacts",
     "EXPORT_COMPRESS_WEIGHTS": "optimization.compress_weights",

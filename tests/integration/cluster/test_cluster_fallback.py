@@ -14,7 +14,7 @@ from support.coordinators.harness import state, wait_for
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 CONFIGURATION = parse({"optimization": {"quantization": "int4"}, "validation": {"on_failure": "fallback"}})
-RULES = ["", "quantize-rejected-groups-of-16", "quantize-rejected-mixed", "quantize-rejected-int8"]
+RULES = ["", *(f"quantize-rejected-{how}" for how in ("groups-of-16", "calibrated", "mixed", "int8"))]
 
 
 def quantized(export: export_pb2.Export) -> list[export_pb2.Task]:
@@ -43,16 +43,21 @@ def test_an_int4_that_fails_becomes_int8_whatever_is_killed_meanwhile(cluster: C
     export = cluster.finished(name)
     assert state(export) == "succeeded", f"{export.error}\n{cluster.logs()}"
     assert set(export.outputs) == {"pytorch", "pytorch-int8", "onnx", "onnx-int8", "validation"}
+    (calibrate,) = (task for task in export.tasks if task.stage == "calibrate")
+    assert calibrate.outputs["calibration"]
+    assert len(calibrate.attempts) == 1, "both formats take it, and no kill makes it twice"
     for task in quantized(export):
         assert [attempt.rule for attempt in task.attempts] == RULES
         assert task.requested_format == task.format.replace("int8", "int4")
         reasons = [failure_of_status(attempt.error).reason for attempt in task.attempts if attempt.HasField("error")]
-        assert reasons == ["VALIDATION_FAILED"] * 3
-        assert dict_of(task.attempts[2].params)["keep"] == ["layers.0.q_proj"]
-        assert dict_of(task.attempts[3].params)["level"] == "int8"
+        assert reasons == ["VALIDATION_FAILED"] * 4
+        assert task.inputs["calibration"] == "task:calibrate-int4/calibration"
+        assert dict_of(task.attempts[3].params)["keep"] == ["layers.0.q_proj"]
+        assert dict_of(task.attempts[4].params)["level"] == "int8"
     (validate,) = (task for task in export.tasks if task.stage == "validate")
     assert [list(dict_of(attempt.params).get("again", [])) for attempt in validate.attempts] == [
         [],
+        ["onnx-int4", "pytorch-int4"],
         ["onnx-int4", "pytorch-int4"],
         ["onnx-int4", "pytorch-int4"],
         ["onnx-int8", "pytorch-int8"],

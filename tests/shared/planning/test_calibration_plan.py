@@ -119,3 +119,74 @@ def test_text_that_the_settings_name_has_to_be_brought() -> None:
     with pytest.raises(ServiceError, match="sources lacks calibration"):
         planned({"optimization": {**INT4, "calibration": "/data"}})
     assert planned({"optimization": {"quantization": "int4", "calibration": "/data"}})  # rtn takes none
+
+
+RESERVE = {"optimization": {"quantization": ["int4", "int8"]}, "validation": {"on_failure": "fallback"}}
+
+
+def test_a_fallback_keeps_a_calibration_in_reserve() -> None:
+    tasks = planned(RESERVE)
+    calibrate, data = tasks["calibrate-int4"], tasks["calibration_data"]
+    assert (calibrate.params["method"], calibrate.params["bits"]) == ("auto", 4)
+    assert calibrate.fallback
+    assert data.fallback
+    for name in ("quantize-pytorch-int4", "quantize-onnx-int4"):
+        assert tasks[name].reserve == {"calibration": "task:calibrate-int4/calibration"}
+        assert "calibration" not in tasks[name].inputs
+    assert not tasks["quantize-onnx-int8"].reserve
+    assert tasks["merge"].params["save_tokenizer"] is True
+    optimization = {**RESERVE["optimization"], "calibration": "text"}
+    assert planned({**RESERVE, "optimization": optimization}, "calibration")["calibration_data"].fallback
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"validation": {"on_failure": "keep"}},
+        {"validation": {"on_failure": "fallback", "compare_outputs": False}},
+        {"optimization": {"quantization": "int8"}},
+    ],
+)
+def test_otherwise_nothing_is_in_reserve(changed: dict[str, Any]) -> None:
+    tasks = planned({**RESERVE, **changed})
+    assert not any(name.startswith("calibra") for name in tasks)
+    assert not any(task.reserve for task in tasks.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("400MiB", {"size_budget_bytes": 400 << 20}),
+        (419430400, {"size_budget_bytes": 400 << 20}),
+        (0.3, {"size_budget_share": 0.3}),
+        ("30 %", {"size_budget_share": 0.3}),
+    ],
+)
+def test_a_size_budget_is_a_size_or_a_share(text: Any, expected: dict[str, float]) -> None:
+    tasks = planned({"optimization": {**INT4, "method": "auto", "size_budget": text}})
+    for name in ("quantize-pytorch-int4", "quantize-onnx-int4"):
+        assert expected.items() <= tasks[name].params.items()
+    assert not any(key.startswith("size_budget") for key in tasks["quantize-onnx-int8"].params)
+    assert tasks["calibrate-int4"].params["sensitivity"] is True
+
+
+@pytest.mark.parametrize("text", ["much", "0", "-1", "1.5", "0%", "101%", True, "1e9", "9" * 30])
+def test_any_other_size_budget_is_refused(text: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"optimization\.size_budget"):
+        parse({"optimization": {**INT4, "size_budget": text}})
+
+
+def test_a_size_budget_of_dense_weights_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"compress_weights"):
+        parse({"optimization": {**INT4, "size_budget": "1GiB", "compress_weights": False}})
+
+
+@pytest.mark.parametrize(
+    ("effort", "tokens", "planned_tokens"),
+    [("thorough", None, 256), ("thorough", 0, None), ("thorough", 8, 8), ("standard", None, None)],
+)
+def test_a_thorough_validation_continues_texts(effort: str, tokens: int | None, planned_tokens: int | None) -> None:
+    validation = {"effort": effort} | ({} if tokens is None else {"continuation_tokens": tokens})
+    tasks = planned({"validation": validation})
+    assert tasks["validate"].params.get("continuation_tokens") == planned_tokens
+    assert tasks["reference"].params.get("continuation_tokens") == planned_tokens

@@ -186,7 +186,7 @@ class Cluster:
         command = [*prefix, SLIPWAY, "worker", "--coordinator", coordinator, "--slots", "1"]
         command += ["--drain-seconds", "5"]
         if self.tiny:
-            command += ["--stage", "merge,quantize,onnx_export,reference,validate"]
+            command += ["--stage", "merge,calibration_data,calibrate,quantize,onnx_export,reference,validate"]
         member = Member(name, command, {**self.environment(name), **environment}, self.folder)
         self.running.append(member)
         member.start()

@@ -30,6 +30,7 @@ def chain(
     *,
     alone: bool = False,
     about: dict[str, str] | None = None,
+    reserve: tuple[str, ...] = (),
 ) -> list[NextAttempt]:
     """The attempts that follow when attempts fail with these reasons, the last one for ever.
 
@@ -53,6 +54,7 @@ def chain(
             facts={},
             max_attempts=limit,
             alone=alone,
+            reserve=reserve,
             delivers=lambda level: f"pytorch-{level}",
         )
         if found is None:

@@ -61,6 +61,8 @@ def _digest(inputs: Mapping[str, Path]) -> str:
 
 
 MERGE = _stage("merge", "pytorch", role=Role.MERGE)
+CALIBRATION_DATA = _stage("calibration_data", "data", role=Role.CALIBRATION_DATA)
+CALIBRATE = _stage("calibrate", "calibration", role=Role.CALIBRATION)
 QUANTIZE = _stage("quantize", "model", role=Role.QUANTIZATION)
 ONNX_EXPORT = _stage("onnx_export", "onnx")
 REFERENCE = _stage("reference", "reference", role=Role.REFERENCE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from slipway.planning.references import VALIDATION, producers
@@ -29,7 +30,28 @@ def queue_next(record: ExportRecord, task: TaskRecord, following: NextAttempt, *
         avoid=failed_on(record, task) if following.elsewhere else (),
     )
     record = record.replacing(queued)
-    return deliver_as(record, queued, following.format) if following.format else record
+    if following.reserve:
+        record = _give_reserve(record, queued, following.reserve)
+    return deliver_as(record, record.task(task.id), following.format) if following.format else record
+
+
+def _give_reserve(record: ExportRecord, task: TaskRecord, names: Collection[str]) -> ExportRecord:
+    """Let a queued attempt wait for inputs that the plan keeps in reserve, and let the tasks that make them run."""
+    given = {name: task.reserve[name] for name in names}
+    waiting = task.moved(TaskState.WAITING, inputs={**task.inputs, **given}).with_attempt(state=TaskState.WAITING)
+    record, needed = record.replacing(waiting), list(producers(given))
+    while needed:
+        producer = record.task(needed.pop())
+        if producer.state is TaskState.SKIPPED:
+            record = record.replacing(producer.moved(TaskState.WAITING))
+            needed += producers(producer.inputs)
+    return record
+
+
+def queue_waiting(task: TaskRecord, inputs: Mapping[str, str]) -> TaskRecord:
+    """Queue the attempt that waited for inputs in reserve, with those that were made."""
+    made = {name: digest for name, digest in inputs.items() if name in task.reserve}
+    return task.moved(TaskState.QUEUED).with_attempt(state=TaskState.QUEUED, inputs={**task.attempt.inputs, **made})
 
 
 def deliver_as(record: ExportRecord, task: TaskRecord, delivered: str) -> ExportRecord:

@@ -91,6 +91,7 @@ class TaskRecord(_Record):
     output: str = ""
     open: tuple[str, ...] = ()
     fallback: str = ""
+    reserve: dict[str, str] = Field(default_factory=dict)
     precedent: str | None = None
     requested: str = ""
     state: TaskState = TaskState.WAITING

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,6 +37,8 @@ class NextAttempt(BaseModel):
     remake_inputs: bool = False
     warning: str = ""
     without: tuple[str, ...] = ()
+    reserve: tuple[str, ...] = ()
+    """Inputs that the plan keeps in reserve, and that this attempt has."""
     format: str = ""
     """Format under which the output is delivered from then on; empty: as before."""
     withdrawn: tuple[str, ...] = ()
@@ -74,6 +76,7 @@ def recover(
     facts: Mapping[str, Any],
     max_attempts: int,
     alone: bool = False,
+    reserve: Collection[str] = (),
     delivers: Callable[[str], str] = lambda _level: "",
     table: RuleTable | None = None,
 ) -> NextAttempt | None:
@@ -88,6 +91,7 @@ def recover(
         facts: What is known about the model (``model_bytes``, ``architecture`` …).
         max_attempts: Attempts the task may have in all.
         alone: There will only ever be one worker.
+        reserve: Inputs that the plan keeps in reserve for the task.
         delivers: Function that returns the format of the task's output at another level; empty if it may not be delivered at that level.
         table: Rules; the built-in ones when not given.
     """
@@ -109,6 +113,9 @@ def recover(
         applied = sum(attempt.rule == rule.name for attempt in history)
         if applied >= rule.limit:
             continue
+        missing = set(rule.reserve) - set(values["inputs"])
+        if rule.reserve and (not missing or not missing <= set(reserve)):
+            continue
         delivered = delivers(rule.deliver) if rule.deliver else ""
         if rule.deliver and not delivered:
             continue
@@ -119,7 +126,7 @@ def recover(
         found = _attempt(rule, restored, history[-1].resources if history else Resources(), applied=applied)
         found = found.model_copy(update={"format": delivered})
         tried = any(attempt.params == found.params and attempt.resources == found.resources for attempt in history)
-        if rule.repeat or rule.elsewhere or rule.remake_inputs or not tried:
+        if rule.repeat or rule.elsewhere or rule.remake_inputs or missing or not tried:
             return found.model_copy(update={"withdrawn": _withdrawn(found.params, history, table)})
     return None
 
@@ -173,6 +180,7 @@ def _attempt(rule: Rule, params: Mapping[str, Any], before: Resources, *, applie
         remake_inputs=rule.remake_inputs,
         warning=rule.warn,
         without=rule.without,
+        reserve=rule.reserve,
     )
 
 

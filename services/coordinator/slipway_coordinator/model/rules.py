@@ -94,6 +94,8 @@ class Rule(_Model):
         set: Parameters that the next attempt changes.
         take: Parameters that the next attempt takes from the failure's ``about``, as lists: one entry a line.
         without: Inputs that the next attempt does without; only for inputs that the stage does not need.
+        reserve: Inputs that the next attempt has, and that the plan keeps in reserve for the task: the tasks that make them run first. The
+            rule does not apply to a task without them, or whose last attempt had them.
         deliver: Level under whose name the output is delivered from then on. The rule does not apply if the plan delivers it already.
         resources: Resources of the next attempt.
         repeat: Allow the same attempt again, because the cause may pass by itself.
@@ -116,6 +118,7 @@ class Rule(_Model):
     set: dict[str, Any] = Field(default_factory=dict)
     take: dict[str, str] = Field(default_factory=dict)
     without: tuple[str, ...] = ()
+    reserve: tuple[str, ...] = ()
     deliver: str = ""
     resources: ResourceChange = ResourceChange()
     repeat: bool = False

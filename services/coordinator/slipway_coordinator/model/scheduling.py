@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from slipway.errors import Failure, StageError
 from slipway.planning.references import Source, parse_reference, producers
-from slipway_coordinator.model.queueing import end_unbegun, queue_again, queue_attempt
+from slipway_coordinator.model.queueing import end_unbegun, queue_again, queue_attempt, queue_waiting
 from slipway_coordinator.model.records import ExportRecord, TaskRecord
 from slipway_coordinator.model.states import ExportState, TaskState
 
@@ -19,7 +19,7 @@ def advance(record: ExportRecord, *, now: float) -> ExportRecord:
             if task.state in {TaskState.WAITING, TaskState.QUEUED} and _is_unused(record, task):
                 following = end_unbegun(task, TaskState.SKIPPED, now)
             elif task.state is TaskState.WAITING:
-                following = _queue_or_skip(record, task)
+                following = _queue_or_skip(record, task, now)
             if following is not task:
                 record = record.replacing(following)
                 break
@@ -49,9 +49,10 @@ def _end_state(record: ExportRecord) -> ExportState:
 
 
 def _is_unused(record: ExportRecord, task: TaskRecord) -> bool:
-    """Return whether a task works for others only, all of which have ended."""
+    """Return whether a task works for others only, all of which have ended, or in reserve for others, none of which asked for it yet."""
     users = [each for each in record.tasks if task.id in producers(each.inputs)]
-    return not task.format and bool(users) and all(user.state.ended for user in users)
+    in_reserve = any(task.id in producers(each.reserve) for each in record.tasks)
+    return not task.format and (bool(users) or in_reserve) and all(user.state.ended for user in users)
 
 
 class _Inputs(NamedTuple):
@@ -62,13 +63,15 @@ class _Inputs(NamedTuple):
     lacking: bool
 
 
-def _queue_or_skip(record: ExportRecord, task: TaskRecord) -> TaskRecord:
+def _queue_or_skip(record: ExportRecord, task: TaskRecord, now: float) -> TaskRecord:
     """Return the task queued with its inputs, skipped as soon as it cannot run, or unchanged while it must wait."""
     inputs = _inputs(record, task)
     if inputs.lacking:
-        return task.moved(TaskState.SKIPPED)
+        return end_unbegun(task, TaskState.SKIPPED, now)
     if inputs.open:
         return task
+    if task.attempts and task.attempt.state is TaskState.WAITING:
+        return queue_waiting(task, inputs.digests)
     if task.attempts and task.attempt.state is TaskState.SUCCEEDED and task.attempt.run == record.run:
         return queue_again(record, task, inputs.digests)
     if task.attempts and task.attempt.state is TaskState.FAILED and task.attempt.run == record.run:

@@ -264,7 +264,9 @@ def restart(record: ExportRecord) -> ExportRecord:
         stale = any(producer in again for producer in producers(task.inputs))
         if task.state is not TaskState.SUCCEEDED or stale:
             again.add(task.id)
-            current = record.task(task.id).moved(TaskState.WAITING, outputs={}, facts={})
+            current = record.task(task.id)
+            planned = {name: source for name, source in current.inputs.items() if name not in task.reserve}
+            current = current.moved(TaskState.WAITING, outputs={}, facts={}, inputs=planned)
             record = record.replacing(current)
             if current.requested:
                 record = deliver_as(record, current, current.requested)

@@ -234,15 +234,16 @@ def decide(record: ExportRecord, task: TaskRecord, *, rules: RuleTable, alone: b
                 history=history,
                 profile=profile,
                 facts=facts,
-                max_attempts=settings.get("max_attempts", 5),
+                max_attempts=settings.get("max_attempts", 6),
                 alone=alone,
+                reserve=task.reserve,
                 delivers=partial(_delivered_at, record, task),
                 table=rules,
             )
     final = with_guidance(failure, task.stage, attempts=len(history), table=rules)
     return {
         "profile": profile.value,
-        "next": None if following is None else following.model_dump(mode="json"),
+        "next": None if following is None else following.model_dump(mode="json", exclude_defaults=True),
         "failure": final.to_json(),
     }
 

@@ -26,6 +26,7 @@ class Found(Protocol):
     weights: dict[str, Fixed]
     methods: dict[str, str]
     errors: dict[str, dict[str, float]]
+    alone: dict[str, float]
 
 
 def write_calibration(
@@ -62,6 +63,7 @@ def write_calibration(
                 "method": method,
                 "held_out_error_before": found.errors[name]["rtn"],
                 "held_out_error": found.errors[name].get(method),
+                **({"divergence": max(0.0, found.alone[name])} if name in found.alone else {}),
             }
             for name, method in found.methods.items()
         },

@@ -46,12 +46,14 @@ class Result:
         methods: The method of each layer.
         errors: Relative error of each layer's results on held-out inputs, by method.
         divergences: Divergence of the whole model on held-out text, by method.
+        alone: Divergence that each layer adds on held-out text if it alone is rounded, if that was asked for and is affordable.
     """
 
     weights: dict[str, Fixed] = field(default_factory=dict)
     methods: dict[str, str] = field(default_factory=dict)
     errors: dict[str, dict[str, float]] = field(default_factory=dict)
     divergences: dict[str, float] = field(default_factory=dict)
+    alone: dict[str, float] = field(default_factory=dict)
 
 
 class Calibration:
@@ -129,7 +131,16 @@ class Calibration:
         if rounds.resumed:
             self._ctx.log.info(f"blocks of an interrupted attempt are used: {rounds.resumed} of {count}")
         self._ctx.record(blocks=count, blocks_resumed=rounds.resumed)
-        return self._choose(count, tried, choices, self._batches(held_out, self.effort.at_once))
+        result = self._choose(count, tried, choices, self._batches(held_out, self.effort.at_once))
+        if windows := self.effort.alone:
+            chosen = self._batches(held_out[:windows], self.effort.at_once)
+            result.alone = self._judge(chosen, {name: {name: weight} for name, weight in result.weights.items()})
+        elif self._params.sensitivity:
+            self._ctx.warn(
+                "the divergence that each weight adds was not measured, which would take longer than the time budget: "
+                "bits are chosen by the weights alone"
+            )
+        return result
 
     def _choose(self, blocks: int, tried: tuple[str, ...], choices: tuple[str, ...], judging: list[Batch]) -> Result:
         rounded: dict[str, dict[str, Rounded]] = {}

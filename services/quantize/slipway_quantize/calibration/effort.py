@@ -20,6 +20,8 @@ MOST_STEPS = 100
 """Twice as many where a head shares its codes with the embedding, whose errors all positions see."""
 STEP_WINDOWS = 8
 _BLOCK_WINDOWS = 16
+_ALONE_SHARE, _LEAST_ALONE, _MOST_ALONE = 0.5, 2, 16
+"""Share of the budget, beside it, for the divergence that each layer adds alone; the fewest and the most windows for it."""
 _LARGEST_RESULTS = 1 << 25
 """Most values of results that are computed at once, 128 MiB in float32."""
 _LARGEST_INSIDE = 1 << 27
@@ -36,6 +38,7 @@ class Effort:
         in_blocks: Windows that a block computes at once.
         steps: Steps of the tuning; 0 leaves it out.
         save_memory: Whether blocks are computed again for their gradients.
+        alone: Windows on which each layer is judged alone; 0 leaves it out.
     """
 
     windows: int
@@ -43,6 +46,7 @@ class Effort:
     in_blocks: int
     steps: int
     save_memory: bool
+    alone: int = 0
 
 
 def plan_effort(model: StreamedModel, params: CalibrateParams) -> Effort:
@@ -53,6 +57,8 @@ def plan_effort(model: StreamedModel, params: CalibrateParams) -> Effort:
     tuned = params.method in ("auto", "autoround")
     per_window = params.window_tokens * 6 * weights  # two passes, and the products of inputs
     affordable = int(budget / per_window)
+    alone = int(budget * _ALONE_SHARE / (params.window_tokens * 2 * weights * (len(shapes) + 1)))
+    alone = min(alone, _MOST_ALONE) if params.sensitivity and alone >= _LEAST_ALONE else 0
     windows = min(params.windows, max(_LEAST_WINDOWS, int(affordable * _BLOCKS_SHARE)))
     inner = max((max(shape) for shape in shapes if shape[0] != model.vocabulary), default=model.vocabulary)
     in_blocks = max(1, min(_BLOCK_WINDOWS, _LARGEST_RESULTS // (params.window_tokens * inner)))
@@ -64,7 +70,6 @@ def plan_effort(model: StreamedModel, params: CalibrateParams) -> Effort:
     steps = int((budget - windows * per_window) / per_step)
     if not tuned or (steps < _LEAST_STEPS and params.method == "auto"):
         windows = min(params.windows, max(_LEAST_WINDOWS, affordable))
-        return Effort(windows, at_once, in_blocks, 0, save_memory)
-    return Effort(
-        windows, at_once, in_blocks, max(_LEAST_STEPS, min(MOST_STEPS * (2 if model.tied else 1), steps)), save_memory
-    )
+        return Effort(windows, at_once, in_blocks, 0, save_memory, alone)
+    most = MOST_STEPS * (2 if model.tied else 1)
+    return Effort(windows, at_once, in_blocks, max(_LEAST_STEPS, min(most, steps)), save_memory, alone)

@@ -33,6 +33,10 @@ class CalibrateParams(StageParams):
         le=64,
         description="threads that compute; sums depend on their number, so a worker does not choose it, and every run gives the same bits",
     )
+    sensitivity: bool = Field(
+        default=False,
+        description="also measure the divergence that each weight adds on held-out text if it alone is rounded",
+    )
     seed: int = Field(default=0, ge=0, lt=1 << 32, description="seed of the windows' choice and order")
     windows: int = Field(default=256, ge=8, le=1 << 16, description="most windows of text, held-out ones included")
     window_tokens: int = Field(default=128, ge=8, le=1 << 14, description="tokens of a window")

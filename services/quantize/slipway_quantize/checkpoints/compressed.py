@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -23,10 +23,12 @@ from slipway.models.safetensors_layout import TensorSpec
 from slipway.models.weights.reading import Weights, row_pieces
 from slipway.stage import Context
 from slipway_quantize.calibrated import WITHOUT_DATA, CalibratedWeight, Calibration, mismatch
+from slipway_quantize.checkpoints.mixing import choose_mixed
 from slipway_quantize.checkpoints.weights_file import WeightsFile
 from slipway_quantize.companions import read_json, write_json
 from slipway_quantize.forms.choice import Layers, form_of, least_width
 from slipway_quantize.forms.form import Form
+from slipway_quantize.forms.integers import PackedIntegers
 from slipway_quantize.levels import is_named
 from slipway_quantize.pieces import Pieces, Squares
 from slipway_quantize.reading.structure import LinearWeight, find_linear_layers, model_config, require_family
@@ -61,11 +63,11 @@ def write_compressed(request: QuantizeRequest, weights: Weights) -> Outcome:
     """Write ``weights`` of the requested folder with its linear layers at the requested level, and config.json to match.
 
     A decoder's tied lm_head is untied: the head is quantized, the embedding keeps its type, because transformers 5.23 cannot
-    load a quantized embedding. Other heads are not quantized.
+    load a quantized embedding. Other heads are not quantized. With a size budget, each weight gets its own number of bits.
 
     Raises:
         QuantizationError: ``QUANTIZATION_UNSUPPORTED`` if nothing can be quantized, ``NON_FINITE_WEIGHTS``,
-            ``CALIBRATION_MISMATCH``, and the reasons of :func:`read_tensors` and :func:`~slipway_quantize.forms.choice.form_of`.
+            ``CALIBRATION_MISMATCH``, ``SIZE_BUDGET_UNMET``, and the reasons of :func:`read_tensors` and :func:`~slipway_quantize.forms.choice.form_of`.
     """
     params, ctx = request.params, request.ctx
     tensors = read_tensors(weights)
@@ -77,7 +79,14 @@ def write_compressed(request: QuantizeRequest, weights: Weights) -> Outcome:
         method=f"compressed-tensors {form.format}" if params.packed else "dense weights on the grid",
         details={"scale_dtype": str(plan.scale_dtype).removeprefix("torch."), "lm_head_untied": plan.untied},
     )
-    groups = [group for tensor in tensors.values() for group in _planned_tensors(tensor, plan, form, params.packed)]
+    planned = partial(_planned, tensors, plan, packed=params.packed)
+    if params.size_budget is not None:
+        assert isinstance(form, PackedIntegers)  # other levels have no budget
+        choice, form = choose_mixed(request, layers, form, params.size_budget, planned=planned, tensors=tensors)
+        plan = replace(plan, calibrated=form.calibrated)
+        outcome.bits = dict(choice.bits)
+        outcome.details["mixed_precision"] = dict(choice.facts)
+    groups = planned(form)
     total = sum(tensor.nbytes for tensor in tensors.values())
     if params.packed:
         _require_smaller(total, sum(spec.nbytes for group in groups for spec in group), params.level)
@@ -138,22 +147,27 @@ def _plan(request: QuantizeRequest, tensors: dict[str, TensorInfo]) -> _Plan:
         unpacked=structure.unpacked,
         scale_dtype=dtype if dtype in _SCALE_DTYPES else torch.float32,
         untied=any(weight.source != f"{weight.module}.weight" for weight in fits),
-        calibrated=_calibrated(fits, tensors, calibration) if calibration else {},
+        calibrated=_calibrated(fits, tensors, calibration, but=asked) if calibration else {},
         asymmetric=calibration is not None and not calibration.symmetric,
     )
 
 
 def _calibrated(
-    fits: Sequence[LinearWeight], tensors: Mapping[str, TensorInfo], calibration: Calibration
+    fits: Sequence[LinearWeight],
+    tensors: Mapping[str, TensorInfo],
+    calibration: Calibration,
+    *,
+    but: Sequence[LinearWeight],
 ) -> dict[str, CalibratedWeight]:
-    """Return the integers of the weights that the calibration has, by module; it may have no others."""
+    """Return the integers of the weights that the calibration has, by module; it may have no others ``but`` those that stay."""
     found = {}
     for weight in fits:
         rows, columns = tensors[weight.source].shape
         given = calibration.weight((f"{weight.module}.weight",), (rows, columns))
         if given is not None:
             found[weight.module] = given
-    strange = sorted(calibration.names - {f"{module}.weight" for module in found})
+    known = {*found, *(weight.module for weight in but)}
+    strange = sorted(calibration.names - {f"{module}.weight" for module in known})
     if strange:
         raise mismatch(f"the model has no linear layer with the weight {strange[0]!r}", tensor=strange[0])
     return found
@@ -171,11 +185,15 @@ def _require_smaller(before: int, after: int, level: str) -> None:
         )
 
 
+def _planned(tensors: Mapping[str, TensorInfo], plan: _Plan, form: Form, *, packed: bool) -> list[list[TensorSpec]]:
+    return [group for tensor in tensors.values() for group in _planned_tensors(tensor, plan, form, packed)]
+
+
 def _planned_tensors(tensor: TensorInfo, plan: _Plan, form: Form, packed: bool) -> list[list[TensorSpec]]:
     """Return the tensors written for one tensor of the checkpoint, in groups that must be in one shard."""
     groups = [[TensorSpec(tensor.name, tensor.dtype, tensor.shape)]] if tensor.name in plan.dense else []
     for weight in plan.linear.get(tensor.name, []):
-        parts = form.parts(tensor.shape) if packed else {"weight": (tensor.dtype, tensor.shape)}
+        parts = form.parts(weight.module, tensor.shape) if packed else {"weight": (tensor.dtype, tensor.shape)}
         groups.append([TensorSpec(f"{weight.module}.{part}", *stored) for part, stored in parts.items()])
     return groups
 
@@ -243,18 +261,21 @@ def _write_config(path: Path, plan: _Plan, form: Form | None) -> None:
 
 def _quantization_config(form: Form, *, ignore: list[str]) -> dict[str, Any]:
     """Return ``quantization_config`` of config.json as compressed-tensors 0.20 writes it."""
-    scheme = {
-        "format": form.format,
-        "targets": ["Linear"],
-        "weights": dict(form.weights),
-        "input_activations": None if form.activations is None else dict(form.activations),
-        "output_activations": None,
-    }
+    schemes = [
+        {
+            "format": form.format,
+            "targets": targets,
+            "weights": dict(weights),
+            "input_activations": None if form.activations is None else dict(form.activations),
+            "output_activations": None,
+        }
+        for targets, weights in form.schemes()
+    ]
     return {
         "quant_method": "compressed-tensors",
         "format": form.format,
         "quantization_status": "compressed",
-        "config_groups": {"group_0": scheme},
+        "config_groups": {f"group_{index}": scheme for index, scheme in enumerate(schemes)},
         "ignore": ignore,
         "kv_cache_scheme": None,
         "global_compression_ratio": None,

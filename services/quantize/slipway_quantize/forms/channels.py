@@ -43,7 +43,7 @@ class Channels(Form):
         dynamic = ranges is None
         self.activations = {**plain, "strategy": "token" if dynamic else "tensor", "dynamic": dynamic}
 
-    def parts(self, shape: tuple[int, ...]) -> dict[str, Part]:
+    def parts(self, module: str, shape: tuple[int, ...]) -> dict[str, Part]:  # noqa: ARG002 - the same for all
         """As :meth:`Form.parts`."""
         scale = DTYPE_NAMES[self._scale_dtype]
         parts: dict[str, Part] = {"weight": (_STORED_AS[self._dtype], shape), "weight_scale": (scale, (shape[0], 1))}

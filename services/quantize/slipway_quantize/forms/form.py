@@ -50,16 +50,21 @@ class Form(ABC):
     dequantize: bool = False
 
     @abstractmethod
-    def parts(self, shape: tuple[int, ...]) -> dict[str, Part]:
+    def parts(self, module: str, shape: tuple[int, ...]) -> dict[str, Part]:
         """Return the tensors that are stored for a weight, by the end of their names.
 
         Args:
+            module: The layer.
             shape: (N, K)
         """
 
     def whole(self, module: str, shape: tuple[int, ...]) -> dict[str, NDArray[Any]]:  # noqa: ARG002 - some forms have none
         """Return the stored tensors that are not made of the weight's rows."""
         return {}
+
+    def schemes(self) -> list[tuple[list[str], Mapping[str, Any]]]:
+        """Return the layers of each scheme, and its ``weights``; here one for all linear layers."""
+        return [(["Linear"], self.weights)]
 
     @abstractmethod
     def rounded(self, weight: Tensor, row: int, *, module: str, name: str) -> StoredRows:

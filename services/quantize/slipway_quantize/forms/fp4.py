@@ -40,7 +40,7 @@ class Fp4(Form):
         # compressed-tensors unpacks to bfloat16, whatever the model's type.
         self.dequantize = scale_dtype is not torch.bfloat16
 
-    def parts(self, shape: tuple[int, ...]) -> dict[str, Part]:
+    def parts(self, module: str, shape: tuple[int, ...]) -> dict[str, Part]:  # noqa: ARG002 - the same for all
         """As :meth:`Form.parts`."""
         rows, columns = shape
         return {"weight_packed": ("U8", (rows, columns // 2))}
@@ -91,9 +91,9 @@ class Mxfp4(Fp4):
         "scale_dtype": "torch.uint8",
     }
 
-    def parts(self, shape: tuple[int, ...]) -> dict[str, Part]:
+    def parts(self, module: str, shape: tuple[int, ...]) -> dict[str, Part]:  # noqa: ARG002 - the same for all
         """As :meth:`Form.parts`."""
-        return super().parts(shape) | {"weight_scale": ("U8", (shape[0], shape[1] // self.group_size))}
+        return super().parts(module, shape) | {"weight_scale": ("U8", (shape[0], shape[1] // self.group_size))}
 
     def scales(self, largest: Tensor, module: str) -> list[tuple[Tensor, Tensor]]:  # noqa: ARG002 - the same for all
         """As :meth:`Fp4.scales`: the power of two at which the largest weight is from 4 to 8, and the one above."""
@@ -132,10 +132,10 @@ class Nvfp4(Fp4):
             for parent, each in largest.items()
         }
 
-    def parts(self, shape: tuple[int, ...]) -> dict[str, Part]:
+    def parts(self, module: str, shape: tuple[int, ...]) -> dict[str, Part]:  # noqa: ARG002 - the same for all
         """As :meth:`Form.parts`."""
         scales: Part = ("F8_E4M3", (shape[0], shape[1] // self.group_size))
-        return super().parts(shape) | {"weight_scale": scales, "weight_global_scale": ("F32", (1,))}
+        return super().parts(module, shape) | {"weight_scale": scales, "weight_global_scale": ("F32", (1,))}
 
     def whole(self, module: str, shape: tuple[int, ...]) -> dict[str, NDArray[Any]]:  # noqa: ARG002 - of any shape
         """As :meth:`Form.whole`."""

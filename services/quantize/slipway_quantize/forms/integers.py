@@ -30,6 +30,11 @@ class PackedIntegers(Form):
         scale_dtype: Type of the scales.
         calibrated: Integers that a calibration has chosen, by module.
         asymmetric: Whether every weight has zero points.
+        bits: Bits of the weights that have others than the level, by module.
+
+    Attributes:
+        level: As above.
+        calibrated: As above, but for the weights that have other bits than the level: a calibration is for one number of bits.
     """
 
     format = "pack-quantized"
@@ -41,27 +46,52 @@ class PackedIntegers(Form):
         scale_dtype: torch.dtype,
         calibrated: Mapping[str, CalibratedWeight],
         asymmetric: bool,
+        bits: Mapping[str, int] | None = None,
     ) -> None:
-        self._level = level
-        self._scales = DTYPE_NAMES[scale_dtype]
-        self._calibrated = calibrated
+        self.level = level
+        self._bits = {module: own for module, own in (bits or {}).items() if own != level.bits}
+        self.calibrated = {module: given for module, given in calibrated.items() if module not in self._bits}
+        self._scale_dtype, self._scales = scale_dtype, DTYPE_NAMES[scale_dtype]
         self._asymmetric = asymmetric
         self.dequantize = (
             asymmetric  # compressed-tensors 0.20 expects unpacked zero points in a model that it unpacks later
         )
-        self.weights = {
-            "num_bits": level.bits,
+        self.weights = self._weights(level.bits)
+
+    def mixed(self, bits: Mapping[str, int]) -> PackedIntegers:
+        """Return this form with other bits for some weights, by module."""
+        return PackedIntegers(
+            self.level,
+            scale_dtype=self._scale_dtype,
+            calibrated=self.calibrated,
+            asymmetric=self._asymmetric,
+            bits=bits,
+        )
+
+    def schemes(self) -> list[tuple[list[str], Mapping[str, Any]]]:
+        """As :meth:`Form.schemes`: weights of other bits are named, because the most exact target of a layer counts.
+
+        The widest come first: compressed-tensors warns of names behind a class that they match too.
+        """
+        targets = {self.level.bits: ["Linear"]}
+        for module, bits in sorted(self._bits.items()):
+            targets.setdefault(bits, []).append(module)
+        return [(named, self._weights(bits)) for bits, named in sorted(targets.items(), reverse=True)]
+
+    def _weights(self, bits: int) -> dict[str, Any]:
+        return {
+            "num_bits": bits,
             "type": "int",
-            "symmetric": not asymmetric,
+            "symmetric": not self._asymmetric,
             "strategy": "group",
-            "group_size": level.group_size,
+            "group_size": self.level.group_size,
             "dynamic": False,
         }
 
-    def parts(self, shape: tuple[int, ...]) -> dict[str, Part]:
+    def parts(self, module: str, shape: tuple[int, ...]) -> dict[str, Part]:
         """As :meth:`Form.parts`."""
-        (rows, columns), bits = shape, self._level.bits
-        groups = columns // self._level.group_size
+        (rows, columns), bits = shape, self._bits.get(module, self.level.bits)
+        groups = columns // self.level.group_size
         parts: dict[str, Part] = {
             "weight_packed": ("I32", (rows, columns * bits // 32)),
             "weight_scale": (self._scales, (rows, groups)),
@@ -73,22 +103,22 @@ class PackedIntegers(Form):
         """As :meth:`Form.whole`: the shape, and zero points, which are packed along the rows and 0 for a weight without."""
         found: dict[str, NDArray[Any]] = {"weight_shape": np.array(shape, np.int64)}
         if self._asymmetric:
-            given = self._calibrated.get(module)
+            given = self.calibrated.get(module)
             zeros = given.zero_points() if given is not None else None
             if zeros is None:
-                zeros = np.zeros((shape[0], shape[1] // self._level.group_size), np.int8)
-            found["weight_zero_point"] = np.ascontiguousarray(pack_words(zeros.T, bits=self._level.bits).T)
+                zeros = np.zeros((shape[0], shape[1] // self.level.group_size), np.int8)
+            found["weight_zero_point"] = np.ascontiguousarray(
+                pack_words(zeros.T, bits=self._bits.get(module, self.level.bits)).T
+            )
         return found
 
     def rounded(self, weight: Tensor, row: int, *, module: str, name: str) -> StoredRows:
         """As :meth:`Form.rounded`."""
-        level, scale_dtype = self._level, numpy_dtypes(self._scales)[self._scales]
-        given, exact = self._calibrated.get(module), as_array(weight)
+        bits, scale_dtype = self._bits.get(module, self.level.bits), numpy_dtypes(self._scales)[self._scales]
+        given, exact = self.calibrated.get(module), as_array(weight)
         if given is not None:
             found = given.round(exact, row, scale_dtype=scale_dtype, name=f"{module}.weight")
         else:
-            found = round_weight(
-                exact, bits=level.bits, group_size=level.group_size, scale_dtype=scale_dtype, name=name
-            )
+            found = round_weight(exact, bits=bits, group_size=self.level.group_size, scale_dtype=scale_dtype, name=name)
         parts = {"weight_packed": found.packed, "weight_scale": found.scales}
-        return StoredRows(parts, lambda: torch.from_numpy(found.values(level.bits)), (found.error, found.energy))
+        return StoredRows(parts, lambda: torch.from_numpy(found.values(bits)), (found.error, found.energy))

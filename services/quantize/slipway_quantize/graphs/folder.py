@@ -24,7 +24,7 @@ from slipway_quantize.writing import PIECE_WEIGHTS, write_all
 
 _DATA_SUFFIX = ".data"
 # Runtimes map external data into memory; a tensor that starts at a page boundary needs no copy.
-_PAGE = 4096
+DATA_PAGE = 4096
 _SMALL = 64
 T = TypeVar("T")
 M = TypeVar("M", bound=NDArray[Any] | LazyMatrix)
@@ -143,12 +143,10 @@ class DataFile:
 
     def once(self, tensor: Any, form: str, write: Callable[[], T]) -> T:
         """Write what is made from a source tensor in some form, or return it if a graph of the folder has it already."""
-        if isinstance(tensor, LeftOutTensor):
-            key: tuple[object, ...] = (*tensor.key, form)
-        elif isinstance(tensor, ir.ExternalTensor):
-            key = (str(tensor.location), tensor.offset or 0, form)
-        else:
+        place = tensor_key(tensor)
+        if place is None:
             return write()
+        key = (*place, form)
         if key not in self._shared:
             self._shared[key] = write()
         made: T = self._shared[key]
@@ -157,7 +155,7 @@ class DataFile:
     def reserve(self, name: str, dtype: ir.DataType, shape: tuple[int, ...]) -> ir.ExternalTensor:
         """Reserve space for a tensor; return the constant that refers to it."""
         length = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        self._end += -self._end % (_PAGE if length >= _PAGE else _SMALL)
+        self._end += -self._end % (DATA_PAGE if length >= DATA_PAGE else _SMALL)
         tensor = ir.ExternalTensor(
             self._name, self._end, int(length), dtype, shape=ir.Shape(shape), name=name, base_dir=str(self._folder)
         )
@@ -176,6 +174,13 @@ class DataFile:
         assert tensor.offset is not None
         assert tensor.length is not None
         write_all(self._descriptor, data, tensor.offset + row * (tensor.length // max(1, rows)))
+
+
+def tensor_key(tensor: Any) -> tuple[object, ...] | None:
+    """Return what two tensors share if they are stored once; None for one within the graph."""
+    if isinstance(tensor, LeftOutTensor):
+        return tensor.key
+    return (str(tensor.location), tensor.offset or 0) if isinstance(tensor, ir.ExternalTensor) else None
 
 
 def bind(value: ir.Value, tensor: Any) -> None:

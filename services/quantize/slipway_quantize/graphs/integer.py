@@ -7,6 +7,7 @@ G = K / group size groups.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from slipway_quantize.graphs.folder import (
 )
 from slipway_quantize.graphs.integers import Integers, find_integers
 from slipway_quantize.graphs.left_out import LazyMatrix, LeftOutSource
+from slipway_quantize.graphs.mixing import choose_graph_bits
 from slipway_quantize.graphs.nodes import (
     add_inline_constant,
     is_kept,
@@ -41,6 +43,7 @@ from slipway_quantize.graphs.nodes import (
 )
 from slipway_quantize.graphs.weights import Weight, find_weights
 from slipway_quantize.levels import IntLevel
+from slipway_quantize.mixed.budget import SizeBudget
 from slipway_quantize.pieces import Pieces, Squares
 from slipway_quantize.report import KEPT, Outcome, warn_unaligned, warn_unknown
 
@@ -58,13 +61,15 @@ def write_int(
     left_out: LeftOutSource,
     ctx: Context,
     calibration: Calibration | None = None,
+    widths: tuple[int, ...] = (),
+    budget: SizeBudget | None = None,
 ) -> Outcome:
     """Write ``source``'s graphs into ``target`` with their weight matrices in ``level``; some may be in ``left_out``.
 
-    Inputs and outputs keep their names and types. Scales are float32.
+    Inputs and outputs keep their names and types. Scales are float32. With a budget, each weight gets one of ``widths`` as its bits.
 
     Raises:
-        QuantizationError: ``ONNX_INVALID``, ``NON_FINITE_WEIGHTS``, ``CALIBRATION_MISMATCH``, or ``QUANTIZATION_UNSUPPORTED``
+        QuantizationError: ``ONNX_INVALID``, ``NON_FINITE_WEIGHTS``, ``CALIBRATION_MISMATCH``, ``SIZE_BUDGET_UNMET``, or ``QUANTIZATION_UNSUPPORTED``
             if the graphs have no weight that can be quantized.
     """
     graphs = [(name, load_graph(source, name)) for name in graph_files(source)]
@@ -89,6 +94,10 @@ def write_int(
     if level.packed:
         outcome.details["accuracy_level"] = accuracy_level
     given = find_integers(fits, graphs, calibration, ctx) if calibration else {}
+    if budget is not None:
+        choice = choose_graph_bits(source, graphs, fits, given, level=level, widths=widths, budget=budget, ctx=ctx)
+        outcome.bits = dict(choice.bits)
+        outcome.details["mixed_precision"] = dict(choice.facts)
     total = sum(math.prod(weight.features) for weights in fits.values() for weight in weights)
     done, shared, unaligned = 0, Shared(), []
     for name, model in graphs:
@@ -96,7 +105,10 @@ def write_int(
             for weight in fits[name]:
                 ctx.progress("quantize", done=done, total=total, unit="weights")
                 values = read_constant(source, weight.value.const_value)
-                integers = Integers(weight, level, given.get((name, weight.name)))
+                own = replace(level, bits=outcome.bits.get(weight.name, level.bits))
+                # a calibration has the integers of one number of bits only
+                found_integers = given.get((name, weight.name)) if own.bits == level.bits else None
+                integers = Integers(weight, own, found_integers)
                 if level.packed:
                     _replace_by_integers(
                         model, integers, values, accuracy_level=accuracy_level, data=data, pieces=pieces

@@ -52,7 +52,8 @@ class Integers:
     @property
     def form(self) -> str:
         """Return what tells these integers from others of the same tensor."""
-        return f"transposed: {self.weight.transposed}, {self.weight.name if self.given else 'rounded'}"
+        how = self.weight.name if self.given else "rounded"
+        return f"transposed: {self.weight.transposed}, {how}, {self.level.bits} bits"
 
     def round(self, piece: NDArray[Any], *, row: int = 0, column: int = 0) -> Rounded:
         """Return the integers of a piece of the weight, (rows, columns), that begins at a row and a column."""

@@ -29,7 +29,7 @@ from slipway.planning.calibration import SOURCE as CALIBRATION
 from slipway.planning.plan import OPTIONAL_SOURCES, more_adapters, plan
 from slipway.planning.precedents import Precedent, precedent_key, with_precedent
 from slipway.planning.preflight import Finding, Preflight, Verdict, preflight
-from slipway.planning.references import Source, parse_reference
+from slipway.planning.references import Source, parse_reference, producers
 from slipway.reasons import REASONS
 from slipway.settings import Settings
 from slipway.settings.s3 import SCHEME
@@ -222,14 +222,27 @@ def _graph(tasks: Sequence[PlannedTask], checked: Preflight) -> FittedTable:
         Column("parameters", rank=4, wrap=True),
         hint="",
     )
+    reserve = _in_reserve(tasks)
     for task in tasks:
         sources = map(parse_reference, task.inputs.values())
         names = (each.name if isinstance(each, Source) else each.task for each in sources)
         inputs = ", ".join(dict.fromkeys(names))
         params = " ".join(f"{name}={_param(value)}" for name, value in task.params.items())
         made = (checked.task_bytes or {}).get(task.id, 0)
-        table.add_row(task.id, task.format, f"≤ {format_size(made)}" if made else "", inputs, params)
+        delivers = "(in reserve)" if task.id in reserve else task.format
+        table.add_row(task.id, delivers, f"≤ {format_size(made)}" if made else "", inputs, params)
     return table
+
+
+def _in_reserve(tasks: Sequence[PlannedTask]) -> set[str]:
+    """Return the tasks that run only if a rule of recovery asks for what they make."""
+    asked = {name for task in tasks for name in producers(task.reserve)}
+    found: set[str] = set()
+    for task in reversed(tasks):
+        users = {each.id for each in tasks if task.id in producers(each.inputs)}
+        if not task.format and users <= found and (users or task.id in asked):
+            found.add(task.id)
+    return found
 
 
 def _param(value: Any) -> str:

@@ -51,7 +51,7 @@ def test_every_rule_is_reachable(rule: Rule) -> None:
         for start, engine in itertools.product(starts, engines):
             params = {**start, "engine": engine} if engine else start
             for about in ABOUT if stage == "onnx_export" else ({},):
-                if rule.name in names(chain(stage, [reason], profile, params, about=about)):
+                if rule.name in names(chain(stage, [reason], profile, params, about=about, reserve=rule.reserve)):
                     return
     pytest.fail(f"nothing leads to {rule.name}")
 

@@ -1,0 +1,97 @@
+"""Choose the bits of each weight of graphs within a size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from slipway.stage import Context
+from slipway_quantize.graphs.folder import DATA_PAGE, read_constant, row_chunks, tensor_key
+from slipway_quantize.graphs.integers import Found
+from slipway_quantize.graphs.left_out import LazyMatrix
+from slipway_quantize.graphs.weights import Weight
+from slipway_quantize.levels import IntLevel
+from slipway_quantize.mixed.budget import SizeBudget
+from slipway_quantize.mixed.choice import Candidate, Choice, choose_bits
+
+_NODES = 768
+"""Bytes that a graph grows by at most when a product with one weight becomes one with integers."""
+
+
+def choose_graph_bits(
+    source: Path,
+    graphs: Sequence[tuple[str, ir.Model]],
+    fits: Mapping[str, Sequence[Weight]],
+    given: Found,
+    *,
+    level: IntLevel,
+    widths: tuple[int, ...],
+    budget: SizeBudget,
+    ctx: Context,
+) -> Choice:
+    """Choose the bits of each weight; one that is in both graphs of a folder counts once.
+
+    Raises:
+        QuantizationError: ``SIZE_BUDGET_UNMET``.
+    """
+    candidates: dict[str, Candidate] = {}
+    copied: dict[object, int] = {}
+    weights: dict[object, int] = {}
+    fixed = sum((source / name).stat().st_size for name, _ in graphs)
+    for name, model in graphs:
+        replaced = {weight.name for weight in fits[name]}
+        for value in model.graph.initializers.values():
+            if value.const_value is None:
+                continue
+            key = tensor_key(value.const_value)
+            weights[key or (name, value.name)] = value.const_value.size
+            if key is not None and value.name not in replaced:
+                copied[key] = value.const_value.nbytes
+        for weight in fits[name]:
+            fixed += _NODES
+            found = given.get((name, weight.name))
+            sizes = {bits: _integer_bytes(weight, replace_bits=bits, level=level, zeros=found) for bits in widths}
+            measured = found.sensitivity if found is not None else None
+            reads = _reads(source, weight)
+            candidates[weight.name] = Candidate(weight.name, weight.features[0], sizes, reads, measured)
+    limit = budget.of(sum(weights.values()))
+    total = fixed + _in_a_row(copied.values())
+    return choose_bits(list(candidates.values()), fixed=total, limit=limit, group_size=level.group_size, ctx=ctx)
+
+
+def _in_a_row(sizes: Iterable[int]) -> int:
+    """Return the space that tensors take one after the other in a data file."""
+    end = 0
+    for size in sizes:
+        end += -end % (DATA_PAGE if size >= DATA_PAGE else 64) + size
+    return end
+
+
+def _stored(size: int) -> int:
+    """Return the most space that a tensor takes in a data file: large ones start at a page, so what is behind a small one may be unused."""
+    return -(-size // DATA_PAGE) * DATA_PAGE
+
+
+def _integer_bytes(weight: Weight, *, replace_bits: int, level: IntLevel, zeros: Any) -> int:
+    """Return the size of a weight's integers and scales; zero points are for the level's own bits, and in two layouts if looked up too."""
+    rows, columns = weight.features
+    groups = columns // level.group_size
+    parts = [rows * columns * replace_bits // 8, 4 * rows * groups]
+    if zeros is not None and replace_bits == level.bits and "zero_points" in zeros.parts[0]:
+        parts += [rows * groups] * (bool(weight.products) + bool(weight.lookups))
+    return sum(map(_stored, parts))
+
+
+def _reads(source: Path, weight: Weight) -> list[Callable[[], NDArray[Any]]]:
+    values = read_constant(source, weight.value.const_value)
+    return [partial(_read, piece) for _, piece in row_chunks(values.T if weight.transposed else values, multiple=16)]
+
+
+def _read(piece: NDArray[Any] | LazyMatrix) -> NDArray[Any]:
+    return np.asarray(piece)

@@ -1,0 +1,1 @@
+"""Choose how many bits each weight gets, within a size."""

@@ -1,0 +1,44 @@
+"""The size that an output may have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slipway.errors import QuantizationError
+from slipway.sizes import format_size
+
+BYTES_PER_WEIGHT = 2
+"""A share of the size is of that in 16 bits, whatever type the input has, so that it means the same for every format."""
+
+
+@dataclass(frozen=True, slots=True)
+class SizeBudget:
+    """The largest size of an output's weight files.
+
+    Attributes:
+        size: In bytes; 0 if it is a share.
+        share: Share of the size that all weights have in 16 bits; 0 if it is a size.
+    """
+
+    size: int = 0
+    share: float = 0.0
+
+    def of(self, weights: int) -> int:
+        """Return the largest size in bytes for a model of this many weights."""
+        return self.size or int(self.share * weights * BYTES_PER_WEIGHT)
+
+
+def unmet(limit: int, least: int) -> QuantizationError:
+    """Return the error of a size that is too small.
+
+    Args:
+        limit: The size in bytes.
+        least: The smallest possible size.
+    """
+    return QuantizationError(
+        f"the weights have at least {least} bytes ({format_size(least)}) at this level, and the size budget is {limit} bytes "
+        f"({format_size(limit)})",
+        reason="SIZE_BUDGET_UNMET",
+        remedy=f"set optimization.size_budget to {least} or more, or raise optimization.group_size",
+        about={"size_budget_bytes": limit, "smallest_bytes": least},
+    )
