@@ -106,3 +106,23 @@ def test_a_translator_gets_smaller_and_shares_what_it_shared(quantize: Quantize,
 def shared_places(folder: Path) -> set[tuple[str, int]]:
     encoder, decoder = (places(folder, f"{part}_model.onnx") for part in ("encoder", "decoder"))
     return set(encoder.values()) & set(decoder.values())
+
+
+@pytest.mark.parametrize("level", ["fp16", "int8_dynamic", "int8"])
+def test_weights_that_share_one_place_share_one_tensor(quantize: Quantize, pair: Path, level: str) -> None:
+    """An export stores equal weights once, under each of their names."""
+    (pair / "decoder_model.onnx").unlink()
+    model = onnx.load(pair / "encoder_model.onnx", load_external_data=False)
+    again = TensorProto()
+    again.CopyFrom(model.graph.initializer[0])
+    again.name = "other.weight"
+    model.graph.initializer.append(again)
+    model.graph.node.append(helper.make_node("MatMul", ["found", "turned"], ["out"]))
+    model.graph.node.insert(0, helper.make_node("Transpose", ["other.weight"], ["turned"], perm=[1, 0]))
+    del model.graph.output[:]
+    model.graph.output.append(helper.make_tensor_value_info("out", TensorProto.FLOAT, ["batch", "sequence", ROWS]))
+    onnx.save(model, pair / "encoder_model.onnx")
+    output, _ = quantize(pair, format="onnx", level=level, check=False)
+    ids = np.array([[3, 1, 95]])
+    assert np.abs(run(output, "encoder_model.onnx", ids) - TABLE[ids] @ TABLE.T).max() < 0.8
+    assert data_bytes(output) < TABLE.size * (17 if level == "fp16" else 10) / 8 + 4096

@@ -96,7 +96,7 @@ def test_settings_without_an_effect_are_spoken_of(canonical: Path, assignments: 
 @pytest.mark.parametrize(
     ("assignment", "key", "message", "remedy"),
     [
-        ("validation.limits.int9.mean_kl=1", "validation.limits", "'int9' is not a level", "float32"),
+        ("validation.limits.quarter.mean_kl=1", "validation.limits", "'quarter' is not a level", "float32"),
         ("validation.limits.int8.mean_k=1", "validation.limits", "'mean_k' is not a limit", "'mean_kl'"),
         ("validation.limits.int8.mean_kl=much", "validation.limits", "'much' is not a number", "digits"),
         (

@@ -191,12 +191,15 @@ def bind(value: ir.Value, tensor: Any) -> None:
 
 
 def add_initializer(model: ir.Model, tensor: Any) -> ir.Value:
-    """Add a new initializer to the graph.
+    """Add a new initializer to the graph; return the one that it has if several weights share one tensor.
 
     Raises:
         QuantizationError: ``ONNX_INVALID`` if the graph has its name already: it gives two tensors one name.
     """
-    if tensor.name in model.graph.initializers:
+    known = model.graph.initializers.get(tensor.name)
+    if known is not None and known.const_value is tensor:
+        return known
+    if known is not None:
         raise _invalid(f"two tensors would be called {tensor.name!r}", tensor=tensor.name)
     value = ir.Value(name=tensor.name)
     bind(value, tensor)

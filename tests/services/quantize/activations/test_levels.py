@@ -65,6 +65,7 @@ def test_the_cache_of_keys_and_values_is_used(quantize: Quantize, trained: Train
     assert kl < 1e-3
 
 
+@pytest.mark.slow
 def test_runtimes_fuse_every_pair(quantize: Quantize, trained: Trained, tmp_path: Path) -> None:
     result, ctx = quantize(trained.graph, trained.data, **STATIC)
     made = operators(result / "model.onnx")
@@ -157,7 +158,8 @@ def test_families_without_plain_text_are_refused_before() -> None:
     assert "dense" in STAGE.refuses({"format": "onnx", "level": "int8_static", "packed": False}, decoder)
 
 
-@pytest.mark.parametrize("level", [pytest.param("int8_dynamic", marks=pytest.mark.slow), "int8_static"])
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["int8_dynamic", "int8_static"])
 def test_validation_reads_the_stored_weights(quantize: Quantize, trained: Trained, level: str) -> None:
     result, _ = quantize(trained.graph, trained.data, format="onnx", level=level)
     weights = load_file(trained.model / "model.safetensors")

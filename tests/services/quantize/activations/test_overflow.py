@@ -50,6 +50,10 @@ def test_a_transformers_folder_is_refused_with_its_layers(quantize: Quantize, tr
         quantize(trained.scaled_model, trained.data, format="pytorch", level="fp16")
     assert caught.value.reason == "NON_FINITE_OUTPUT"
     assert "bf16" in caught.value.remedy
+
+
+@pytest.mark.slow
+def test_bf16_holds_what_fp16_does_not(quantize: Quantize, trained: Trained) -> None:
     assert quantize(trained.scaled_model, trained.data, format="pytorch", level="bf16")[1].facts["check"] == "passed"
 
 
