@@ -77,7 +77,7 @@ class Layer:
 
     def _with_bias(self, results: Tensor) -> Tensor:
         bias = self.module.bias
-        return results if bias is None else results + bias
+        return results + bias if isinstance(bias, Tensor) else results
 
 
 class Table:

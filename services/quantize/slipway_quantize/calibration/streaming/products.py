@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ def _linear(inputs: Tensor, weight: Tensor) -> Tensor:
 
 
 def _gradient_type() -> torch.dtype:
-    has: dict[str, Any] = torch.cpu.get_capabilities()
+    has: Mapping[str, Any] = torch.cpu.get_capabilities()
     return torch.bfloat16 if has.get("avx512_bf16") or has.get("amx_bf16") else torch.float32
 
 
