@@ -228,9 +228,13 @@ def calibrate(source: Path, data: Path, target: Path, *, params: CalibrateParams
         QuantizationError: With the reasons listed in the package's README.
     """
     begin = time.monotonic()
+    threads = torch.get_num_threads()
     torch.set_num_threads(params.threads)
-    calibration = Calibration(source, data, params=params, ctx=ctx)
-    result = calibration.run()
+    try:
+        calibration = Calibration(source, data, params=params, ctx=ctx)
+        result = calibration.run()
+    finally:
+        torch.set_num_threads(threads)
     facts: dict[str, Any] = {
         "model": ctx.input_digests.get("model", ""),
         "data_sha256": calibration.windows.digest,

@@ -91,7 +91,7 @@ class Mxfp4(Fp4):
         "scale_dtype": "torch.uint8",
     }
 
-    def parts(self, module: str, shape: tuple[int, ...]) -> dict[str, Part]:  # noqa: ARG002 - the same for all
+    def parts(self, module: str, shape: tuple[int, ...]) -> dict[str, Part]:
         """As :meth:`Form.parts`."""
         return super().parts(module, shape) | {"weight_scale": ("U8", (shape[0], shape[1] // self.group_size))}
 
@@ -132,7 +132,7 @@ class Nvfp4(Fp4):
             for parent, each in largest.items()
         }
 
-    def parts(self, module: str, shape: tuple[int, ...]) -> dict[str, Part]:  # noqa: ARG002 - the same for all
+    def parts(self, module: str, shape: tuple[int, ...]) -> dict[str, Part]:
         """As :meth:`Form.parts`."""
         scales: Part = ("F8_E4M3", (shape[0], shape[1] // self.group_size))
         return super().parts(module, shape) | {"weight_scale": scales, "weight_global_scale": ("F32", (1,))}
