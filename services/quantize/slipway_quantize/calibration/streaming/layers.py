@@ -76,13 +76,8 @@ class Layer:
         return product(inputs, self.weight(rows))
 
     def _with_bias(self, results: Tensor) -> Tensor:
-<<<<<<< HEAD
-        bias: Tensor | None = self.module.bias  # type: ignore[assignment]  # of a Linear or Conv1D
-        return results if bias is None else results + bias
-=======
         bias = self.module.bias
         return results + bias if isinstance(bias, Tensor) else results
->>>>>>> cal
 
 
 class Table:
