@@ -1,4 +1,4 @@
-"""Run graphs on text with further results; their weights stay in their files."""
+"""Run graphs on text, with further results."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def complete(source: Path, left_out: LeftOutSource, ctx: Context) -> Iterator[Pa
 
 
 class TextGraph:
-    """The graph of a folder, run without fusion and without copies of its weights.
+    """The graph of a folder, run without fusion and without packed copies of its weights.
 
     Args:
         model: The graph, which may have been changed.
