@@ -25,6 +25,7 @@ def export(root: Path, out: str, **settings: str) -> Done:
     usual = {
         "optimization.quantization": "int4",
         "optimization.group_size": "16",
+        "optimization.time_budget": "1",
         "formats.onnx.enabled": "false",
         "validation.benchmark_performance": "false",
         "validation.test_samples": "2",

@@ -327,3 +327,14 @@ def test_every_family_answers_beside_the_reference(kind: str, tmp_path: Path) ->
         assert merged.agreement == 1
         assert base.agreement is not None
         assert base.agreement < 1 or kind == "bert-tokens"
+
+
+def test_scores_have_the_values_that_a_hand_computes() -> None:
+    """BLEU: 4/5, 3/4, 2/3 and 1/2 of the n-grams; chrF: 3/4, 2/3, 1/2 and none; ties share their mean rank."""
+    assert scores.translation(["a b c d e"], ["a b c d f"])["bleu"] == pytest.approx(
+        (4 / 5 * 3 / 4 * 2 / 3 / 2) ** 0.25
+    )
+    assert scores.translation(["abcd"], ["abce"])["chrf"] == pytest.approx((3 / 4 + 2 / 3 + 1 / 2) / 4)
+    assert scores.correlations([1, 2, 3], [1, 2, 4])["pearson"] == pytest.approx(3 / (28 / 3) ** 0.5)
+    assert scores.correlations([1, 1, 2], [1, 2, 3])["spearman"] == pytest.approx(0.75**0.5)
+    assert scores.spans(["the red car"], [["a red bus", "green"]]) == {"f1": 0.5, "exact_match": 0.0}
