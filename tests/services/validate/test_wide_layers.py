@@ -136,7 +136,7 @@ def test_a_layer_that_rounds_its_inputs_goes_on_rounding_them() -> None:
     )
     net = Net().to(torch.bfloat16)
     for status, layer in (("decompressed", net.up), ("initialized", net.down)):
-        layer.quantization_scheme, layer.quantization_status = scheme, QuantizationStatus(status)  # type: ignore[assignment]
+        layer.quantization_scheme, layer.quantization_status = scheme, QuantizationStatus(status)
         set_forward_quantized(layer)
     values = torch.randn(3, 256)
     whole = net.up.weight.float()
