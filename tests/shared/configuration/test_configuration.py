@@ -105,7 +105,7 @@ def test_everything_wrong_is_reported_at_once_with_its_source_and_remedy(tmp_pat
 export:
   checkpont: {path: x}
   optimization:
-    quantization: [int8, int5]
+    quantization: [int8, int2]
     group_size: 33
     remove_artifacts: false
   formats:

@@ -72,7 +72,7 @@ def test_limits_come_from_every_source_and_are_joined_value_by_value(canonical: 
 @pytest.mark.parametrize(
     ("assignment", "key", "message", "remedy"),
     [
-        ("validation.limits.quarter.mean_kl=1", "validation.limits", "'quarter' is not a level", "float32"),
+        ("validation.limits.posit.mean_kl=1", "validation.limits", "'posit' is not a level", "float32"),
         ("validation.limits.int8.mean_k=1", "validation.limits", "'mean_k' is not a limit", "'mean_kl'"),
         ("validation.limits.int8.mean_kl=much", "validation.limits", "'much' is not a number", "digits"),
         (

@@ -9,7 +9,6 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -18,10 +17,6 @@ from slipway_quantize.checkpoints.checkpoint import require_finite
 from slipway_quantize.forms.form import Form, Part, StoredRows, as_bytes, squares_of
 
 LARGEST = 6.0
-_MAGNITUDES = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
-_TIES = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0], np.float32)
-"""Between two magnitudes each; a tie goes to the one with an even code."""
-_BOUNDARIES = torch.from_numpy(np.where(np.arange(7) % 2 == 1, np.nextafter(_TIES, np.float32(0)), _TIES))
 _E4M3 = torch.float8_e4m3fn
 _LARGEST_SCALE, _SMALLEST_SCALE = 448.0, 2.0**-9
 """Of E4M3."""
@@ -47,32 +42,24 @@ class Fp4(Form):
 
     @abstractmethod
     def scales(self, largest: Tensor, module: str) -> list[tuple[Tensor, Tensor]]:
-        """Return the scales to try for groups with these largest weights (R, G): as stored, and as float32 factors."""
+        """Return two scales to try for groups with these largest weights (R, G): as stored, and as float32 factors."""
 
     def rounded(self, weight: Tensor, row: int, *, module: str, name: str) -> StoredRows:  # noqa: ARG002 - any row
         """As :meth:`Form.rounded`."""
         require_finite(weight, name)
         exact = weight.float()
         groups = exact.reshape(len(exact), -1, self.group_size)  # (R, G, S)
-        best: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+        found: list[tuple[Tensor, Tensor, Tensor]] = []  # scales as stored, as factors, and squared errors
         for stored, factor in self.scales(groups.abs().amax(dim=-1), module):
-            codes = nearest_codes(groups / factor[..., None])
-            values = (values_of(codes) * factor[..., None]).bfloat16().float()  # as compressed-tensors unpacks it
-            error = (values - groups).square().sum(dim=-1)
-            if best is None:
-                best = stored, codes, values, error
-                continue
-            better = error < best[3]
-            best = (
-                torch.where(better, stored.view(torch.uint8), best[0].view(torch.uint8)),
-                torch.where(better[..., None], codes, best[1]),
-                torch.where(better[..., None], values, best[2]),
-                torch.where(better, error, best[3]),
-            )
-        assert best is not None
-        codes, values = best[1].reshape(exact.shape), best[2].reshape(exact.shape)
+            error = (_unpacked(groups, factor) - groups).square_().sum(dim=-1)
+            found.append((stored.view(torch.uint8), factor, error))
+        first, second = found
+        better = second[2] < first[2]
+        scales, factor = (torch.where(better, second[kind], first[kind]) for kind in (0, 1))
+        codes = nearest_codes(groups / factor[..., None]).reshape(exact.shape)
+        values = _unpacked(groups, factor).reshape(exact.shape)
         packed = codes[:, 0::2] | codes[:, 1::2] << 4  # the first in the low half
-        parts = {"weight_packed": as_bytes(packed), "weight_scale": as_bytes(best[0])}
+        parts = {"weight_packed": as_bytes(packed), "weight_scale": as_bytes(scales)}
         return StoredRows(parts, lambda: values, squares_of(exact, values))
 
 
@@ -153,13 +140,20 @@ def parent_of(module: str) -> str:
     return module.rpartition(".")[0]
 
 
+def _unpacked(groups: Tensor, factor: Tensor) -> Tensor:
+    """Return what compressed-tensors unpacks of groups (R, G, S) that are rounded with factors (R, G)."""
+    return nearest(groups / factor[..., None]).mul_(factor[..., None]).bfloat16().float()
+
+
+def nearest(values: Tensor) -> Tensor:
+    """Return the nearest floats; of two that are as near, the one with an even code."""
+    size = values.abs()
+    step = 0.5 * (1 + (size >= 2).float() + 2 * (size >= 4).float())  # between two floats: 0.5, 1 or 2
+    return (size / step).round_().mul_(step).clamp_(max=LARGEST).copysign_(values)
+
+
 def nearest_codes(values: Tensor) -> Tensor:
     """Return the codes of the nearest floats: the magnitude's place, plus 8 for those below zero. uint8."""
-    places = torch.bucketize(values.abs(), _BOUNDARIES).to(torch.uint8)
+    size = nearest(values).abs_()
+    places = torch.where(size <= 2, 2 * size, torch.where(size <= 4, size + 2, size / 2 + 4)).to(torch.uint8)
     return places | (values < 0).to(torch.uint8) << 3
-
-
-def values_of(codes: Tensor) -> Tensor:
-    """Return the floats of codes. float32."""
-    signs = 1 - 2 * (codes >> 3).float()
-    return _MAGNITUDES[(codes & 7).long()] * signs

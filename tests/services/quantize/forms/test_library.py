@@ -16,7 +16,7 @@ from slipway.errors import QuantizationError
 from slipway.models.dtypes import torch_dtypes
 from slipway_quantize.forms.channels import Channels
 from slipway_quantize.forms.form import Form
-from slipway_quantize.forms.fp4 import Mxfp4, Nvfp4, nearest_codes, values_of
+from slipway_quantize.forms.fp4 import Mxfp4, Nvfp4, nearest, nearest_codes
 from slipway_quantize.forms.integers import PackedIntegers
 from slipway_quantize.grid.search import pack_codes, pack_words, unpack_codes
 from slipway_quantize.levels import IntLevel
@@ -108,12 +108,12 @@ def test_schemes_are_the_library_s_own(level: str) -> None:
 
 
 def test_every_4_bit_float_and_every_tie() -> None:
-    codes = torch.arange(16, dtype=torch.uint8)
-    assert torch.equal(nearest_codes(values_of(codes))[1:8], codes[1:8])
-    assert torch.equal(nearest_codes(values_of(codes))[9:], codes[9:])
+    floats = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    assert nearest_codes(floats).tolist() == [*range(8)]
+    assert nearest_codes(-floats[1:]).tolist() == [*range(9, 16)]
     ties = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 7.0])
-    assert values_of(nearest_codes(ties)).tolist() == [0, 1, 1, 2, 2, 4, 4, 6]
-    assert values_of(nearest_codes(-ties)).tolist() == [0, -1, -1, -2, -2, -4, -4, -6]
+    assert nearest(ties).tolist() == [0, 1, 1, 2, 2, 4, 4, 6]
+    assert nearest(-ties).tolist() == [0, -1, -1, -2, -2, -4, -4, -6]
 
 
 def test_a_group_has_the_better_of_two_scales() -> None:
