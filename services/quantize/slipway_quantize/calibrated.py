@@ -25,7 +25,7 @@ from slipway_quantize.levels import IntLevel
 WEIGHTS, DESCRIPTION = "weights.safetensors", "calibration.json"
 WITHOUT_DATA = "rtn"
 """Method of the weights that a calibration lacks."""
-_SCHEMA = 1
+SCHEMA = 1
 _TYPES = {"codes": ("I8", np.int8), "scales": ("F32", np.float32), "zero_points": ("I8", np.int8)}
 _MOST_ERROR = 0.25
 """Share of a weight's energy that its rounding may add: 3 bits add a thirtieth, the weights of another model twice as much as there is."""
@@ -211,7 +211,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], Mapping[str, TensorInfo]]:
         raise mismatch(f"{DESCRIPTION} cannot be read ({error})", file=DESCRIPTION) from error
     except ModelExportError as error:
         raise mismatch(error.message, file=WEIGHTS) from error
-    if description.get("schema_version") != _SCHEMA:
+    if description.get("schema_version") != SCHEMA:
         raise mismatch(f"{DESCRIPTION} has the schema version {description.get('schema_version')!r}", file=DESCRIPTION)
     return description, stored
 

@@ -13,7 +13,14 @@ from slipway.errors import ValidationError
 from slipway.models.base_format import read_config
 from slipway.models.families import Family, described, family_of
 from slipway.stage import Context
-from slipway.validation.findings import OutputStatus, OutputValidation, Reference, ValidationInputs, ValidationReport
+from slipway.validation.findings import (
+    OutputStatus,
+    OutputValidation,
+    Reference,
+    ValidationInputs,
+    ValidationReport,
+    failed_validation,
+)
 from slipway.validation.inputs import NOT_OUTPUTS, TEST_INPUTS
 from slipway.validation.speed import Engine, Speed
 from slipway_validate.answers.records import FORMS, answered_records
@@ -289,7 +296,7 @@ class _OneOutput:
             require_success(result, what=name, remedy="")
         found = self._evaluator.evaluate(name, model, spec=spec, result=result, run_folder=folder)
         if found.status is OutputStatus.FAILED:
-            self._ctx.warn(f"{name} failed validation: {found.explanation}; {found.remedy}")
+            self._ctx.warn(f"{failed_validation(name)}{found.explanation}; {found.remedy}")
         return found.model_copy(update={"speed": speed, "notes": (*found.notes, *filter(None, (note,)))})
 
     def _run(self, spec: RunSpec, folder: Path, label: str) -> tuple[RunResult, Speed | None, str]:

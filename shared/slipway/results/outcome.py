@@ -19,7 +19,7 @@ from slipway.results.result import AttemptResult, ExportResult, FailedFormat, Fo
 from slipway.rpc.statuses import failure_of_status
 from slipway.rpc.structs import dict_of
 from slipway.stage import Role
-from slipway.validation.findings import OutputValidation, ValidationReport
+from slipway.validation.findings import OutputValidation, ValidationReport, failed_validation
 from slipway.validation.speed import Ratio, Speed
 from slipway_protos.v1 import export_pb2 as pb
 
@@ -175,7 +175,7 @@ def _failed_outputs(failed: Mapping[str, tuple[str, str]]) -> Failure | None:
         return None
     remedies = "; ".join(dict.fromkeys(remedy for _, remedy in failed.values() if remedy))
     return ValidationError(
-        "; ".join(f"{name} failed validation: {what}" for name, (what, _) in failed.items()),
+        "; ".join(f"{failed_validation(name)}{what}" for name, (what, _) in failed.items()),
         remedy=remedies or "see report.html",
         about={"outputs": ", ".join(failed)},
     ).failure()
@@ -290,7 +290,7 @@ def _reduction(size: int | None, original: int | None) -> float | None:
 def _warnings(export: pb.Export, warnings: Sequence[str], validation: ValidationReport | None) -> tuple[str, ...]:
     """Return all warnings, each once, without those about failed outputs that are already the export's error."""
     failed = _unexcused(export, validation) if export.state == pb.EXPORT_STATE_SUCCEEDED else []
-    said = tuple(f"{output.name} failed validation: " for output in failed)
+    said = tuple(failed_validation(output.name) for output in failed)
     found = (*warnings, *export.warnings, *_stage_warnings(export))
     return _folded(
         [warning for warning in found if not any(text in warning for text in said)], {task.id for task in export.tasks}

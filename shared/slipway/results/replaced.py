@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from slipway.planning.references import VALIDATION
 from slipway.rpc.statuses import failure_of_status
+from slipway.validation.findings import failed_validation
 from slipway_protos.v1 import export_pb2 as pb
 
 REJECTED = "VALIDATION_FAILED"
@@ -25,7 +26,7 @@ def replacements(export: pb.Export) -> dict[str, str]:
         tried = [f"{attempt.note} ({attempt.rule})" for attempt in task.attempts[1:] if attempt.note]
         delivered = f"delivered as {task.format}" if task.format != asked else "delivered under the same name"
         outcome = delivered if task.state == pb.TASK_STATE_SUCCEEDED else "not delivered"
-        said = first.message.removeprefix(f"{asked} failed validation: ")
+        said = first.message.removeprefix(failed_validation(asked))
         found[task.format] = f"{asked} failed validation ({said}) and was made again: {'; '.join(tried)}; {outcome}"
     return found
 

@@ -29,6 +29,11 @@ from slipway.validation.values import Value
 FILE_NAME = "validation.json"
 
 
+def failed_validation(name: str) -> str:
+    """Return how every message begins that an output failed; such warnings are withdrawn when the output is made again."""
+    return f"{name} failed validation: "
+
+
 class OutputStatus(StrEnum):
     """The verdict on an output. ``NOT_RUN`` is neither passed nor failed: this machine cannot run it."""
 

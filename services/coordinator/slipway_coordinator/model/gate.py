@@ -16,6 +16,7 @@ from slipway.planning.references import VALIDATION, producers
 from slipway.registry import plays
 from slipway.stage import Role
 from slipway.texts import one_line
+from slipway.validation.findings import failed_validation
 from slipway_coordinator.model.records import ExportRecord, TaskRecord
 from slipway_coordinator.model.states import ExportState, TaskState
 from slipway_coordinator.model.transitions import Event, EventKind
@@ -91,7 +92,7 @@ def _failure(name: str, found: _Output) -> Failure:
     measured: dict[str, Any] = {each: getattr(found, each) for each in _MEASURED}
     said = one_line(found.explanation)[:_LONGEST] or "it differs from the reference"
     failure = ValidationError(
-        f"{name} failed validation: {said}",
+        f"{failed_validation(name)}{said}",
         remedy=one_line(found.remedy)[:_LONGEST],
         about={"output": name, **{each: f"{value:.4g}" for each, value in measured.items() if value is not None}},
     ).failure()

@@ -17,6 +17,7 @@ from slipway.execution.memory_curve import MemoryOverTime
 from slipway.planning.precedents import PRECEDENT, Precedent
 from slipway.planning.references import producers
 from slipway.registry import IMPORT
+from slipway.validation.findings import failed_validation
 from slipway_coordinator.model.importing import check_outputs, with_sources
 from slipway_coordinator.model.queueing import deliver_as, end_unbegun, queue_attempt, queue_next
 from slipway_coordinator.model.records import ExportRecord, TaskRecord
@@ -190,7 +191,7 @@ def make_again(record: ExportRecord, event: Event, decided: Mapping[str, tuple[F
     """
     task = record.task(event.task)
     record = _record_success(record, task, event)
-    failed = tuple(f"{record.task(task_id).format} failed validation: " for task_id in decided)
+    failed = tuple(failed_validation(record.task(task_id).format) for task_id in decided)
     record = record.with_(warnings=tuple(each for each in record.warnings if not each.startswith(failed)))
     for task_id, (failure, following) in decided.items():
         made = record.task(task_id).with_attempt(state=TaskState.FAILED, failure=failure)

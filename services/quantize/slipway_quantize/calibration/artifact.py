@@ -10,13 +10,11 @@ import torch
 from safetensors.torch import save_file
 
 from slipway.stage import installed_version
+from slipway_quantize.calibrated import DESCRIPTION, SCHEMA, WEIGHTS
 from slipway_quantize.calibration.params import CalibrateParams
 from slipway_quantize.calibration.rounding.roundings import Fixed
 from slipway_quantize.calibration.streaming.model import StreamedModel
 
-WEIGHTS = "weights.safetensors"
-DESCRIPTION = "calibration.json"
-SCHEMA = 1
 _LIBRARIES = ("numpy", "safetensors", "torch", "transformers")
 
 

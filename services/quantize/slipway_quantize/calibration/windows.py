@@ -17,8 +17,8 @@ from slipway.errors import QuantizationError
 from slipway.files.json_documents import parse_json
 from slipway.files.regular_file import read_regular
 from slipway.models.families import DECODER, Family
+from slipway_quantize.calibration_data.params import TEXTS
 
-TEXTS = "calibration.jsonl"
 LARGEST_TEXTS = 256 << 20
 """Most bytes of text: some hundred times of what a calibration uses."""
 LEAST_WINDOWS = 4

@@ -17,7 +17,7 @@ from slipway.validation import heldout
 from slipway_quantize.calibration_data.built_in import built_in_documents
 from slipway_quantize.calibration_data.documents import invalid, read_documents
 from slipway_quantize.calibration_data.overlap import share_found, shingles
-from slipway_quantize.calibration_data.params import CalibrationDataParams
+from slipway_quantize.calibration_data.params import TEXTS, CalibrationDataParams
 from slipway_quantize.calibration_data.passages import passages
 from slipway_quantize.calibration_data.profile import profile
 from slipway_quantize.companions import write_json
@@ -26,7 +26,6 @@ MOST_OVERLAP = 0.01
 """Share of the held-out text that the text for calibration may have: phrases such as a license are in many texts."""
 _MOST_OF_PASSAGE = 0.02
 _FEWEST_TOKENS = 1024
-_FILE = "calibration.jsonl"
 
 
 def choose_text(inputs: Mapping[str, Path], target: Path, params: CalibrationDataParams, ctx: Context) -> None:
@@ -52,7 +51,7 @@ def choose_text(inputs: Mapping[str, Path], target: Path, params: CalibrationDat
             "give more of the training data; a few hundred documents are enough",
         )
     lines = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in chosen).encode()
-    (target / _FILE).write_bytes(lines)
+    (target / TEXTS).write_bytes(lines)
     described = {
         "schema_version": 1,
         "source": _source(params) if named else "built-in text (Python's documentation and standard library)",

@@ -9,6 +9,9 @@ from pydantic import Field
 from slipway.settings.sections import LARGEST_SEED
 from slipway.stage import StageParams
 
+TEXTS = "calibration.jsonl"
+"""File with the chosen text: one JSON object with ``text`` a line."""
+
 
 class CalibrationDataParams(StageParams):
     """Parameters of the stage that chooses the text for calibration."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -105,6 +106,30 @@ def test_an_interrupted_attempt_goes_on(material: Material, tmp_path: Path, cali
     again, ctx = calibrate(material.model, material.data, kept=kept, **params)
     assert ctx.facts["blocks_resumed"] == ctx.facts["blocks"]
     assert 0 < ctx.facts["steps_resumed"] <= 20
+    assert (again / "weights.safetensors").read_bytes() == (undisturbed / "weights.safetensors").read_bytes()
+
+
+@pytest.mark.slow
+def test_torn_inputs_of_an_interrupted_attempt_are_computed_again(
+    material: Material, tmp_path: Path, calibrate: Calibrate
+) -> None:
+    """As a power cut leaves them: the record of the block is there, and the inputs of the next one are not whole."""
+    undisturbed, ctx = calibrate(material.model, material.data, **SMALL)
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    stopping = Context(workdir=tmp_path / "stopped", kept=kept)
+    stopping.workdir.mkdir()
+    stopping.on_progress = lambda now: (
+        stopping.cancelled.set() if now.phase == "blocks" and next(kept.rglob("inputs-*.safetensors"), None) else None
+    )
+    with pytest.raises(ModelExportError):
+        STAGE.run({"model": material.model, "data": material.data}, CalibrateParams.model_validate(SMALL), stopping)
+    torn = list(kept.rglob("inputs-*.safetensors"))
+    for path in torn:
+        os.truncate(path, path.stat().st_size // 2)
+    again, ctx = calibrate(material.model, material.data, kept=kept, **SMALL)
+    assert torn
+    assert ctx.facts["blocks_resumed"] == 0
     assert (again / "weights.safetensors").read_bytes() == (undisturbed / "weights.safetensors").read_bytes()
 
 

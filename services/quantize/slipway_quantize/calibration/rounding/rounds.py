@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from slipway.errors import QuantizationError
+from slipway.errors import CheckpointValidationError, QuantizationError
+from slipway.models.safetensors_file import read_safetensors
 from slipway_quantize.calibration.finished import Finished
 from slipway_quantize.calibration.rounding.gptq import DAMPING, error_factors, gptq
 from slipway_quantize.calibration.rounding.grid import Fitted, Grid
@@ -124,6 +125,7 @@ class Rounds:
             done += 1
         if done and not self._has_inputs(done):
             done = 0
+        self._walk.drop_before(done)
         self.resumed = done
         for index in range(done, count):
             self._on_block(index)
@@ -133,8 +135,13 @@ class Rounds:
         self._on_block(count)
 
     def _has_inputs(self, index: int) -> bool:
-        """Return whether a block can be computed; nothing follows the last one."""
-        return index == len(self._walk.names) or all(path.is_file() for path in self._walk.needed(index))
+        """Return whether a block can be computed: its inputs are there, and whole; nothing follows the last block."""
+        try:
+            for path in self._walk.needed(index) if index < len(self._walk.names) else []:
+                read_safetensors(path)
+        except (OSError, CheckpointValidationError):
+            return False
+        return True
 
     def _block(self, index: int) -> None:
         layers = self._walk.layers(index)

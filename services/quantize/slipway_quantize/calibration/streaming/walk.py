@@ -115,6 +115,12 @@ class BlockWalk:
             for number in range(len(self.batches)):
                 self.file(place, number).unlink(missing_ok=True)
 
+    def drop_before(self, index: int) -> None:
+        """Remove what an interrupted attempt left and no block from this one on reads."""
+        wanted = set(self.needed(index)) if index < len(self.names) else set()
+        for path in set(self._folder.glob("inputs-*.safetensors")) - wanted:
+            path.unlink()
+
     def file(self, index: int, number: int) -> Path:
         """Return the file with a block's inputs of one batch."""
         return self._folder / f"inputs-{index}-{number}.safetensors"
