@@ -71,7 +71,7 @@ def _require_small(target: Path, outcome: Outcome) -> None:
         raise QuantizationError(
             "this format has no mixed precision, so it cannot keep to a size budget",
             reason="QUANTIZATION_UNSUPPORTED",
-            remedy="leave optimization.size_budget out, or the level out of this format",
+            remedy="set no size budget, or leave the level out of this format",
         )
     size = weight_bytes(target)
     if size > found["size_budget_bytes"]:

@@ -295,7 +295,7 @@ def test_unusable_inputs_raise(tiny: Models, tiny_onnx: Path, tmp_path: Path, co
         case "outputs":
             del inputs["onnx"]
         case "limits":
-            params["limits"] = {"int3": {"mean_kl": 1.0}}
+            params["limits"] = {"int5": {"mean_kl": 1.0}}
     with pytest.raises(ModelExportError) as caught:
         run(inputs, context, **params)
     assert caught.value.reason == "VALIDATION_IMPOSSIBLE"

@@ -11,6 +11,7 @@ import pytest
 from slipway.cli.completion import assignments, settings
 from slipway.configuration.loading import load
 from slipway.configuration.schema import keys, parse_text, usual_values, values
+from slipway.formats.registry import formats
 from support.commands.cli import SLIPWAY, environment
 
 ASK = """
@@ -36,7 +37,10 @@ def offered(home: Path, *words: str) -> list[str]:
         (["export", "--set", "formats.onnx.op"], ["formats.onnx.opset_version=", "formats.onnx.optimize_graph="]),
         (["export", "--set", "recovery.p"], [f"recovery.profile={each}" for each in values("recovery.profile")]),
         (["export", "--set", "formats.onnx.enabled", "="], ["true", "false"]),
-        (["export", "--set", "formats.onnx.quantization", "=", "int8,i"], ["int8,int4"]),
+        (
+            ["export", "--set", "formats.onnx.quantization", "=", "int8,i"],
+            ["int8,int8_dynamic", "int8,int8_static", "int8,int4"],
+        ),
         (["export", "--set", "=", "log.level", "=", "d"], ["debug"]),
         (["submit", "--set", "checkpoint.select", "=", "b"], ["best"]),
     ],
@@ -86,7 +90,13 @@ def test_every_value_that_is_offered_is_taken(key: str, tmp_path: Path) -> None:
         parse_text(key, value)
         if (key, value) in {("optimization.remove_artifacts", "false")}:  # refused with what to do instead
             continue
-        more = ["formats.onnx.enabled=false"] if value == "bf16" else []
+        lacking = [
+            name
+            for name, each in formats().items()
+            if key == "optimization.quantization" and value not in (*each.levels, "none")
+        ]
+        more = [f"formats.{name}.enabled={str(name not in lacking).lower()}" for name in ("pytorch", "onnx")]
+        more = more if lacking else []
         load(
             None, environment={}, flags={"--checkpoint": str(tmp_path)}, assignments=[*beside, *more, f"{key}={value}"]
         )

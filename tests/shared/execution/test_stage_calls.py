@@ -52,7 +52,7 @@ def test_a_request_leaves_the_limits_to_the_worker() -> None:
     [
         (StageCall("quantize", CALL.params, {}), "INPUT_MISSING"),
         (StageCall("quantize", CALL.params, {**CALL.inputs, "other": "x"}), "INPUT_MISSING"),
-        (StageCall("quantize", {**CALL.params, "level": "int3"}, CALL.inputs), "PARAMS_INVALID"),
+        (StageCall("quantize", {**CALL.params, "level": "int5"}, CALL.inputs), "PARAMS_INVALID"),
         (StageCall("quantize", {**CALL.params, "x" * 5000: None}, CALL.inputs), "PARAMS_INVALID"),
     ],
 )

@@ -35,7 +35,7 @@ def write_level(request: QuantizeRequest, left_out: LeftOutSource) -> Outcome:
         raise QuantizationError(
             "int8_static needs text to find the ranges of activations, and there is none",
             reason="CALIBRATION_DATA_INVALID",
-            remedy="name text in optimization.calibration (input data of this stage), or use int8_dynamic or int8",
+            remedy="give text as the input data, or use int8_dynamic or int8",
         )
     text = Text(data, source, seed=params.seed)
     with complete(source, left_out, ctx) as folder:

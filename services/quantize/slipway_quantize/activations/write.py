@@ -171,6 +171,6 @@ def require_opset(model: ir.Model, name: str) -> None:
         raise QuantizationError(
             f"{name} has opset {opset}, and integers for activations need {_LEAST_OPSET}",
             reason="QUANTIZATION_UNSUPPORTED",
-            remedy=f"set formats.onnx.opset_version to {_LEAST_OPSET} or more, or use level int8",
+            remedy=f"write the graph with opset {_LEAST_OPSET} or later, or use level int8",
             about={"opset": opset},
         )

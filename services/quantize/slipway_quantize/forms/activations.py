@@ -36,7 +36,7 @@ def input_ranges(source: Path, inputs: Mapping[str, Path], modules: Sequence[str
         raise QuantizationError(
             "fp8_static needs text to find the ranges of activations, and there is none",
             reason="CALIBRATION_DATA_INVALID",
-            remedy="name text in optimization.calibration (input data of this stage), or use fp8, which needs none",
+            remedy="give text as the input data, or use fp8, which needs none",
         )
     model = StreamedModel(source, group_size=1, head=True)
     windows = read_windows(

@@ -39,6 +39,6 @@ def unmet(limit: int, least: int) -> QuantizationError:
         f"the weights have at least {least} bytes ({format_size(least)}) at this level, and the size budget is {limit} bytes "
         f"({format_size(limit)})",
         reason="SIZE_BUDGET_UNMET",
-        remedy=f"set optimization.size_budget to {least} or more, or raise optimization.group_size",
+        remedy=f"allow {least} bytes or more, or choose larger groups",
         about={"size_budget_bytes": limit, "smallest_bytes": least},
     )

@@ -59,7 +59,7 @@ def stored(form: Form, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], t
     """The tensors that a file would have, and the values that are meant."""
     rounded = form.rounded(weight, 0, module=MODULE, name="w")
     found = {}
-    for part, (dtype, shape) in form.parts(tuple(weight.shape)).items():
+    for part, (dtype, shape) in form.parts(MODULE, tuple(weight.shape)).items():
         given = {**rounded.parts, **form.whole(MODULE, tuple(weight.shape))}[part]
         found[part] = torch.from_numpy(np.ascontiguousarray(given).reshape(-1).view(np.uint8))
         found[part] = found[part].view(torch_dtypes(dtype)[dtype]).reshape(shape)
