@@ -19,9 +19,9 @@ from slipway.formats.registry import format_of_output, split_output, translate_f
 from slipway.formats.tasks import PlannedTask
 from slipway.machine.cgroup import ControlGroup, available_memory
 from slipway.machine.doctor import StageHealth, stage_health
-from slipway.models.adapter_kinds import is_plain_lora
 from slipway.models.base_format import prepared_sizes, read_config
 from slipway.models.model_files import CONFIG
+from slipway.models.trained.adapter_kinds import is_plain_lora
 from slipway.registry import known_stage, plays
 from slipway.sizes import format_size
 from slipway.stage import Role

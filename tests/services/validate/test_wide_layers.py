@@ -14,7 +14,7 @@ from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from compressed_tensors.quantization.lifecycle.forward import forward_quantize, set_forward_quantized
 from torch import nn
 
-from slipway.models.adapter_kinds import is_plain_lora
+from slipway.models.trained.adapter_kinds import is_plain_lora
 from slipway.stage import Context
 from slipway_quantize.params import QuantizeParams
 from slipway_quantize.stage import run as quantize
