@@ -30,8 +30,10 @@ class Measured:
     core_seconds: float = 0.0
 
 
-def measure(command: Sequence[str | Path], *, environment: dict[str, str] | None = None) -> Measured:
-    """Run a command to its end and measure it.
+def measure(
+    command: Sequence[str | Path], *, environment: dict[str, str] | None = None, accepted: Sequence[int] = (0,)
+) -> Measured:
+    """Run a command to its end and measure it; ``accepted`` are the exit codes of a success.
 
     Anonymous memory is what a process cannot give back: pages of mapped files are left out.
 
@@ -51,7 +53,7 @@ def measure(command: Sequence[str | Path], *, environment: dict[str, str] | None
             peak = max(peak, _anonymous_bytes(process.pid))
             time.sleep(SAMPLE_SECONDS)
         seconds = time.perf_counter() - begin
-        if process.returncode != 0:
+        if process.returncode not in accepted:
             errors.seek(0)
             said = errors.read().decode(errors="replace")
             raise RuntimeError(f"{command[0]} ended with {process.returncode}: {said[-2000:]}")
