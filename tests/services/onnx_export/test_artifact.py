@@ -36,7 +36,8 @@ def test_record(tied: Exported) -> None:
     assert (record["engine"], record["opset"], record["precision"]) == ("mobius", 23, "float32")
     assert record["architecture"] == "Qwen3ForCausalLM"
     assert record["parity"] == "passed"
-    assert 0 <= record["parity_max_abs_diff"] < 1e-4
+    assert 0 <= tied.facts["parity_max_abs_diff"] < 1e-4
+    assert not {"parity_max_abs_diff", "parity_scale"} & record.keys(), "they depend on the number of threads"
     assert record["nodes"] == len(tied.onnx.graph.node)
     assert record["data_bytes"] == (tied.folder / "model.onnx.data").stat().st_size
     assert tied.facts["seconds"] > 0
