@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field
 
 from slipway.levels import LEVELS, QuantizationLevel
 from slipway.models.families import SPEECH, Comparison, described, family_of
@@ -13,6 +15,16 @@ CASTS = ("fp16", "bf16")
 """Levels at which every tensor of any model is cast."""
 _TRANSPOSED = ("gpt2", "openai-gpt")
 """Types of models whose layers are ``Conv1D``, which compressed-tensors does not run."""
+
+
+def _power_of_two(value: int) -> int:
+    if value & (value - 1):
+        raise ValueError(f"{value} is not a power of two; use 16, 32, 64, 128 or 256")
+    return value
+
+
+GroupSize = Annotated[int, Field(ge=16, le=256), AfterValidator(_power_of_two)]
+"""Weights that share a scale, as a parameter of a stage."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from slipway.levels import LEVELS, bits_of, widths_of
 from slipway.settings.problems import did_you_mean
 from slipway.settings.sections import LARGEST_SEED
 from slipway.stage import StageParams
-from slipway_quantize.levels import IntLevel
+from slipway_quantize.levels import GroupSize, IntLevel
 from slipway_quantize.mixed.budget import SizeBudget
 
 
@@ -20,7 +20,7 @@ class QuantizeParams(StageParams):
 
     format: str = Field(description="name of the format of both the input and the output folder")
     level: str = Field(description="type of the weights: one of slipway.levels.LEVELS")
-    group_size: int = Field(default=32, ge=16, le=256, description="weights per scale (int8, int4); a power of two")
+    group_size: GroupSize = Field(default=32, description="weights per scale (int8, int4); a power of two")
     packed: bool = Field(
         default=True,
         description="store integers and scales; false stores the same values as dense weights of the original type",
@@ -88,11 +88,4 @@ class QuantizeParams(StageParams):
     def _is_level(cls, value: str) -> str:
         if value not in LEVELS:
             raise ValueError(f"{value!r} is not a level of quantization; {did_you_mean(value, tuple(LEVELS))}")
-        return value
-
-    @field_validator("group_size")
-    @classmethod
-    def _power_of_two(cls, value: int) -> int:
-        if value & (value - 1):
-            raise ValueError(f"{value} is not a power of two; use 16, 32, 64, 128 or 256")
         return value

@@ -225,7 +225,8 @@ def _begin(
     if prepared.family is not family:
         message = f"the reference is a {prepared.family.name}, and the base model a {family.name}"
         raise ValidationError(message, reason="VALIDATION_IMPOSSIBLE", remedy="give the reference of this base model")
-    params = params.model_copy(update=dict(file.params))
+    of_samples = {name: value for name, value in file.params if name != "output_timeout_seconds"}  # that is its own
+    params = params.model_copy(update=of_samples)
     if timed is None:
         return _Begun(prepared, params, reference, alone=QUICK, warnings=file.warnings)
     started = start_timing(inputs, prepared, params, ctx, folder=work / "timing", benchmark=timed)

@@ -196,6 +196,15 @@ def test_the_reference_of_other_test_inputs_is_refused(
         read(reference, sources, tmp_path / "work", test_inputs="sha256:" + "4" * 64)
 
 
+def test_the_time_an_output_may_take_is_the_validation_s_own(
+    reference: Path, sources: dict[str, Path], tiny: Models, tmp_path: Path
+) -> None:
+    params = ValidateParams(**SAMPLES, benchmark_performance=False, output_timeout_seconds=0.05)
+    inputs = {**sources, "reference": reference, "pytorch": tiny.merged}
+    report = ValidationReport.read(VALIDATE.run(inputs, params, context(tmp_path / "work", **DIGESTS))["validation"])
+    assert report.output("pytorch").status_reason == "STAGE_TIMEOUT"
+
+
 @pytest.mark.slow
 def test_a_validation_with_it_gives_the_figures_of_one_without(
     reference: Path, sources: dict[str, Path], tiny: Models, tiny_onnx: Path, tmp_path: Path

@@ -67,11 +67,9 @@ class TextGraph:
         options.enable_mem_pattern = False
         options.add_session_config_entry("session.disable_prepacking", "1")
         options.add_session_config_entry(_DATA, str(folder.resolve()))
-        try:
+        with _run_errors():
             stored = ir.to_proto(model).SerializeToString()
             self._session = ort.InferenceSession(stored, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # ONNX Runtime raises many classes without a common base
-            raise _run_error(error) from error
 
     @property
     def inputs(self) -> list[Any]:
@@ -87,16 +85,20 @@ class TextGraph:
         names = list(wanted)
         if not names:  # ONNX Runtime would return all results
             return {}
-        try:
-            return dict(zip(names, self._session.run(names, dict(given)), strict=True))
-        except Exception as error:  # as above
-            raise _run_error(error) from error
+        with _run_errors():
+            results = self._session.run(names, dict(given))
+        return dict(zip(names, results, strict=True))
 
 
-def _run_error(error: Exception) -> QuantizationError:
-    return QuantizationError(
-        f"ONNX Runtime cannot run the model on the calibration text: {' '.join(str(error).split())[:500]}",
-        reason="QUANTIZATION_FAILED",
-        remedy="export the ONNX model again, or use level int8, which needs no text",
-        about={"loader": "ONNX Runtime"},
-    )
+@contextmanager
+def _run_errors() -> Iterator[None]:
+    """Give errors of ONNX Runtime their reason."""
+    try:
+        yield
+    except Exception as error:  # ONNX Runtime raises many classes without a common base
+        raise QuantizationError(
+            f"ONNX Runtime cannot run the model on the calibration text: {' '.join(str(error).split())[:500]}",
+            reason="QUANTIZATION_FAILED",
+            remedy="export the ONNX model again, or use level int8, which needs no text",
+            about={"loader": "ONNX Runtime"},
+        ) from error

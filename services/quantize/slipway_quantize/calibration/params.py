@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from slipway.stage import StageParams
+from slipway_quantize.levels import GroupSize
 
 
 class CalibrateParams(StageParams):
     """Parameters of the calibrate stage."""
 
     bits: Literal[3, 4, 8] = Field(default=4, description="bits of a weight")
-    group_size: int = Field(default=32, ge=16, le=256, description="weights per scale; a power of two")
+    group_size: GroupSize = Field(default=32, description="weights per scale; a power of two")
     method: Literal["auto", "rtn", "awq", "gptq", "autoround"] = Field(
         default="auto",
         description="rtn needs no text, awq weights errors by the inputs' squares, gptq passes errors on to later weights, autoround "
@@ -40,10 +41,3 @@ class CalibrateParams(StageParams):
     seed: int = Field(default=0, ge=0, lt=1 << 32, description="seed of the windows' choice and order")
     windows: int = Field(default=256, ge=8, le=1 << 16, description="most windows of text, held-out ones included")
     window_tokens: int = Field(default=128, ge=8, le=1 << 14, description="tokens of a window")
-
-    @field_validator("group_size")
-    @classmethod
-    def _power_of_two(cls, value: int) -> int:
-        if value & (value - 1):
-            raise ValueError(f"{value} is not a power of two; use 16, 32, 64, 128 or 256")
-        return value

@@ -22,7 +22,6 @@ from slipway_quantize.calibration_data.params import TEXTS
 LARGEST_TEXTS = 256 << 20
 """Most bytes of text: some hundred times of what a calibration uses."""
 LEAST_WINDOWS = 4
-SHORTEST = 8
 _HELD_OUT = 8
 """One window in so many judges; at most ``_MOST_HELD_OUT``."""
 _MOST_HELD_OUT = 64
