@@ -97,6 +97,15 @@ def test_adapter_strength_is_judged_only_where_it_can_be_seen() -> None:
     assert not seen.notes()
 
 
+def test_the_fewer_values_are_compared_the_more_noise_may_lie_along_the_effect() -> None:
+    found = OutputValidation(name="onnx-int8", format="onnx", status=OutputStatus.PASSED)
+    found = found.model_copy(update={"to_base": comparison(0.3), "adapter_strength": 1.06})
+    scores = choose_measure(Comparison.CLASSES, width=1)
+    for values, passes in ((6, True), (600, False)):
+        judge = Judge(Rule(LIMITS["int8"], LIMITS["int8"], scores, effect=0.3, values=values))
+        assert all(check.passed for check in judge.checks(found, non_finite=0)) is passes
+
+
 def test_levels() -> None:
     assert level_of("bfloat16") == "bfloat16"
     assert level_of("float8_e4m3") == "float32"

@@ -107,6 +107,7 @@ class Evaluator:
             logit_scale=reference.logit_scale,
             noise=reference.noise,
             effect=distance_of(reference.adapter_effect),
+            values=reference.logits.size,
         )
 
     def _measured(

@@ -14,6 +14,7 @@ from slipway_validate.judging import survival
 from slipway_validate.judging.limits import (
     ALONG_EFFECT,
     CASE_FACTOR,
+    LIKELY,
     MERGED_FLOAT32_MAX_ABS_DIFF,
     NATIVE_MEAN_KL,
     NATIVE_RELATIVE_ERROR,
@@ -35,6 +36,7 @@ class Rule:
         logit_scale: The reference's scale of logits.
         noise: The reference's arithmetic noise, in logits.
         effect: Distance of base and reference: the effect of the adapter on this text. None: there is no adapter, or it is unknown.
+        values: Number of values that are compared.
     """
 
     limits: Limits
@@ -43,6 +45,7 @@ class Rule:
     logit_scale: float = 1.0
     noise: float | None = None
     effect: float | None = None
+    values: int = 1 << 30
 
 
 class Judge:
@@ -57,7 +60,8 @@ class Judge:
         self._strength_limit = rule.limits.adapter_strength_error
         if rule.effect and not rule.measure.many:
             # With few values, noise is not orthogonal to the effect: it moves the strength by a part of its own size.
-            self._strength_limit = max(self._strength_limit, ALONG_EFFECT * math.sqrt(drowning / rule.effect))
+            along = min(1.0, max(ALONG_EFFECT, LIKELY / math.sqrt(max(1, rule.values))))
+            self._strength_limit = max(self._strength_limit, along * math.sqrt(drowning / rule.effect))
 
     def notes(self) -> tuple[str, ...]:
         """Return remarks on properties that could not be judged."""

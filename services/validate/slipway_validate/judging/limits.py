@@ -107,6 +107,8 @@ CASE_FACTOR = 2.0
 """Factor for the relative error of a case, because it has few positions; its KL may be larger by the square of this."""
 ALONG_EFFECT = 0.25
 """If few values are compared, the share of the largest allowed noise that may lie along the adapter's effect (measured: up to 0.2)."""
+LIKELY = 2.0
+"""Of noise in n values, about the share 1 / sqrt(n) lies along any direction; this many times it is still likely."""
 NOISE_FACTOR = 8.0
 """Deep models round more: a float32 limit is never below this many times the reference's own arithmetic noise …"""
 MAX_NOISE_SHARE = 1e-3
