@@ -71,7 +71,7 @@ def open_source(folder: Path) -> Source:
     Raises:
         CheckpointValidationError: ``SAFETENSORS_CORRUPT``, ``BASE_MODEL_INVALID``, ``UNSAFE_PICKLE`` or ``DTYPE_UNSUPPORTED``.
     """
-    return SafetensorsSource(folder) if has_safetensors(folder) else PickleSource(folder)
+    return SafetensorsSource(folder) if has_safetensors(folder) else pickled_model(folder)
 
 
 class SafetensorsSource:
@@ -119,42 +119,19 @@ class SafetensorsSource:
         return buffer
 
 
-class PickleSource:
-    """Tensors of ``pytorch_model.bin`` files, mapped into memory and unpickled without running anything.
+class MappedTensors:
+    """Tensors of pickles, mapped into memory."""
 
-    Only ``torch.load(weights_only=True, mmap=True)`` is used, which takes the zip format that torch writes since 1.6.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._values: dict[str, Tensor] = {}
-        weight_map = pickle_files(folder)
-        for path in sorted(set(weight_map.values())):
-            size = path.stat().st_size
-            for name, value in sorted(_load(path).items(), key=lambda item: str(item[0])):
-                if not isinstance(name, str) or not isinstance(value, Tensor):
-                    raise invalid(
-                        f"has {name!r} in {path.name}, a {type(value).__name__} instead of a tensor", file=path
-                    )
-                if name in self._values:
-                    raise invalid(f"has tensor {name!r} in two files, one is {path.name}", tensor=name, file=path)
-                if value.layout != torch.strided or value.is_quantized or value.device.type != "cpu":
-                    raise invalid(f"has tensor {name!r} in {path.name} in a layout that cannot be read", tensor=name)
-                if value.numel() * value.element_size() > size:  # strides of zero repeat stored values
-                    raise invalid(f"has tensor {name!r} in {path.name}, which is larger than the file", tensor=name)
-                self._values[name] = value
-        missing = sorted(name for name in weight_map if name and name not in self._values)
-        if missing:
-            raise invalid(
-                f"lacks {counted(len(missing), 'tensor')} that its index names, first {missing[0]!r}", tensor=missing[0]
-            )
+    def __init__(self, values: Mapping[str, Tensor]) -> None:
         types = set(DTYPES.values())
-        unknown = [name for name, value in self._values.items() if value.dtype not in types]
+        unknown = [name for name, value in values.items() if value.dtype not in types]
         if unknown:
-            _known(unknown[0], str(self._values[unknown[0]].dtype))
+            _known(unknown[0], str(values[unknown[0]].dtype))
+        self._values = dict(values)
         self.tensors: Mapping[str, Stored] = {
-            name: Stored(name, value.dtype, tuple(value.shape)) for name, value in self._values.items()
+            name: Stored(name, value.dtype, tuple(value.shape)) for name, value in values.items()
         }
-        self.aliases = _aliases(self._values)
+        self.aliases = _aliases(values)
 
     def __enter__(self) -> Self:
         return self
@@ -174,7 +151,53 @@ class PickleSource:
             yield flat[start : start + step]
 
 
-def _load(path: Path) -> dict[object, object]:
+def pickled_model(folder: Path) -> MappedTensors:
+    """Map the ``pytorch_model.bin`` files of a model into memory, and unpickle them without running anything.
+
+    Raises:
+        CheckpointValidationError: As :func:`open_source`.
+    """
+    values: dict[str, Tensor] = {}
+    weight_map = pickle_files(folder)
+    for path in sorted(set(weight_map.values())):
+        for name, value in sorted(load_pickle(path).items(), key=lambda item: str(item[0])):
+            if name in values:
+                raise invalid(f"has tensor {name!r} in two files, one is {path.name}", tensor=name, file=path)
+            values |= checked({name: value}, path)
+    missing = sorted(name for name in weight_map if name and name not in values)
+    if missing:
+        raise invalid(
+            f"lacks {counted(len(missing), 'tensor')} that its index names, first {missing[0]!r}", tensor=missing[0]
+        )
+    return MappedTensors(values)
+
+
+def checked(loaded: Mapping[object, object], path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a pickle's dictionary.
+
+    Raises:
+        CheckpointValidationError: ``BASE_MODEL_INVALID`` for what is no tensor, or cannot be read from the file as it is.
+    """
+    size, found = path.stat().st_size, {}
+    for name, value in loaded.items():
+        if not isinstance(name, str) or not isinstance(value, Tensor):
+            raise invalid(f"has {name!r} in {path.name}, a {type(value).__name__} instead of a tensor", file=path)
+        if value.layout != torch.strided or value.is_quantized or value.device.type != "cpu":
+            raise invalid(f"has tensor {name!r} in {path.name} in a layout that cannot be read", tensor=name)
+        if value.numel() * value.element_size() > size:  # strides of zero repeat stored values
+            raise invalid(f"has tensor {name!r} in {path.name}, which is larger than the file", tensor=name)
+        found[name] = value
+    return found
+
+
+def load_pickle(path: Path) -> dict[object, object]:
+    """Unpickle a file of weights, mapped into memory, without running anything.
+
+    Only ``torch.load(weights_only=True, mmap=True)`` is used, which takes the zip format that torch writes since 1.6.
+
+    Raises:
+        CheckpointValidationError: ``UNSAFE_PICKLE`` or ``BASE_MODEL_INVALID``.
+    """
     if not zipfile.is_zipfile(path):
         raise CheckpointValidationError(
             f"{path} is damaged or a pickle in the format of torch before version 1.6 (plain or tar): "

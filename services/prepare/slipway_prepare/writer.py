@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -16,7 +16,8 @@ from slipway.stage import Context
 from slipway_prepare.recipes import Recipe
 from slipway_prepare.source import DTYPES, Source
 
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+STORED_AS = {dtype: name for name, dtype in DTYPES.items()}
+"""The safetensors name of each type."""
 
 
 def write_weights(
@@ -29,12 +30,12 @@ def write_weights(
         StageError: ``CANCELLED``.
     """
     by_name = {recipe.name: recipe for recipe in recipes}
-    groups = [(TensorSpec(recipe.name, _NAMES[recipe.dtype], recipe.shape),) for recipe in recipes]
+    groups = [(TensorSpec(recipe.name, STORED_AS[recipe.dtype], recipe.shape),) for recipe in recipes]
     files = plan_files(groups, max_shard_bytes=max_shard_bytes)
     total, done = sum(tensor.nbytes for file in files for tensor in file.tensors), 0
     with disk_full_is_typed(CheckpointValidationError, "for the prepared base model", at=folder):
         for file in files:
-            for block_bytes in _write_file(folder, file, by_name, source):
+            for block_bytes in write_file(folder, file, by_name, source, check=_check_finite):
                 done += block_bytes
                 ctx.progress("preparing", done=done, total=total, unit="bytes")
         weight_map = {tensor.name: file.filename for file in files for tensor in file.tensors}
@@ -43,14 +44,21 @@ def write_weights(
     return total
 
 
-def _write_file(folder: Path, planned: PlannedFile, recipes: Mapping[str, Recipe], source: Source) -> Iterator[int]:
-    """Write one file and yield the size of every block written."""
+def write_file(
+    folder: Path,
+    planned: PlannedFile,
+    recipes: Mapping[str, Recipe],
+    source: Source,
+    *,
+    check: Callable[[Tensor, Recipe], None] = lambda _block, _recipe: None,
+) -> Iterator[int]:
+    """Write one file and yield the size of every block written; ``check`` may refuse a block before it is written."""
     with (folder / planned.filename).open("xb") as file:
         os.posix_fallocate(file.fileno(), 0, planned.nbytes)  # fail on a full disk before the work
         file.write(planned.header)
         for tensor in planned.tensors:
             for block in _blocks(recipes[tensor.name], source):
-                _check_finite(block, recipes[tensor.name])
+                check(block, recipes[tensor.name])
                 raw = block.contiguous().reshape(-1).view(torch.uint8).numpy().data
                 file.write(raw)
                 yield raw.nbytes

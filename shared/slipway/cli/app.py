@@ -9,6 +9,7 @@ import typer
 from slipway.cli import services, tokens
 from slipway.cli.artifacts import commands as artifacts
 from slipway.cli.connection import ConnectedCommand
+from slipway.cli.conversion import commands as conversion
 from slipway.cli.export import command as export
 from slipway.cli.inspection import commands as inspection
 from slipway.cli.inspection import inspect_command
@@ -40,6 +41,7 @@ app.command(rich_help_panel=_SERVICES, epilog=tokens.EXAMPLES)(tokens.token)
 app.command(rich_help_panel=_HERE, epilog=inspection.DOCTOR_EXAMPLES)(inspection.doctor)
 app.command(cls=ConnectedCommand, rich_help_panel=_HERE, epilog=inspection.CHECKPOINTS_EXAMPLES)(inspection.checkpoints)
 app.command(rich_help_panel=_HERE, epilog=inspect_command.INSPECT_EXAMPLES)(inspect_command.inspect)
+app.command(rich_help_panel=_HERE, epilog=conversion.CONVERT_EXAMPLES)(conversion.convert)
 app.command(rich_help_panel=_HERE, cls=StageCommand, epilog=stages.STAGE_EXAMPLES)(stages.stage)
 app.command(rich_help_panel=_HERE, epilog=stages.SAMPLE_EXAMPLES)(stages.sample)
 app.command(cls=ConnectedCommand, rich_help_panel=_ARTIFACTS, epilog=artifacts.VERIFY_EXAMPLES)(artifacts.verify)

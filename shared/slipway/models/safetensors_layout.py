@@ -53,7 +53,7 @@ def plan_files(groups: Iterable[Sequence[TensorSpec]], *, max_shard_bytes: int) 
     shards = _filled(sized, max_shard_bytes)
     count = len(shards)
     if count == 1:
-        return [_file("model.safetensors", shards[0])]
+        return [plan_file("model.safetensors", shards[0])]
     low, high = sum(size for size, _ in sized) // count, max_shard_bytes
     while high - low > max(high // 100, 1):
         middle = (low + high) // 2
@@ -63,7 +63,8 @@ def plan_files(groups: Iterable[Sequence[TensorSpec]], *, max_shard_bytes: int) 
         else:
             low = middle
     return [
-        _file(f"model-{number:05d}-of-{count:05d}.safetensors", shard) for number, shard in enumerate(shards, start=1)
+        plan_file(f"model-{number:05d}-of-{count:05d}.safetensors", shard)
+        for number, shard in enumerate(shards, start=1)
     ]
 
 
@@ -93,10 +94,13 @@ def index_file(weight_map: Mapping[str, str], *, total_bytes: int) -> tuple[str,
     return f"model{INDEX_SUFFIX}", json.dumps(index, indent=2) + "\n"
 
 
-def _file(filename: str, tensors: Sequence[TensorSpec]) -> PlannedFile:
+def plan_file(
+    filename: str, tensors: Sequence[TensorSpec], *, metadata: Mapping[str, str] | None = None
+) -> PlannedFile:
+    """Plan one file; ``metadata`` is added to its header."""
     # Wider types first, as the reference implementation does: every tensor is then aligned to its type.
     ordered = sorted(tensors, key=lambda tensor: -DTYPES[tensor.dtype].bits)
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, object] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     ends = [0]
     for tensor in ordered:
         ends.append(ends[-1] + tensor.nbytes)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import struct
 import zipfile
 from pathlib import Path
@@ -19,27 +17,7 @@ from slipway.models.base_format import base_format
 from slipway.models.safetensors_file import read_weights
 from slipway_prepare.source import open_source
 from support.hostile.json_grammar import answer
-from support.models.prepare_models import loads, refusal, run
-
-
-def pickled(dense: Path, tmp_path: Path, *, shards: int = 1, tie: bool = True) -> Path:
-    folder = tmp_path / "pickled"
-    shutil.copytree(dense, folder)
-    tensors = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    if tie:
-        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
-    names = sorted(tensors)
-    if shards == 1:
-        torch.save(tensors, folder / "pytorch_model.bin")
-        return folder
-    weight_map = {}
-    for number in range(shards):
-        part = {name: tensors[name] for name in names[number::shards]}
-        torch.save(part, folder / f"pytorch_model-{number}.bin")
-        weight_map |= dict.fromkeys(part, f"pytorch_model-{number}.bin")
-    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    return folder
+from support.models.prepare_models import loads, pickled, refusal, run
 
 
 def test_a_pickle_with_ties_becomes_what_transformers_saves(dense, tmp_path):

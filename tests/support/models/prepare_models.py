@@ -98,3 +98,24 @@ def pack_gptq(weight, group):
 
 def wrap(words):
     return torch.where(words >= 2**31, words - 2**32, words).int()
+
+
+def pickled(dense: Path, tmp_path: Path, *, shards: int = 1, tie: bool = True) -> Path:
+    """Store the dense model as pickles instead, with its tie in one of them."""
+    folder = tmp_path / "pickled"
+    shutil.copytree(dense, folder)
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    if tie:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    names = sorted(tensors)
+    if shards == 1:
+        torch.save(tensors, folder / "pytorch_model.bin")
+        return folder
+    weight_map = {}
+    for number in range(shards):
+        part = {name: tensors[name] for name in names[number::shards]}
+        torch.save(part, folder / f"pytorch_model-{number}.bin")
+        weight_map |= dict.fromkeys(part, f"pytorch_model-{number}.bin")
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return folder

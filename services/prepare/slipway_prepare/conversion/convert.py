@@ -1,0 +1,166 @@
+"""Write pickles of weights as safetensors, one tensor at a time, and say what became of each."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from slipway.errors import CheckpointValidationError
+from slipway.files.links import files_in, real_file
+from slipway.folders.disk_full import disk_full_is_typed
+from slipway.models.conversion import Conversion, ConvertedWeights
+from slipway.models.model_files import ADAPTER_CONFIG, CONFIG, companion_files
+from slipway.models.safetensors_layout import PlannedFile, TensorSpec, index_file, plan_file
+from slipway.stage import Context, installed_version
+from slipway_prepare.conversion.found import Weights, find_weights
+from slipway_prepare.conversion.stage import ConvertParams
+from slipway_prepare.faults import invalid
+from slipway_prepare.recipes import Recipe
+from slipway_prepare.source import MappedTensors, checked, load_pickle
+from slipway_prepare.structure import structure
+from slipway_prepare.writer import STORED_AS, write_file
+
+
+def convert(source: Path, output: Path, *, params: ConvertParams, ctx: Context) -> None:
+    """Convert what lies below ``source`` into the new folder ``output``.
+
+    Weights that are refused keep no others from being converted.
+
+    Raises:
+        CheckpointValidationError: Nothing was found, or all was refused: the first refusal.
+    """
+    found, skipped = find_weights(source, file=params.file)
+    if not found:
+        raise CheckpointValidationError(
+            f"{source} has no weights to convert: no .bin, .pt, .pth or .ckpt file that is not training state"
+            + (" or there as safetensors" if skipped else ""),
+            reason="CHECKPOINT_INCOMPLETE",
+            remedy="name a file of weights, or a folder with models",
+            about={"folder": source},
+        )
+    output.mkdir()
+    results, first = [], None
+    for number, weights in enumerate(found):
+        ctx.progress("converting", done=number, total=len(found), unit="files")
+        try:
+            results.append(_convert(source, output, weights, params=params, ctx=ctx))
+        except CheckpointValidationError as error:
+            if error.reason == "DISK_FULL":
+                raise
+            first = first or error
+            results.append(ConvertedWeights(source=weights.first, reason=error.reason, message=str(error)))
+    if first is not None and not any(one.target for one in results):
+        raise first
+    Conversion(weights=tuple(results), skipped=tuple(skipped)).write(output)
+    ctx.record(converted=sum(bool(one.target) for one in results), refused=sum(bool(one.reason) for one in results))
+
+
+def _convert(source: Path, output: Path, weights: Weights, *, params: ConvertParams, ctx: Context) -> ConvertedWeights:
+    folder, target = source / weights.folder, output / weights.folder
+    values: dict[str, dict[str, Tensor]] = {}
+    left_out: list[str] = []
+    for name in weights.files:
+        path = real_file(folder, name)
+        tensors, others = _tensors(load_pickle(path), path, key=params.key)
+        values[name] = tensors
+        left_out += others
+    merged = {name: value for part in values.values() for name, value in part.items()}
+    if len(merged) < sum(map(len, values.values())):
+        raise invalid(f"has a tensor in two of its files, the first is {weights.first}", file=folder / weights.files[0])
+    with MappedTensors(merged) as mapped:
+        ties = _ties(folder, mapped) if weights.is_model else ()
+        target.mkdir(parents=True, exist_ok=True)
+        files = [_plan(_free(target, weights.target(name), name), part, name, ties) for name, part in values.items()]
+        with disk_full_is_typed(CheckpointValidationError, "for the converted weights", at=target):
+            _write(target, files, mapped, indexed=bool(weights.index), ctx=ctx)
+            _copy_companions(folder, target)
+    return ConvertedWeights(
+        source=weights.first,
+        target=(weights.folder / files[0].filename).as_posix(),
+        files=len(files),
+        tensors=sum(len(file.tensors) for file in files),
+        nbytes=sum(tensor.nbytes for file in files for tensor in file.tensors),
+        ties=tuple(sorted(ties)),
+        left_out=tuple(sorted(left_out)),
+    )
+
+
+def _tensors(loaded: Mapping[object, object], path: Path, *, key: str) -> tuple[dict[str, Tensor], list[str]]:
+    """Return the weights in a pickle's dictionary, and the names of its other entries.
+
+    Weights are the dictionary's own tensors, or those of the only dictionary of tensors in it, as trainers save them beside an epoch.
+    """
+    inner = {
+        name: value
+        for name, value in loaded.items()
+        if isinstance(value, dict) and value and all(isinstance(one, Tensor) for one in value.values())
+    }
+    if key:
+        if key not in inner:
+            raise invalid(
+                f"has no dictionary of tensors {key!r} in {path.name}", remedy="name another entry", file=path
+            )
+        return checked(inner[key], path), [str(name) for name in loaded if name != key]
+    own = {name: value for name, value in loaded.items() if isinstance(value, Tensor)}
+    if (own and inner) or len(inner) > 1:
+        names = ", ".join(sorted(map(str, inner)))
+        what = f"has several sets of tensors in {path.name}: {'its own, ' if own else ''}{names}"
+        raise invalid(what, remedy="name the entry that holds the weights", file=path)
+    if not own and not inner:
+        raise invalid(f"has no tensors in {path.name}", remedy="name a file of weights", file=path)
+    name, chosen = next(iter(inner.items())) if inner else (None, own)
+    others = [
+        str(other) for other, value in loaded.items() if other != name and not (own and isinstance(value, Tensor))
+    ]
+    return checked(chosen, path), others
+
+
+def _ties(folder: Path, mapped: MappedTensors) -> frozenset[str]:
+    """Return names that share a tensor with one that the model's class ties them to; none if the class is not known."""
+    if not mapped.aliases or not (folder / CONFIG).is_file():
+        return frozenset()
+    try:
+        known = structure(folder)
+    except CheckpointValidationError:
+        return frozenset()
+    left: set[str] = set()
+    for group in mapped.aliases:
+        own = {known.own_name(name): name for name in group}
+        left |= {name for model_name, name in own.items() if known.tied.get(model_name) in own}
+    return frozenset(left)
+
+
+def _free(target: Path, name: str, source: str) -> str:
+    """Return a name that no other conversion took: ``a.bin`` and ``a.pt`` would both become ``a.safetensors``."""
+    return f"{source}.safetensors" if (target / name).exists() else name
+
+
+def _plan(filename: str, tensors: Mapping[str, Tensor], source: str, ties: frozenset[str]) -> PlannedFile:
+    specs = [
+        TensorSpec(name, STORED_AS[value.dtype], tuple(value.shape))
+        for name, value in sorted(tensors.items())
+        if name not in ties
+    ]
+    return plan_file(filename, specs, metadata={"source": source, "tool": f"slipway {installed_version('slipway')}"})
+
+
+def _write(target: Path, files: Sequence[PlannedFile], mapped: MappedTensors, *, indexed: bool, ctx: Context) -> None:
+    recipes = {name: Recipe(name, one.dtype, one.shape, (name,)) for name, one in mapped.tensors.items()}
+    total, done = sum(tensor.nbytes for file in files for tensor in file.tensors), 0
+    for file in files:
+        for count in write_file(target, file, recipes, mapped):
+            done += count
+            ctx.progress("converting", done=done, total=total, unit="bytes")
+    weight_map = {tensor.name: file.filename for file in files for tensor in file.tensors}
+    if indexed and (index := index_file(weight_map, total_bytes=total)):
+        (target / index[0]).write_text(index[1], encoding="utf-8")
+
+
+def _copy_companions(folder: Path, target: Path) -> None:
+    for path in [*companion_files(folder), *files_in(folder, (ADAPTER_CONFIG,))]:
+        name = path.relative_to(folder)
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(real_file(folder, name), target / name)

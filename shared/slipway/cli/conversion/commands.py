@@ -1,0 +1,58 @@
+"""``slipway convert``: pickles of weights to safetensors, in a process of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slipway.cli.options import Debug, Json, Progress, examples
+from slipway.cli.progress.forms import ProgressForm
+
+CONVERT_EXAMPLES = examples(
+    "slipway convert models/old-bert --out models/bert",
+    "slipway convert lora.pt --key state_dict --out lora",
+    "slipway convert models --out converted --json",
+)
+_YEAR_SECONDS = 31_536_000
+
+
+def convert(  # noqa: PLR0917 - typer calls it by name
+    source: Annotated[
+        Path,
+        typer.Argument(metavar="SOURCE", help="File of weights (.bin, .pt, .pth, .ckpt), model, or tree of models."),
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="New folder that receives the safetensors.")],
+    key: Annotated[
+        str,
+        typer.Option("--key", metavar="NAME", help="Entry of the pickle that holds the weights, if it has several."),
+    ] = "",
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", min=0.1, max=_YEAR_SECONDS, help="Longest run, in seconds.")
+    ] = None,
+    progress: Progress = ProgressForm.AUTO,
+    as_json: Json = False,
+    debug: Debug = False,  # noqa: ARG001 - read by the boundary
+) -> None:
+    """Convert pickled weights to safetensors, bit for bit, without running the pickle's code.
+
+    Configuration and tokenizer are copied. The source stays as it is. In a tree, weights that are refused keep no others from
+    being converted; the exit code is then that of the first refusal.
+    """
+    from slipway.extras import require
+
+    require("worker", what="slipway convert", install="prepare")
+    from slipway.cli.conversion.converting import convert_weights
+    from slipway.cli.conversion.view import conversion_table
+    from slipway.cli.terminal.console import print_json, show
+    from slipway.reasons import REASONS
+
+    found = convert_weights(source, out, key=key, timeout=timeout, progress=progress)
+    if as_json:
+        print_json({"out": str(out.resolve()), **found.model_dump(mode="json")})
+    else:
+        show(*conversion_table(found))
+    reason = next((one.reason for one in found.weights if one.reason), "")
+    if reason:
+        raise typer.Exit(REASONS[reason].category.exit_code)

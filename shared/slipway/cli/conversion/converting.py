@@ -1,0 +1,56 @@
+"""Convert in a process of its own, within limits; the target appears only when it is complete."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from slipway.cli.progress.forms import ProgressForm
+from slipway.cli.stages.running import run_call
+from slipway.errors import ArtifactError
+from slipway.files.local_folders import check_local
+from slipway.files.regular_file import check_regular
+from slipway.folders.unfinished import publish, unfinished
+from slipway.machine.cgroup import ControlGroup, available_memory, usable_cores
+from slipway.models.conversion import Conversion
+from slipway.settings import Settings
+from slipway.stage_call import Limits, StageCall
+
+
+def convert_weights(source: Path, out: Path, *, key: str, timeout: float | None, progress: ProgressForm) -> Conversion:
+    """Convert a file, or what lies below a folder, into the new folder ``out``.
+
+    Raises:
+        ArtifactError: ``FILE_ERROR``, ``OUTPUT_EXISTS``, ``LINK_OUTSIDE``.
+        ModelExportError: The failure of the conversion.
+    """
+    check_local(source, named_by="SOURCE")
+    check_local(out, named_by="--out")
+    folder, file = (source, "") if source.is_dir() else (source.parent, source.name)
+    if file:
+        _check_file(source)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ArtifactError(
+            f"{out} already exists", reason="OUTPUT_EXISTS", remedy="name a new folder", about={"folder": out}
+        )
+    group = ControlGroup()
+    limits = Limits(timeout or 0.0, available_memory(group.memory()) // 2, usable_cores(group))
+    call = StageCall("convert", {"file": file, "key": key}, {}, limits).on_folders({"source": folder.resolve()})
+    with unfinished(out) as scratch:
+        workdir = scratch / "work"
+        workdir.mkdir()
+        level = Settings.from_environment(os.environ).log_level
+        outcome = run_call(call, workdir, name="convert", progress=progress, level=level)
+        converted = Path(outcome.outputs["converted"])
+        found = Conversion.read(converted)
+        publish(converted, out)
+    return found
+
+
+def _check_file(path: Path) -> None:
+    try:
+        check_regular(path)
+    except OSError as error:
+        raise ArtifactError(
+            f"{path} cannot be read: {error.strerror or error}", reason="FILE_ERROR", about={"file": path}
+        ) from error
