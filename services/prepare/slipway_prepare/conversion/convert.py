@@ -16,7 +16,7 @@ from slipway.models.model_files import ADAPTER_CONFIG, CONFIG, companion_files
 from slipway.models.safetensors_layout import PlannedFile, TensorSpec, index_file, plan_file
 from slipway.stage import Context, installed_version
 from slipway_prepare.conversion.found import Weights, find_weights
-from slipway_prepare.conversion.stage import ConvertParams
+from slipway_prepare.conversion.params import ConvertParams
 from slipway_prepare.faults import invalid
 from slipway_prepare.recipes import Recipe
 from slipway_prepare.source import MappedTensors, checked, load_pickle

@@ -5,16 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import Field
-
-from slipway.stage import Context, Stage, StageParams
-
-
-class ConvertParams(StageParams):
-    """Parameters of the conversion."""
-
-    file: str = Field(default="", description="The only file to convert; empty converts every model below the source")
-    key: str = Field(default="", description="Entry of a pickle that holds the weights; empty finds the only one")
+from slipway.stage import Context, Stage
+from slipway_prepare.conversion.params import ConvertParams
 
 
 def run(inputs: Mapping[str, Path], params: ConvertParams, ctx: Context) -> dict[str, Path]:
