@@ -11,9 +11,9 @@ from torch import Tensor
 from slipway.errors import CheckpointValidationError
 from slipway.files.links import files_in, real_file
 from slipway.folders.disk_full import disk_full_is_typed
-from slipway.models.conversion import Conversion, ConvertedWeights
 from slipway.models.model_files import ADAPTER_CONFIG, CONFIG, companion_files
 from slipway.models.safetensors_layout import PlannedFile, TensorSpec, index_file, plan_file
+from slipway.models.weights.conversion import Conversion, ConvertedWeights
 from slipway.stage import Context, installed_version
 from slipway_prepare.conversion.found import Weights, find_weights
 from slipway_prepare.conversion.params import ConvertParams
@@ -71,7 +71,7 @@ def _convert(source: Path, output: Path, weights: Weights, *, params: ConvertPar
     if len(merged) < sum(map(len, values.values())):
         raise invalid(f"has a tensor in two of its files, the first is {weights.first}", file=folder / weights.files[0])
     with MappedTensors(merged) as mapped:
-        ties = _ties(folder, mapped) if weights.is_model else ()
+        ties = _ties(folder, mapped) if weights.is_model else frozenset()
         target.mkdir(parents=True, exist_ok=True)
         files = [_plan(_free(target, weights.target(name), name), part, name, ties) for name, part in values.items()]
         with disk_full_is_typed(CheckpointValidationError, "for the converted weights", at=target):

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from slipway.files.links import all_files, real_file
-from slipway.models.conversion import SkippedFile
 from slipway.models.model_files import MODEL_INDEX, MODEL_PICKLE, MODEL_PICKLE_INDEX, MODEL_WEIGHTS
 from slipway.models.safetensors_file import read_index
+from slipway.models.weights.conversion import SkippedFile
 
 _SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 _STATE = re.compile(
