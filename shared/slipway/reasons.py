@@ -156,6 +156,8 @@ REASONS: Mapping[str, Reason] = {
     "UNSUPPORTED": Reason(
         _C.UNSUPPORTED, "this machine lacks a required library or device; the message says what to install"
     ),
+    "TARGET_UNKNOWN": Reason(_C.INVALID_INPUT, "no target has this name"),
+    "TARGET_UNFIT": Reason(_C.UNSUPPORTED, "no installed format runs on this target, or none within its memory"),
     "TENSORRT_TARGET_UNSUPPORTED": Reason(_C.UNSUPPORTED, "no installed TensorRT builds for this GPU architecture"),
     "TENSORRT_PARSE_FAILED": Reason(_C.UNSUPPORTED, "TensorRT cannot parse the ONNX model"),
     "TENSORRT_BUILD_FAILED": Reason(_C.UNSUPPORTED, "TensorRT could not build an engine for this model"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slipway.formats import (
+    Fit,
     Format,
     FormatRequest,
     LevelSettings,
@@ -66,6 +67,20 @@ FORMAT = Format(
         library="transformers",
         packages="torch transformers accelerate",
         level_packages=dict.fromkeys(_COMPRESSED, "compressed-tensors"),
+    ),
+    fits=(
+        Fit(
+            "vllm",
+            "loads the folder as it is, and compressed-tensors levels on GPUs that compute them: w8a8 from Ampere on, fp8 from Ada on",
+            levels=("", "fp8", "w8a8", "int4"),
+            families=("decoder",),
+            rank=0,
+            source="https://docs.vllm.ai/en/latest/features/quantization/",
+        ),
+        Fit(
+            "nvidia", "transformers runs it as it is; a serving engine is faster", levels=("", "fp16", "bf16"), rank=40
+        ),
+        Fit("cpu-server", "transformers runs it as it is; graphs are faster", levels=("",), rank=60),
     ),
     sample='{enabled: true, save_tokenizer: true, quantization: "int4"}',
 )

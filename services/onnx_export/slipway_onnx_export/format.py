@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, field_validator
 
 from slipway.formats import (
     GRAPH_BYTES,
+    Fit,
     Format,
     FormatRequest,
     LevelSettings,
@@ -23,12 +24,14 @@ from slipway.formats import (
     wrong_value,
 )
 from slipway.machine.onnx_runtime import ProviderChoice
-from slipway.models.families import ENCODER_DECODER, SPEECH
+from slipway.models.families import ENCODER_DECODER, FAMILIES, SPEECH
 from slipway.settings.sections import Listed, as_tuple
 from slipway_onnx_export.activations.settings import Activations, activation_params
 from slipway_onnx_export.packaging.kinds import Kind
 from slipway_onnx_export.params import Attention, EngineName, Optimization
 
+_GENERATES = tuple(each.name for each in FAMILIES if each.generates)
+_READS = tuple(each.name for each in FAMILIES if not each.generates)
 SMOOTHING = 0.75
 """Better than 0.5 on trained models, because weights have scales of their own per output feature and lose little."""
 
@@ -251,6 +254,50 @@ FORMAT = Format(
         inspect="slipway_onnx_export.inspection.stage:INSPECTION",
     ),
     calibrated=True,
+    fits=(
+        Fit(
+            "browser",
+            "onnxruntime-web and transformers.js load the folder; a page downloads all of it, so it must be small",
+            levels=("int4", "fp16", "int8_dynamic"),
+            rank=0,
+            settings={"packaging": ["transformers_js"]},
+            source="https://huggingface.co/docs/transformers.js/guides/dtypes",
+        ),
+        Fit(
+            "cpu-server",
+            "ONNX Runtime decodes int4 several times faster than PyTorch decodes bfloat16",
+            levels=("int4", "int8", ""),
+            families=_GENERATES,
+            rank=10,
+            source="services/onnx_export/README.md",
+        ),
+        Fit(
+            "cpu-server",
+            "ONNX Runtime computes texts with integers for activations too",
+            levels=("int8_dynamic", "int8_static", ""),
+            families=_READS,
+            rank=10,
+            source="services/quantize/README.md",
+        ),
+        Fit(
+            "edge",
+            "onnxruntime-genai runs the folder with little memory",
+            levels=("int4", "int8"),
+            families=("decoder",),
+            rank=10,
+            settings={"packaging": ["genai"]},
+            source="https://onnxruntime.ai/docs/genai/",
+        ),
+        Fit(
+            "edge",
+            "ONNX Runtime needs little memory beside the weights",
+            levels=("int8_dynamic", "int8", ""),
+            families=_READS,
+            rank=10,
+        ),
+        Fit("android", "ONNX Runtime runs on Android's processors", levels=("int4", "int8_dynamic", "int8"), rank=20),
+        Fit("nvidia", "ONNX Runtime's CUDA provider runs it on any NVIDIA GPU", levels=("fp16", ""), rank=20),
+    ),
     quantizer="slipway_quantize.own_quantizers:GRAPHS",
     packager="slipway_onnx_export.packaging.packages:write_packages",
     usage=Usage(

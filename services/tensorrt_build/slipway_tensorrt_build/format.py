@@ -8,6 +8,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from slipway.formats import (
+    Fit,
     Format,
     FormatRequest,
     FormatSettings,
@@ -140,6 +141,15 @@ FORMAT = Format(
         library="tensorrt",
         packages="tokenizers numpy torch",
         chat_packages="transformers numpy torch",
+    ),
+    fits=(
+        Fit(
+            "nvidia",
+            "an engine is the fastest form, for the GPU architecture that it was built for and no other",
+            families=("decoder",),
+            rank=10,
+            source="https://docs.nvidia.com/deeplearning/tensorrt/",
+        ),
     ),
     media_types={".engine": "application/vnd.nvidia.tensorrt-engine"},
     sample='{enabled: true, targets: ["sm89"]}',

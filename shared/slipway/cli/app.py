@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from slipway.cli import services, tokens
+from slipway.cli.advice import commands as advice
 from slipway.cli.artifacts import commands as artifacts
 from slipway.cli.connection import ConnectedCommand
 from slipway.cli.conversion import commands as conversion
@@ -41,6 +42,7 @@ app.command(rich_help_panel=_SERVICES, epilog=tokens.EXAMPLES)(tokens.token)
 app.command(rich_help_panel=_HERE, epilog=inspection.DOCTOR_EXAMPLES)(inspection.doctor)
 app.command(cls=ConnectedCommand, rich_help_panel=_HERE, epilog=inspection.CHECKPOINTS_EXAMPLES)(inspection.checkpoints)
 app.command(rich_help_panel=_HERE, epilog=inspect_command.INSPECT_EXAMPLES)(inspect_command.inspect)
+app.command(rich_help_panel=_HERE, epilog=advice.RECOMMEND_EXAMPLES)(advice.recommend)
 app.command(rich_help_panel=_HERE, epilog=conversion.CONVERT_EXAMPLES)(conversion.convert)
 app.command(rich_help_panel=_HERE, cls=StageCommand, epilog=stages.STAGE_EXAMPLES)(stages.stage)
 app.command(rich_help_panel=_HERE, epilog=stages.SAMPLE_EXAMPLES)(stages.sample)

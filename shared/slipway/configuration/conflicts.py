@@ -76,7 +76,23 @@ def cautions(configuration: Sections) -> tuple[str, ...]:
     for each, section in configuration.formats.enabled():
         with translate_format_errors(each):
             found += each.cautions(section)
-    return tuple(found)
+    return (*found, *_unfit(configuration))
+
+
+def _unfit(configuration: Sections) -> Iterable[str]:
+    """Yield the outputs that are unfit for the target."""
+    target = configuration.output.target
+    for each, section in configuration.formats.enabled() if target else ():
+        fit = {level for one in each.fits if one.target == target for level in one.levels}
+        unquantized = [""] if not isinstance(section, LevelSettings) or section.unquantized else []
+        for level in [*unquantized, *configuration.levels(each.name)]:
+            if level not in fit:
+                how = f"; {_named(sorted(fit))} of this format fits" if fit else ", as no level of this format is"
+                yield f"{each.output_name(level)} is not known to be fit for output.target {target}{how}; see slipway recommend --target {target}"
+
+
+def _named(levels: list[str]) -> str:
+    return " or ".join(level or "the unquantized output" for level in levels)
 
 
 def _without_a_calibrated_level(configuration: Sections) -> Iterable[str]:

@@ -20,6 +20,7 @@ from slipway.configuration.values import (
 )
 from slipway.files.local_folders import is_address
 from slipway.formats.settings import LevelSettings
+from slipway.formats.targets import Target
 from slipway.settings.sections import (
     LARGEST_BYTES,
     LARGEST_SEED,
@@ -209,10 +210,13 @@ class OutputConfiguration(Section):
     Attributes:
         directory: Folder that holds the exports.
         naming_pattern: Name of this export's folder: ``{model_name}``, ``{timestamp}``, ``{checkpoint}``, ``{export_id}``.
+        target: Where the outputs shall run: a warning names formats and levels that are unfit for it. ``slipway recommend`` says which
+            are fit.
     """
 
     directory: Text = Field(default="exported_models", min_length=1)
     naming_pattern: Text = "{model_name}_{timestamp}"
+    target: Target = ""
 
     @field_validator("directory")
     @classmethod

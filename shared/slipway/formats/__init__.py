@@ -3,6 +3,7 @@
 from slipway.estimates import FLOAT32_BYTES, GRAPH_BYTES, ModelSize
 from slipway.formats.contract import Format, RefusedLevel, Runtime, Usage
 from slipway.formats.settings import FormatSettings, LevelSettings
+from slipway.formats.targets import TARGETS, Fit
 from slipway.formats.tasks import FormatRequest, PlannedTask, quantized
 from slipway.levels import LEVELS, QuantizationLevel
 from slipway.requirements import Needs, Requirements
@@ -13,6 +14,8 @@ __all__ = [
     "FLOAT32_BYTES",
     "GRAPH_BYTES",
     "LEVELS",
+    "TARGETS",
+    "Fit",
     "Format",
     "FormatRequest",
     "FormatSettings",

@@ -19,6 +19,7 @@ from pydantic.dataclasses import dataclass
 
 from slipway.estimates import ModelSize
 from slipway.formats.settings import FormatSettings, LevelSettings
+from slipway.formats.targets import Fit
 from slipway.formats.tasks import FormatRequest, PlannedTask
 from slipway.requirements import Needs
 from slipway.settings.problems import Problem
@@ -145,6 +146,7 @@ class Format(Generic[S]):
             output was asked to have beside its weights; empty for none.
         usage: The usage example of the model card; None for none.
         media_types: Media types of its files by suffix (``.onnx``).
+        fits: The targets that its outputs run well on, with the reason; ``slipway recommend`` chooses among them.
         sample: The section's settings in the configuration that ``slipway sample`` writes, as one line of YAML; empty omits the section.
     """
 
@@ -168,6 +170,7 @@ class Format(Generic[S]):
     packager: str = ""
     usage: Usage | None = None
     media_types: Mapping[str, str] = field(default_factory=dict)
+    fits: tuple[Fit, ...] = ()
     sample: str = ""
 
     def __post_init__(self) -> None:
@@ -181,6 +184,7 @@ class Format(Generic[S]):
         wrong = [level for level in self.levels if not _LEVEL.fullmatch(level) or level == "none"]
         if wrong:
             raise ValueError(f"{wrong[0]!r} cannot be a level's name: use lower-case letters, digits and underscores")
+        self._check_fits()
         base = LevelSettings if self.levels else FormatSettings
         if not issubclass(self.settings, base):
             raise ValueError(f"{self.settings.__name__} is not a {base.__name__}")  # noqa: TRY004 - like every other fault here
@@ -201,6 +205,11 @@ class Format(Generic[S]):
         for reference in filter(None, (self.quantizer, self.packager, *named)):
             if not _REFERENCE.fullmatch(reference):
                 raise ValueError(f"{reference!r} is not module:attribute")
+
+    def _check_fits(self) -> None:
+        unknown = sorted({level for fit in self.fits for level in fit.levels if level} - set(self.levels))
+        if unknown:
+            raise ValueError(f"its fits name {unknown[0]!r}, which is none of its levels")
 
     def output_name(self, level: str = "") -> str:
         """Return the name of the output at a level; empty: unquantized."""

@@ -39,6 +39,7 @@ EXPORT_VARIABLES: Mapping[str, str] = {
     "EXPORT_ON_FAILURE": "validation.on_failure",
     "EXPORT_OUTPUT_DIR": "output.directory",
     "EXPORT_NAMING_PATTERN": "output.naming_pattern",
+    "EXPORT_TARGET": "output.target",
     "EXPORT_RECOVERY_PROFILE": "recovery.profile",
     "EXPORT_MAX_ATTEMPTS": "recovery.max_attempts",
     "EXPORT_MAX_MEMORY_BYTES": "resources.max_memory_bytes",

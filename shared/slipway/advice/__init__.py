@@ -1,0 +1,1 @@
+"""Which format and level to make for a target, and why."""

@@ -1,0 +1,111 @@
+"""Choose formats and levels for a target from what the installed formats say about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slipway.advice.subject import Subject
+from slipway.errors import ConfigurationError
+from slipway.formats.contract import Format
+from slipway.formats.registry import formats, translate_format_errors
+from slipway.formats.targets import TARGETS, Fit
+from slipway.sizes import format_size
+
+_RUNTIME_BYTES = 200 << 20
+"""Memory of a runtime beside weights and cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An output that runs on the target.
+
+    Attributes:
+        format: Its format.
+        level: Its level; empty: unquantized.
+        why: Why the format fits.
+        source: Where that comes from.
+        settings: Further settings that the target needs.
+        size_bytes: Estimated size, from above; None without a model.
+        memory_bytes: Estimated memory while it runs: weights, cache and runtime.
+        unfit: Why it cannot be taken here; empty if it can.
+    """
+
+    format: str
+    level: str
+    why: str
+    source: str
+    settings: Mapping[str, Any]
+    size_bytes: int | None = None
+    memory_bytes: int | None = None
+    unfit: str = ""
+
+    @property
+    def output(self) -> str:
+        """Return the name of its folder."""
+        return f"{self.format}-{self.level}" if self.level else self.format
+
+
+def recommend(target: str, *, subject: Subject | None = None, memory: int | None = None) -> tuple[Candidate, ...]:
+    """Return what runs on a target, the best first, and after it what does not fit.
+
+    Formats are in the order of their ranks, and the levels of each in the order that it names: the usual one first.
+
+    Args:
+        target: One of :data:`slipway.formats.targets.TARGETS`.
+        subject: The model; None for a recommendation without sizes.
+        memory: Bytes of memory on the target.
+
+    Raises:
+        ConfigurationError: ``TARGET_UNKNOWN``; ``TARGET_UNFIT``: nothing installed fits.
+    """
+    if target not in TARGETS:
+        raise ConfigurationError(
+            f"{target!r} is no known target", reason="TARGET_UNKNOWN", remedy=f"use one of {', '.join(TARGETS)}"
+        )
+    family = subject.family if subject else ""
+    fits = [(fit, each) for each in formats().values() for fit in each.fits if fit.target == target]
+    about = [(fit, each) for fit, each in fits if fit.takes(family) and _takes(each, family)]
+    about.sort(key=lambda pair: (pair[0].rank, pair[1].rank))
+    chosen: list[Candidate] = []
+    for fit, each in about:
+        known = {one.output for one in chosen}
+        chosen += [one for one in _candidates(fit, each, subject, memory) if one.output not in known]
+    if not any(not one.unfit for one in chosen):
+        raise ConfigurationError(*_nothing(target, family, chosen), reason="TARGET_UNFIT", remedy=_remedy(chosen))
+    return tuple(sorted(chosen, key=lambda one: bool(one.unfit)))
+
+
+def _takes(each: Format[Any], family: str) -> bool:
+    families = each.runtime.families if each.runtime else None
+    return not family or families is None or family in families
+
+
+def _candidates(fit: Fit, each: Format[Any], subject: Subject | None, memory: int | None) -> Iterable[Candidate]:
+    for level in fit.levels:
+        size = needed = None
+        unfit = ""
+        if subject is not None and each.output_bytes is not None:
+            with translate_format_errors(each):
+                size = int(each.output_bytes(level, subject.size))
+            needed = size + subject.cache_bytes + _RUNTIME_BYTES
+            if memory is not None and needed > memory:
+                unfit = f"needs about {format_size(needed)}, and there is {format_size(memory)}"
+        yield Candidate(each.name, level, fit.why, fit.source, fit.settings, size, needed, unfit)
+
+
+def _nothing(target: str, family: str, found: list[Candidate]) -> tuple[str]:
+    if found:
+        smallest = min(found, key=lambda one: one.memory_bytes or 0)
+        return (f"nothing fits {target}: the smallest output, {smallest.output}, {smallest.unfit}",)
+    what = f" for a model of the family {family}" if family else ""
+    return (f"no installed format runs on {target}{what}",)
+
+
+def _remedy(found: list[Candidate]) -> str:
+    return (
+        "give more memory, or take a smaller model"
+        if found
+        else "install the extras of more formats, or choose another target"
+    )

@@ -1,0 +1,30 @@
+"""The YAML that makes what is recommended, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import yaml
+
+from slipway.advice.candidates import Candidate
+from slipway.configuration import ExportConfiguration
+from slipway.formats.registry import formats
+
+
+def settings_for(candidate: Candidate, target: str, *, model: str = "") -> str:
+    """Return a configuration as YAML: formats that are enabled without being asked for are switched off."""
+    each = formats()[candidate.format]
+    section: dict[str, Any] = {"enabled": True}
+    if candidate.level:
+        section |= {"unquantized": False, "quantization": [candidate.level]}
+    section |= candidate.settings
+    enabled = {name: {"enabled": False} for name in _enabled_by_default() if name != each.name}
+    document: dict[str, Any] = {"base_model": {"name": model}} if model else {}
+    document |= {"formats": {**enabled, each.name: section}, "output": {"target": target}}
+    return yaml.safe_dump({"export": document}, sort_keys=False, default_flow_style=None, width=1 << 20)
+
+
+def _enabled_by_default() -> Iterable[str]:
+    defaults = ExportConfiguration().formats
+    return [each.name for each, _ in defaults.enabled()]

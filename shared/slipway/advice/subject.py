@@ -1,0 +1,70 @@
+"""What a recommendation has to know about a model: its family, its size, and what its cache takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slipway.estimates import ModelSize
+from slipway.models.base_format import read_config
+from slipway.models.families import family_of
+from slipway.models.model_files import resolve_base_model
+from slipway.planning.preflight import model_size
+
+CONTEXT = 4096
+"""Tokens of context that the cache is estimated for, or what the model takes if that is less."""
+_CACHE_VALUE_BYTES = 2
+_MOST = 1 << 20
+"""Larger numbers of a configuration are not believed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A model.
+
+    Attributes:
+        folder: Its folder.
+        family: Name of its family; empty if none fits.
+        size: Its size.
+        cache_bytes: Keys and values of :data:`CONTEXT` tokens in 16 bits; 0 for a model without a cache.
+    """
+
+    folder: Path
+    family: str
+    size: ModelSize
+    cache_bytes: int
+
+    @classmethod
+    def read(cls, name: str) -> Subject:
+        """Read a model by the headers of its files.
+
+        Args:
+            name: Its folder, or its id in the local cache.
+
+        Raises:
+            CheckpointValidationError: It is no model folder.
+        """
+        folder = resolve_base_model(name)
+        config = read_config(folder)
+        family = family_of(config)
+        cached = family is not None and family.generates
+        return cls(folder, family.name if family else "", model_size(folder), _cache_bytes(config) if cached else 0)
+
+
+def _cache_bytes(config: Mapping[str, Any]) -> int:
+    text = config.get("text_config")
+    config = {**config, **text} if isinstance(text, dict) else config
+    layers = _number(config, "num_hidden_layers", "n_layer", "decoder_layers", "num_layers")
+    heads = _number(config, "num_attention_heads", "n_head", "decoder_attention_heads", "num_heads")
+    kept = _number(config, "num_key_value_heads") or heads
+    width = _number(config, "hidden_size", "n_embd", "d_model")
+    each = _number(config, "head_dim") or (width // heads if heads else 0)
+    context = min(CONTEXT, _number(config, "max_position_embeddings", "n_positions") or CONTEXT)
+    return 2 * layers * kept * each * context * _CACHE_VALUE_BYTES
+
+
+def _number(config: Mapping[str, Any], *names: str) -> int:
+    found = (config.get(name) for name in names)
+    return next((value for value in found if isinstance(value, int) and 0 < value <= _MOST), 0)

@@ -1,0 +1,1 @@
+"""``slipway recommend``."""

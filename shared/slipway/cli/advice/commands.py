@@ -1,0 +1,85 @@
+"""``slipway recommend``: which format and level to make for a target, why, and the configuration that makes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slipway.cli.options import Debug, Json, examples
+
+RECOMMEND_EXAMPLES = examples(
+    "slipway recommend --target browser",
+    "slipway recommend --target cpu-server --model merged --memory 8GiB",
+    "slipway recommend --target vllm --model merged --report exported/qwen3 --json",
+)
+
+
+def _targets(incomplete: str) -> list[tuple[str, str]]:
+    """Complete the names of targets."""
+    from slipway.formats.targets import TARGETS
+
+    return [(name, what) for name, what in TARGETS.items() if name.startswith(incomplete)]
+
+
+def recommend(  # noqa: PLR0917 - typer calls it by name
+    target: Annotated[
+        str,
+        typer.Option("--target", metavar="NAME", help="Where the model shall run.", autocompletion=_targets),
+    ],
+    model: Annotated[
+        str,
+        typer.Option("--model", metavar="DIR|ID", help="The model, for sizes: a folder, or an id in the local cache."),
+    ] = "",
+    memory: Annotated[
+        str, typer.Option("--memory", metavar="SIZE", help="Memory that the target has for it, such as 8GiB.")
+    ] = "",
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            "--report", metavar="DIR|FILE", help="An earlier export or its report.json, for measured figures."
+        ),
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,  # noqa: ARG001 - read by the boundary
+) -> None:
+    """Recommend a format and level for a target, and print the configuration that makes it.
+
+    Targets: cpu-server, nvidia, apple, android, browser, edge, llama.cpp, vllm. Only installed formats are considered. Sizes are
+    estimates from above; memory includes a cache of 4,096 tokens. Exit codes: 6 nothing fits.
+    """
+    from dataclasses import asdict
+
+    from slipway.advice.candidates import recommend as candidates_for
+    from slipway.advice.measured import read_measured
+    from slipway.advice.settings import settings_for
+    from slipway.advice.subject import Subject
+    from slipway.cli.advice.view import advice_view
+    from slipway.cli.terminal.console import print_json, show
+    from slipway.errors import ConfigurationError
+    from slipway.sizes import parse_size
+
+    limit = parse_size(memory) if memory else None
+    if limit is not None and not model:
+        raise ConfigurationError(
+            "--memory is compared with the size of a model, and none is given",
+            reason="PARAMS_INVALID",
+            remedy="add --model DIR",
+        )
+    subject = Subject.read(model) if model else None
+    found = candidates_for(target, subject=subject, memory=limit)
+    measured = read_measured(report) if report else {}
+    text = settings_for(found[0], target, model=model)
+    if as_json:
+        entries = [
+            {
+                "output": one.output,
+                **asdict(one),
+                "measured": asdict(measured[one.output]) if one.output in measured else None,
+            }
+            for one in found
+        ]
+        print_json({"target": target, "family": subject.family if subject else "", "candidates": entries, "yaml": text})
+    else:
+        show(*advice_view(target, found, measured, text))
