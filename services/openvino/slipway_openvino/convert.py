@@ -8,18 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import openvino as ov
+from google.protobuf.message import DecodeError
 
 from slipway.errors import CheckpointValidationError, OpenVinoExportError
-from slipway.files.json_documents import read_json_object
 from slipway.models.base_format import read_config
 from slipway.models.families import DECODER, Family, described, family_of
 from slipway.models.model_files import copy_companions
 from slipway.stage import Context, installed_version
 from slipway_openvino.attention import simplify_attention
 from slipway_openvino.families import refusal_reason
+from slipway_openvino.integers import sign_integers
 from slipway_openvino.lookups import GRAPH, readable_graph
+from slipway_openvino.names import number_nodes
 from slipway_openvino.params import OpenVinoParams
-from slipway_openvino.state import make_stateful
+from slipway_openvino.state import PAST, PRESENT, make_stateful
 from slipway_openvino.tokenizers import write_tokenizer
 
 MODEL = "openvino_model.xml"
@@ -40,10 +42,12 @@ def convert_folder(source: Path, target: Path, params: OpenVinoParams, ctx: Cont
     work = ctx.workdir / "graph"
     work.mkdir()
     model = _read(source, work)
+    _check_interface(model, family)
+    integers = sign_integers(model, work)
     if family is DECODER:
         make_stateful(model)
     simplify_attention(model)
-    _check_interface(model, family)
+    number_nodes(model)
     ctx.progress("write", done=0, total=1, unit="graphs")
     ov.save_model(model, target / MODEL, compress_to_fp16=params.level == "fp16")
     facts: dict[str, Any] = {
@@ -54,7 +58,7 @@ def convert_folder(source: Path, target: Path, params: OpenVinoParams, ctx: Cont
         "outputs": [port.any_name for port in model.outputs],
         "versions": {name: installed_version(name) for name in _LIBRARIES},
     }
-    del model
+    del model, integers
     copy_companions(source, target)
     if (source / _QUANTIZATION).is_file():
         shutil.copyfile(source / _QUANTIZATION, target / _QUANTIZATION)
@@ -98,7 +102,16 @@ def _read(source: Path, work: Path) -> ov.Model:
             about={"file": graph.name},
         )
     try:
-        return ov.Core().read_model(readable_graph(source, work))
+        readable = readable_graph(source, work)
+    except (DecodeError, OSError, ValueError, TypeError, KeyError, IndexError) as error:
+        raise OpenVinoExportError(
+            f"{graph.name} is no ONNX graph ({error})",
+            reason="ONNX_INVALID",
+            remedy="give the folder that onnx_export wrote",
+            about={"file": graph.name},
+        ) from error
+    try:
+        return ov.Core().read_model(readable)
     except RuntimeError as error:  # all that the library raises
         raise OpenVinoExportError(
             f"OpenVINO {installed_version('openvino')} cannot read {graph.name}: {_shortened(error)}",
@@ -118,9 +131,10 @@ def _check_interface(model: ov.Model, family: Family) -> None:
     """Refuse a graph without the inputs and outputs of its family."""
     inputs = {name for port in model.inputs for name in port.names}
     outputs = {name for port in model.outputs for name in port.names}
-    known = {"input_ids", "attention_mask", "token_type_ids", "position_ids", "beam_idx"}
-    missing = sorted(({"input_ids"} - inputs) | (set(family.outputs) - outputs))
-    unknown = sorted(port.any_name for port in model.inputs if not port.names & known)
+    past = {name for name in inputs if name.startswith(PAST)} if family is DECODER else set()
+    present = {PRESENT + name.removeprefix(PAST) for name in past}
+    missing = sorted(({"input_ids"} - inputs) | ({*family.outputs, *present} - outputs))
+    unknown = sorted(inputs - past - {"input_ids", "attention_mask", "token_type_ids", "position_ids"})
     if missing or unknown:
         raise OpenVinoExportError(
             f"the graph is not that of a {family.name}: missing {missing[:3]}, unknown {unknown[:3]}",
@@ -128,11 +142,3 @@ def _check_interface(model: ov.Model, family: Family) -> None:
             remedy="give the folder that onnx_export wrote, with a cache and shapes that vary",
             about={"file": GRAPH},
         )
-
-
-def read_record(folder: Path) -> dict[str, Any]:
-    """Return what :func:`convert_folder` wrote about a folder; empty if there is no such file."""
-    try:
-        return read_json_object(folder / RECORD, lenient=True)
-    except (OSError, ValueError):
-        return {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import onnx_ir as ir
@@ -22,7 +23,10 @@ def readable_graph(source: Path, work: Path) -> Path:
     if not changed:
         return source / GRAPH
     for name in sorted({str(value.location) for value in _external(model.graph)}):
-        os.link(source / name, work / name)
+        try:
+            os.link(source / name, work / name)  # OpenVINO follows no symbolic link out of the graph's folder
+        except OSError:  # on another file system
+            shutil.copyfile(source / name, work / name)
     ir.save(model, work / GRAPH)
     return work / GRAPH
 

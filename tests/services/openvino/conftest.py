@@ -1,37 +1,16 @@
-"""Small models as ONNX graphs, and the stage run on them in a folder of its own."""
+"""A small decoder as the stage delivers it."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("openvino", reason="openvino is not installed")
 
-from slipway.stage import Context
-from slipway_onnx_export.params import OnnxExportParams
-from slipway_onnx_export.stage import STAGE as EXPORT
-from slipway_openvino.params import OpenVinoParams
-from slipway_openvino.stage import STAGE
+from support.models.openvino_models import converted, exported
 from support.models.quantize_models import save_tiny
 from support.models.tiny_models import save_tokenizer
-
-
-def exported(source: Path, work: Path, **params: Any) -> Path:
-    """Return the folder with the graph that the format asks for."""
-    asked = OnnxExportParams(optimization="basic", **{"parity": "never", **params})
-    work.mkdir(parents=True, exist_ok=True)
-    return EXPORT.run({"pytorch": source}, asked, Context(workdir=work))["onnx"]
-
-
-def converted(source: Path, work: Path, **params: Any) -> tuple[Path, Context]:
-    """Run the stage on the folder of a graph."""
-    work.mkdir(parents=True, exist_ok=True)
-    ctx = Context(workdir=work, log=logging.getLogger("test"))
-    return STAGE.run({"onnx": source}, OpenVinoParams(**params), ctx)["openvino"], ctx
 
 
 @pytest.fixture(scope="session")
@@ -49,13 +28,4 @@ def graph(pytorch: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def folder(graph: Path, pytorch: Path) -> Path:
-    """The model as the stage delivers it."""
-    return converted(graph, pytorch.parent / "converted")[0]
-
-
-@pytest.fixture
-def convert(tmp_path: Path) -> Callable[..., tuple[Path, Context]]:
-    def call(source: Path, **params: Any) -> tuple[Path, Context]:
-        return converted(source, tmp_path / "work", **params)
-
-    return call
+    return converted(graph, pytorch.parent / "converted", tokenizer=False)[0]
