@@ -161,6 +161,7 @@ REASONS: Mapping[str, Reason] = {
     "TENSORRT_TARGET_UNSUPPORTED": Reason(_C.UNSUPPORTED, "no installed TensorRT builds for this GPU architecture"),
     "TENSORRT_PARSE_FAILED": Reason(_C.UNSUPPORTED, "TensorRT cannot parse the ONNX model"),
     "TENSORRT_BUILD_FAILED": Reason(_C.UNSUPPORTED, "TensorRT could not build an engine for this model"),
+    "OPENVINO_CONVERSION_FAILED": Reason(_C.UNSUPPORTED, "OpenVINO cannot read the graph of this model"),
     # Validation
     "VALIDATION_FAILED": Reason(_C.VALIDATION, "an output differs from the fine-tuned model by more than its limit"),
     "VALIDATION_IMPOSSIBLE": Reason(_C.INVALID_INPUT, "an output cannot be loaded or run for comparison"),

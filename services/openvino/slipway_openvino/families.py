@@ -1,0 +1,35 @@
+"""Decide from ``config.json`` alone which models become an IR."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from slipway.models.families import (
+    DECODER,
+    FEATURE_EXTRACTION,
+    MASKED_LANGUAGE_MODEL,
+    QUESTION_ANSWERING,
+    SEQUENCE_CLASSIFIER,
+    TOKEN_CLASSIFIER,
+    described,
+    family_of,
+)
+
+FAMILIES = (
+    DECODER,
+    SEQUENCE_CLASSIFIER,
+    TOKEN_CLASSIFIER,
+    QUESTION_ANSWERING,
+    MASKED_LANGUAGE_MODEL,
+    FEATURE_EXTRACTION,
+)
+"""Families whose graph is one file; encoder–decoders are two, in another division than OpenVINO's runtimes expect."""
+
+
+def refusal_reason(config: Mapping[str, Any]) -> str:
+    """Return why a model does not become an IR; empty if it does."""
+    if family_of(config) in FAMILIES:
+        return ""
+    known = ", ".join(family.name for family in FAMILIES)
+    return f"the model is not one of the families that become an IR ({known}), but {described(config)}"

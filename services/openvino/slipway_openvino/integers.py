@@ -1,0 +1,68 @@
+"""Store integer weights as OpenVINO's plugins like them: signed, with scales in half precision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+from openvino import opset13 as ops
+
+_SIGNED: Mapping[str, tuple[Any, int, int]] = {"u4": (ov.Type.i4, 8, 0x88), "u8": (ov.Type.i8, 128, 0x80)}
+"""Type of integers without a zero point, by that of integers with one: the zero point that it replaces, and the bits that differ."""
+_HALF_ERROR = 2.0**-10
+"""Largest relative error of a scale in half precision, unless it is too small for it."""
+
+
+def sign_integers(model: ov.Model, work: Path) -> np.ndarray | None:
+    """Rewrite ``(integer - zero point) x scale`` of constants, in place; return the memory of the new ones, which the model uses.
+
+    An integer less the middle of its range is the same bits with the highest one turned. The plugins then need no subtraction, which
+    some of them refuse. What has other zero points, or scales that half precision cannot hold, stays. The new integers lie in a mapped
+    file below ``work``, so that they take no other memory.
+    """
+    found = [parts for node in model.get_ordered_ops() if (parts := _parts(node)) is not None]
+    total = sum(parts[1].get_byte_size() for parts in found)
+    if not found:
+        return None
+    place = np.memmap(work / "integers.bin", np.uint8, mode="w+", shape=(total,))
+    begin = 0
+    for product, stored, scale in found:
+        kind, _, turned = _SIGNED[stored.get_element_type().get_type_name()]
+        own = place[begin : begin + stored.get_byte_size()]
+        np.bitwise_xor(stored.data.view(np.uint8).reshape(-1), np.uint8(turned), out=own)
+        begin += len(own)
+        integers = ops.constant(ov.Tensor(own, stored.get_output_shape(0), kind), shared_memory=True)
+        halves = ops.multiply(ops.convert(integers, "f16"), ops.constant(scale))
+        for reader in product.output(0).get_target_inputs():
+            reader.replace_source_output(ops.convert(halves, "f32").output(0))
+    model.validate_nodes_and_infer_types()
+    return place
+
+
+def _parts(product: ov.Node) -> tuple[ov.Node, Any, np.ndarray] | None:
+    """Return a product of integers and scales, its integers, and its scales in half precision; None if it is anything else."""
+    if product.get_type_name() != "Multiply" or product.input_value(0).get_node().get_type_name() != "Subtract":
+        return None
+    difference, scale = (value.get_node() for value in product.input_values())
+    stored, zero = (_constant(value.get_node()) for value in difference.input_values())
+    scales = _constant(scale)
+    if stored is None or zero is None or scales is None:
+        return None
+    known = _SIGNED.get(stored.get_element_type().get_type_name())
+    if known is None or (zero.get_data() != known[1]).any():
+        return None
+    values = scales.get_data().reshape(scale.get_output_shape(0))
+    halves = values.astype(np.float16)
+    if not (np.abs(halves.astype(np.float32) - values) <= _HALF_ERROR * np.abs(values)).all():
+        return None
+    return product, stored, halves
+
+
+def _constant(node: ov.Node) -> Any:
+    """Return the constant behind a conversion or another shape; None if there is none."""
+    while node.get_type_name() in ("Convert", "Reshape"):
+        node = node.input_value(0).get_node()
+    return node if node.get_type_name() == "Constant" else None

@@ -1,0 +1,175 @@
+"""Run an IR by plain OpenVINO, with its state; only the process that validates an output imports this."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+
+from slipway.errors import CheckpointValidationError
+from slipway.models.base_format import read_config
+from slipway.models.families import DECODER, Comparison, Family, described, family_of
+from slipway.models.sentences.pooling import SENTENCE_EMBEDDING
+from slipway.validation.speed import Engine
+from slipway_validate.folders import stored_dtype
+from slipway_validate.numerics import Logits
+from slipway_validate.runner.model import Bounds, LanguageModel, Past, Step, Unusable
+
+MODEL = "openvino_model.xml"
+EXACT: Mapping[str, str] = {
+    "INFERENCE_PRECISION_HINT": "f32",
+    "KV_CACHE_PRECISION": "f32",
+    "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
+}
+"""Arithmetic in float32, so that the comparison judges the stored weights; by default the cache and inputs of products are rounded."""
+_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+
+
+class _Graph:
+    """A compiled IR, in float32 or as it is served."""
+
+    def __init__(self, path: Path, *, threads: int) -> None:
+        self._core = ov.Core()
+        self._path = path
+        self._options = {"INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1, "PERFORMANCE_HINT": "LATENCY"}
+        self.compile(exact=False)
+        self.inputs = {port.any_name for port in self.compiled.inputs}
+        self.outputs = {name for port in self.compiled.outputs for name in port.names}
+
+    def compile(self, *, exact: bool) -> None:
+        """Compile the file; what was compiled before is released."""
+        self.request: Any = None
+        self.compiled: Any = None
+        options = {**self._options, **(EXACT if exact else {})}
+        try:
+            self.compiled = self._core.compile_model(self._path, "CPU", options)
+        except RuntimeError as error:  # all that the library raises
+            raise Unusable(f"OpenVINO cannot load {self._path.parent.name}/{self._path.name}: {error}") from error
+        self.request = self.compiled.create_infer_request()
+
+    @property
+    def native_dtype(self) -> str:
+        """Return the type in which it computes when served."""
+        kind = str(self.compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name())
+        return _DTYPES.get(kind, kind)
+
+    def run(self, given: Mapping[str, Any], names: tuple[str, ...]) -> list[Logits]:
+        """Run the model with those of the values that it takes; return outputs in float32, in memory of their own."""
+        self.request.infer({name: value for name, value in given.items() if name in self.inputs})
+        return [np.array(self.request.get_tensor(name).data, dtype=np.float32) for name in names]
+
+
+class OpenVinoModel(LanguageModel):
+    """A model of one IR; see :class:`slipway_validate.runner.model.LanguageModel`."""
+
+    def __init__(self, folder: Path, family: Family, *, threads: int, has_cache: bool) -> None:
+        self._graph = graph = _Graph(folder / MODEL, threads=threads)
+        missing = sorted(({"input_ids"} - graph.inputs) | (set(family.outputs) - graph.outputs))
+        if missing:
+            raise Unusable(f"{MODEL} does not have the inputs and outputs of a {family.name}: missing {missing[:3]}")
+        self.has_cache, self.bounds = has_cache, Bounds()
+        self.native_dtype = graph.native_dtype
+        self.engine = Engine(
+            runtime="openvino",
+            version=f"openvino {ov.__version__}",
+            provider="CPU",
+            stored_dtype=stored_dtype(folder),
+            compute_dtype="float32",
+            native_dtype=self.native_dtype,
+        )
+
+    def prepare_comparison(self) -> None:
+        """As :meth:`slipway_validate.runner.model.LanguageModel.prepare_comparison`."""
+        self._graph.compile(exact=True)
+
+    def leave_comparison(self) -> None:
+        """As :meth:`slipway_validate.runner.model.LanguageModel.leave_comparison`."""
+        self._graph.compile(exact=False)
+
+
+class Decoder(OpenVinoModel):
+    """A decoder, whose keys and values stay in the model: a past is good for one call, the one after it."""
+
+    def __init__(self, folder: Path, *, threads: int) -> None:
+        super().__init__(folder, DECODER, threads=threads, has_cache=True)
+        self.has_cache = bool(self._graph.request.query_state())
+        self._last: Past = None
+
+    def forward(self, step: Step) -> tuple[Logits, Past]:
+        """As :meth:`slipway_validate.runner.model.LanguageModel.forward`.
+
+        Raises:
+            Unusable: The past is not the one of the last call, whose keys and values are the only ones that the model has.
+        """
+        if step.past is None:
+            self._graph.request.reset_state()
+        elif step.past is not self._last:
+            raise Unusable("the state of these tokens was overwritten by another text")
+        given = {
+            "input_ids": step.input_ids,
+            "attention_mask": step.attention_mask,
+            "position_ids": np.ascontiguousarray(step.position_ids),
+            "beam_idx": np.arange(len(step.input_ids), dtype=np.int32),
+        }
+        (logits,) = self._graph.run(given, ("logits",))
+        self._last = object() if self.has_cache else None
+        return logits, self._last
+
+
+class Text(OpenVinoModel):
+    """A model that reads a whole text in one call: an encoder, or a decoder with a classification head."""
+
+    def __init__(self, folder: Path, family: Family, *, several_labels: bool, threads: int) -> None:
+        super().__init__(folder, family, threads=threads, has_cache=False)
+        self._family, self._several_labels = family, several_labels
+        self.embeds = SENTENCE_EMBEDDING in self._graph.outputs
+
+    def forward(self, step: Step) -> tuple[Logits, Past]:
+        """As :meth:`slipway_validate.runner.model.LanguageModel.forward`."""
+        values = self._run(step, self._family.outputs)
+        if self._family.comparison is Comparison.SPANS:
+            return np.stack(values, axis=1), None
+        if self._family.comparison is Comparison.CLASSES:
+            return self._classes(values[0]), None
+        return values[0], None
+
+    def embed(self, step: Step) -> Logits:
+        """As :meth:`slipway_validate.runner.model.LanguageModel.embed`."""
+        return self._run(step, (SENTENCE_EMBEDDING,))[0][:, None]
+
+    def _run(self, step: Step, outputs: tuple[str, ...]) -> list[Logits]:
+        given = {
+            "input_ids": step.input_ids,
+            "attention_mask": step.attention_mask,
+            "token_type_ids": np.zeros_like(step.input_ids),
+        }
+        return self._graph.run(given, outputs)
+
+    def _classes(self, logits: Logits) -> Logits:
+        """Return classes as the other runtimes do: (B, 1, C), (B, S, C), or (B, C, 2) for several labels."""
+        if self._several_labels:
+            flat = logits.reshape(len(logits), -1)
+            return np.stack([flat, np.zeros_like(flat)], axis=-1)
+        return logits if logits.ndim == 3 else logits[:, None]
+
+
+def load(folder: Path, *, threads: int) -> LanguageModel:
+    """Load an output.
+
+    Raises:
+        Unusable: OpenVINO cannot load it, or it is not of its model's family.
+    """
+    try:
+        config = read_config(folder)
+    except CheckpointValidationError as error:
+        raise Unusable(error.message) from error
+    family = family_of(config)
+    if family is DECODER:
+        return Decoder(folder, threads=threads)
+    if family is None:
+        raise Unusable(f"{folder.name!r} is {described(config)}, whose family is unknown")
+    several = config.get("problem_type") == "multi_label_classification"
+    return Text(folder, family, several_labels=several, threads=threads)

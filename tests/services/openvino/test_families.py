@@ -1,0 +1,124 @@
+"""Each family as an IR: results of PyTorch at shapes that a cache and padding bring, or a refusal by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from slipway.errors import ONNXExportError, OpenVinoExportError
+from slipway.models.families import DECODER, auto_model, family_of
+from slipway_openvino.runtime import load
+from slipway_validate.runner.model import Step, positions_of
+from support.models.openvino_models import converted, exported
+from support.models.table_models import ROWS, Row, make_row
+
+pytestmark = pytest.mark.slow
+
+NAMES = (
+    *("Qwen3", "Qwen2", "Llama", "Mistral, window", "Gemma", "Gemma 2, window", "Gemma 3, window", "Phi-3", "SmolLM3"),
+    *("Granite", "GPT-2", "Qwen3-MoE", "BERT, classes", "BERT, masked", "MiniLM, features", "RoBERTa, questions"),
+    *("XLM-R, tokens", "DistilBERT, classes", "DeBERTa v2, classes", "ModernBERT, masked", "Qwen3, classes"),
+)
+REFUSED = ("Marian", "T5", "Whisper")
+LENGTHS = (30, 17, 5)
+LIMIT = 1e-4
+
+
+def row(name: str) -> Row:
+    return next(each for each in ROWS if each.name == name)
+
+
+def graph_of(source: Path, work: Path) -> Path:
+    """Return the graph of the engine that writes it; an export's rules try them in the same order."""
+    for engine in ("auto", "dynamo"):
+        try:
+            return exported(source, work / engine, engine=engine, parity="always")
+        except ONNXExportError as error:
+            failure = error
+    raise failure
+
+
+def wanted(source: Path, ids: np.ndarray, mask: np.ndarray) -> dict[str, np.ndarray]:
+    config = json.loads((source / "config.json").read_text())
+    family = family_of(config)
+    assert family is not None
+    model: Any = auto_model(family).from_pretrained(source, dtype=torch.float32).eval()
+    given = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask)}
+    if family is DECODER:
+        given["position_ids"] = torch.from_numpy(positions_of(mask))
+    with torch.inference_mode():
+        found = model(**given)
+    return {name: found[name].numpy() for name in family.outputs}
+
+
+def padded_batch(side: str) -> tuple[np.ndarray, np.ndarray]:
+    ids = np.random.default_rng(5).integers(3, 60, (len(LENGTHS), max(LENGTHS)))
+    columns = np.arange(max(LENGTHS))
+    counted = columns if side == "right" else columns[::-1]
+    mask = (counted < np.array(LENGTHS)[:, None]).astype(np.int64)
+    return np.where(mask == 1, ids, 1), mask
+
+
+def largest(found: np.ndarray, expected: np.ndarray, mask: np.ndarray) -> float:
+    """Return the largest difference at tokens, as a share of the largest result above 1."""
+    per_token = expected.shape[:2] == mask.shape
+    keep = mask.astype(bool) if per_token else np.ones(len(expected), bool)
+    return float(abs(found[keep] - expected[keep]).max() / max(1.0, float(abs(expected[keep]).max())))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_family_computes_what_pytorch_does(name: str, tmp_path: Path) -> None:
+    source = make_row(row(name), tmp_path / "pytorch")
+    folder, _ = converted(graph_of(source, tmp_path), tmp_path / "work")
+    model = load(folder, threads=1)
+    model.prepare_comparison()
+    if model.has_cache:
+        check_decoder(model, source)
+    else:
+        ids, mask = padded_batch("right")
+        rows = (
+            slice(0, 1) if name == "Qwen3, classes" else slice(None)
+        )  # one row at a time: it has no padding token of its own
+        check_text(folder, source, ids[rows], mask[rows])
+
+
+def check_decoder(model: Any, source: Path) -> None:
+    ids, mask = padded_batch("left")
+    positions = positions_of(mask)
+    expected = wanted(source, ids, mask)["logits"]
+    whole, _ = model.forward(Step(ids, mask, positions))
+    assert largest(whole, expected, mask) < LIMIT
+    past, parts = None, []
+    for columns in (slice(0, 20), slice(20, 21), slice(21, 27), *(slice(at, at + 1) for at in range(27, 30))):
+        step = Step(ids[:, columns], mask[:, : columns.stop], positions[:, columns], past)
+        logits, past = model.forward(step)
+        parts.append(logits)
+    assert largest(np.concatenate(parts, axis=1), expected, mask) < LIMIT
+    alone, _ = model.forward(Step(ids[:1], mask[:1], positions[:1]))  # a smaller batch after a larger one
+    assert largest(alone, expected[:1], mask[:1]) < LIMIT
+
+
+def check_text(folder: Path, source: Path, ids: np.ndarray, mask: np.ndarray) -> None:
+    import openvino
+
+    model = openvino.compile_model(folder / "openvino_model.xml", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    given = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+    found = model({port.any_name: given[port.any_name] for port in model.inputs})
+    for output, expected in wanted(source, ids, mask).items():
+        assert largest(found[output], expected, mask) < LIMIT, output
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_other_families_are_refused_by_name(name: str, tmp_path: Path) -> None:
+    source = make_row(row(name), tmp_path / "pytorch")
+    with pytest.raises(
+        OpenVinoExportError, match=transformers.AutoConfig.from_pretrained(source).architectures[0]
+    ) as caught:
+        converted(source, tmp_path / "work")
+    assert caught.value.reason == "FAMILY_UNSUPPORTED"
