@@ -11,7 +11,8 @@
     │   ├── ONNXExportError
     │   │   ├── TracerWarningError  a trace depends on the sample it was made with
     │   │   └── UnorderedMapError   the legacy tracer's "unordered_map::at"
-    │   └── TensorRTBuildError
+    │   ├── TensorRTBuildError
+    │   └── ExecutorchExportError
     ├── ValidationError             an output does not behave like the fine-tuned model
     ├── ArtifactError               the artifact store cannot read or store an artifact
     ├── StageError                  the process that ran a stage ended without a result
@@ -134,6 +135,12 @@ class TensorRTBuildError(FormatExportError):
     default_reason = "TENSORRT_BUILD_FAILED"
 
 
+class ExecutorchExportError(FormatExportError):
+    """No program for ExecuTorch can be made of the model."""
+
+    default_reason = "EXECUTORCH_EXPORT_FAILED"
+
+
 class ValidationError(ModelExportError):
     """An output does not behave like the fine-tuned model."""
 
@@ -171,6 +178,7 @@ ERROR_TYPES: Mapping[str, type[ModelExportError]] = {
         TracerWarningError,
         UnorderedMapError,
         TensorRTBuildError,
+        ExecutorchExportError,
         ValidationError,
         ArtifactError,
         StageError,
