@@ -13,6 +13,7 @@
     │   │   └── UnorderedMapError   the legacy tracer's "unordered_map::at"
     │   ├── TensorRTBuildError
     │   └── OpenVinoExportError
+    │   └── ExecutorchExportError
     ├── ValidationError             an output does not behave like the fine-tuned model
     ├── ArtifactError               the artifact store cannot read or store an artifact
     ├── StageError                  the process that ran a stage ended without a result
@@ -139,6 +140,10 @@ class OpenVinoExportError(FormatExportError):
     """OpenVINO cannot read the graph."""
 
     default_reason = "OPENVINO_CONVERSION_FAILED"
+class ExecutorchExportError(FormatExportError):
+    """No program for ExecuTorch can be made of the model."""
+
+    default_reason = "EXECUTORCH_EXPORT_FAILED"
 
 
 class ValidationError(ModelExportError):
@@ -179,6 +184,7 @@ ERROR_TYPES: Mapping[str, type[ModelExportError]] = {
         UnorderedMapError,
         TensorRTBuildError,
         OpenVinoExportError,
+        ExecutorchExportError,
         ValidationError,
         ArtifactError,
         StageError,

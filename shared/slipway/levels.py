@@ -42,6 +42,7 @@ LEVELS: Mapping[str, QuantizationLevel] = {
         QuantizationLevel("fp8", "fp8", 1.25, activations=True),
         QuantizationLevel("fp8_static", "fp8_static", 1.25, activations=True, needs_text=True),
         QuantizationLevel("int4", "int4", 0.75, bits=4),
+        QuantizationLevel("8da4w", "8da4w", 0.875, activations=True),
         QuantizationLevel("nvfp4", "nvfp4", 0.75),
         QuantizationLevel("mxfp4", "mxfp4", 0.75),
         QuantizationLevel("int3", "int3", 0.625, bits=3),

@@ -162,6 +162,9 @@ REASONS: Mapping[str, Reason] = {
     "TENSORRT_PARSE_FAILED": Reason(_C.UNSUPPORTED, "TensorRT cannot parse the ONNX model"),
     "TENSORRT_BUILD_FAILED": Reason(_C.UNSUPPORTED, "TensorRT could not build an engine for this model"),
     "OPENVINO_CONVERSION_FAILED": Reason(_C.UNSUPPORTED, "OpenVINO cannot read the graph of this model"),
+    "EXECUTORCH_EXPORT_FAILED": Reason(
+        _C.UNSUPPORTED, "torch cannot trace the model, or ExecuTorch cannot lower its graph"
+    ),
     # Validation
     "VALIDATION_FAILED": Reason(_C.VALIDATION, "an output differs from the fine-tuned model by more than its limit"),
     "VALIDATION_IMPOSSIBLE": Reason(_C.INVALID_INPUT, "an output cannot be loaded or run for comparison"),

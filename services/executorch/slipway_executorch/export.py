@@ -1,0 +1,153 @@
+"""The work of the stage: load, round, trace, lower, and write the program with its description."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slipway.errors import ExecutorchExportError
+from slipway.files.json_documents import read_json_object
+from slipway.models.families import DECODER
+from slipway.models.model_files import CONFIG, GENERATION_CONFIG, copy_companions
+from slipway.models.sentences.files import UnknownPoolingError, read_pooling
+from slipway.models.sentences.pooling import SENTENCE_EMBEDDING
+from slipway.stage import Context, installed_version
+from slipway_executorch.decoder import StaticDecoder
+from slipway_executorch.encoder import TextReader, has_token_types
+from slipway_executorch.loading import Source, open_source
+from slipway_executorch.lowering import Lowered, lower, trace
+from slipway_executorch.params import LEVEL, ExecutorchParams
+from slipway_executorch.quantization import round_weights
+
+PROGRAM, DESCRIPTION = "model.pte", "executorch.json"
+LIBRARIES = ("executorch", "torch", "torchao", "transformers")
+_SAMPLE = 3
+_STEPS = 4
+_LONGEST_MESSAGE = 500
+
+
+def export_model(folder: Path, target: Path, params: ExecutorchParams, ctx: Context) -> None:
+    """Write ``model.pte``, ``executorch.json`` and the model's other files into the empty folder ``target``.
+
+    Raises:
+        ExecutorchExportError: With the reasons that the README lists.
+    """
+    torch.set_num_threads(ctx.threads)
+    ctx.progress("loading", done=0, total=_STEPS, unit="steps")
+    source = open_source(folder)
+    length = min(params.max_length, source.positions)
+    if length < params.max_length:
+        ctx.log.info(f"the model takes {length} tokens, fewer than the {params.max_length} of max_length")
+    try:
+        kept = round_weights(source.model, params.group_size) if params.level == LEVEL else ()
+        module, sample, facts = _module(source, folder, length, min(params.call_length, length), ctx)
+        ctx.progress("tracing", done=1, total=_STEPS, unit="steps")
+        traced = trace(module, sample, facts["call_length"])
+        ctx.progress("lowering", done=2, total=_STEPS, unit="steps")
+        lowered = lower(traced, facts.pop("methods"), rounded=params.level == LEVEL)
+    except MemoryError:
+        raise
+    except Exception as error:  # torch.export, XNNPACK and torchao raise errors of any class
+        raise _failed(source, error) from error
+    ctx.progress("writing", done=3, total=_STEPS, unit="steps")
+    program = target / PROGRAM
+    with program.open("wb") as file:
+        lowered.program.write_to_file(file)
+    copy_companions(folder, target)
+    described = {
+        "precision": "float32" if params.level == "none" else params.level,
+        **({} if params.level == "none" else {"group_size": params.group_size, "float32_layers": list(kept)}),
+        **facts,
+        **_statistics(lowered),
+        "size_bytes": program.stat().st_size,
+        "sha256": _digest(program, ctx),
+        "libraries": {name: installed_version(name) for name in LIBRARIES},
+    }
+    (target / DESCRIPTION).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+    ctx.record(**described)
+
+
+def _module(
+    source: Source, folder: Path, length: int, call_length: int, ctx: Context
+) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...], dict[str, Any]]:
+    """Return what is traced, sample inputs, and facts for the description."""
+    tokens = min(_SAMPLE, call_length)
+    ids = torch.zeros(1, tokens, dtype=torch.int64)
+    if source.family is DECODER:
+        facts = {
+            "inputs": ["input_ids", "cache_position"],
+            "outputs": ["logits"],
+            "max_length": length,
+            "call_length": call_length,
+            "methods": decoder_constants(source.model.config, folder, length, call_length),
+        }
+        return StaticDecoder(source.model, length), (ids, torch.arange(tokens)), facts
+    pooling = None
+    try:
+        pooling = read_pooling(folder)
+    except UnknownPoolingError as error:
+        ctx.warn(f"the program gives no sentence embedding: {error}")
+    types = has_token_types(source.model.config)
+    facts = {
+        "inputs": ["input_ids", "attention_mask", *(["token_type_ids"] if types else [])],
+        "outputs": [*source.family.outputs, *([SENTENCE_EMBEDDING] if pooling else [])],
+        "max_length": length,
+        "call_length": length,
+        "methods": {"get_max_seq_len": length},
+    }
+    sample = (ids, torch.ones_like(ids), *([torch.zeros_like(ids)] if types else []))
+    return TextReader(source.model, source.family, pooling), sample, facts
+
+
+def decoder_constants(config: Any, folder: Path, length: int, call_length: int) -> dict[str, Any]:
+    """Return the constants that ExecuTorch's runners of language models ask a program for."""
+    settings = {**config.to_dict()}
+    if (folder / GENERATION_CONFIG).is_file():
+        settings |= read_json_object(folder / GENERATION_CONFIG, lenient=True)
+    stops, start = settings.get("eos_token_id"), settings.get("bos_token_id")
+    ends = [token for token in (stops if isinstance(stops, list) else [stops]) if isinstance(token, int)]
+    return {
+        "get_max_seq_len": call_length,  # tokens of one call, by which runners divide a prompt
+        "get_max_context_len": length,
+        "get_vocab_size": int(config.get_text_config().vocab_size),
+        "get_n_layers": int(config.get_text_config().num_hidden_layers),
+        "use_kv_cache": True,
+        "use_sdpa_with_kv_cache": False,
+        "enable_dynamic_shape": True,
+        **({"get_bos_id": start} if isinstance(start, int) else {}),
+        **({"get_eos_ids": ends} if ends else {}),
+    }
+
+
+def _statistics(lowered: Lowered) -> dict[str, Any]:
+    outside = sum(lowered.operators.values())
+    return {
+        "delegated_share": round(lowered.delegated / max(1, lowered.delegated + outside), 4),
+        "delegated_nodes": lowered.delegated,
+        "delegated_parts": lowered.subgraphs,
+        "other_operators": dict(lowered.operators),
+        "planned_bytes": lowered.planned_bytes,
+    }
+
+
+def _failed(source: Source, error: Exception) -> ExecutorchExportError:
+    said = " ".join((str(error).strip() or type(error).__name__).split())[:_LONGEST_MESSAGE]
+    name = type(source.model).__name__
+    return ExecutorchExportError(
+        f"{name} cannot be lowered for ExecuTorch: {type(error).__name__}: {said}",
+        reason="EXECUTORCH_EXPORT_FAILED",
+        remedy="leave the ExecuTorch format out for this model",
+        about={"architecture": name, "file": CONFIG},
+    )
+
+
+def _digest(path: Path, ctx: Context) -> str:
+    ctx.check_cancelled()
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    ctx.digest(path, found)
+    return found

@@ -1,0 +1,98 @@
+"""The format ``executorch``: a program for ExecuTorch's runtime, which applications on phones and small machines link."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from slipway.formats import (
+    LEVELS,
+    Format,
+    FormatRequest,
+    LevelSettings,
+    ModelSize,
+    Needs,
+    PlannedTask,
+    RefusedLevel,
+    Requirements,
+    Runtime,
+    Usage,
+)
+from slipway.models.families import FAMILIES
+from slipway_executorch.params import GROUP_SIZES, LEVEL
+from slipway_executorch.stage import TAKEN
+
+PROGRAM_BYTES = 4 << 20
+"""Size of a program's instructions, without weights."""
+
+
+class ExecutorchConfiguration(LevelSettings):
+    """A program for ExecuTorch (``model.pte``), with XNNPACK for CPUs.
+
+    Attributes:
+        max_length: Most tokens of a text; a decoder's KV cache has room for as many. A model of fewer positions takes as many as it has.
+        call_length: Most tokens that a decoder takes in one call; memory for their logits is planned. Longer prompts take several calls.
+    """
+
+    max_length: int = Field(default=1024, ge=2, le=1 << 20)
+    call_length: int = Field(default=128, ge=2, le=1 << 20)
+
+
+def plan(request: FormatRequest[ExecutorchConfiguration]) -> tuple[PlannedTask, ...]:
+    """Plan a task for the float32 program, if it is asked for, and one for each level."""
+    # XNNPACK has no kernels for groups of 16, the smallest size that the setting for all formats takes.
+    rounding = {"group_size": max(request.group_size, min(GROUP_SIZES))}
+    settings = request.settings
+    levels = (*(("none",) if settings.unquantized else ()), *request.levels)
+    return tuple(
+        PlannedTask(
+            id=request.name if level == "none" else f"{request.name}-{level}",
+            stage="executorch",
+            params={
+                "level": level,
+                "max_length": settings.max_length,
+                "call_length": settings.call_length,
+                **({} if level == "none" else rounding),
+            },
+            inputs={"pytorch": request.model},
+            format=request.name if level == "none" else f"{request.name}-{level}",
+            requirements=Requirements(any_of=(Needs(libraries=("executorch", "torchao")),)),
+            output="executorch",
+        )
+        for level in levels
+    )
+
+
+def output_bytes(level: str, size: ModelSize) -> int:
+    """Estimate an output's size, from above: a matrix that is tied to the embedding is stored twice."""
+    weight = LEVELS[level].bytes_per_weight if level in LEVELS else 4
+    return int((size.weights + size.largest) * weight) + size.companion_bytes + PROGRAM_BYTES
+
+
+FORMAT = Format(
+    name="executorch",
+    title="ExecuTorch",
+    settings=ExecutorchConfiguration,
+    plan=plan,
+    levels=(LEVEL,),
+    refused_levels={
+        "int4": RefusedLevel("XNNPACK multiplies 4-bit weights by 8-bit activations", instead=LEVEL),
+        "int8": RefusedLevel("its 8-bit weights are not made here", instead=LEVEL),
+    },
+    rank=40,
+    output_bytes=output_bytes,
+    runtime=Runtime(
+        name="executorch",
+        files=("*.pte",),
+        load="slipway_executorch.runtime:load",
+        families=tuple(family.name for family in FAMILIES if family in TAKEN),
+        prefers=Needs(libraries=("executorch",)),
+        precision_file="executorch.json",
+    ),
+    usage=Usage(
+        template=("slipway_executorch", "usage.example.j2"),
+        library="executorch",
+        packages="executorch tokenizers torch",
+        chat_packages="executorch transformers jinja2 torch",
+    ),
+    media_types={".pte": "application/vnd.pytorch.executorch"},
+)

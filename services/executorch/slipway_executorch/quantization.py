@@ -1,0 +1,41 @@
+"""Round weights as ExecuTorch's own export of language models does at ``8da4w``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def round_weights(model: Any, group_size: int) -> tuple[str, ...]:
+    """Give linear layers 4-bit weights in groups and 8-bit inputs, and the embedding of tokens 8-bit rows in groups.
+
+    Returns:
+        Names of the layers that keep float32: their rows cannot be divided into groups.
+    """
+    from torchao.quantization import Int8DynamicActivationIntxWeightConfig, IntxWeightOnlyConfig, quantize_
+    from torchao.quantization.granularity import PerGroup
+
+    table = model.get_input_embeddings()
+    kept = [name for name, layer in model.named_modules() if _is_linear(layer) and layer.in_features % group_size]
+    # The head may share its weight with the table. Each gets integers of its own.
+    if table.embedding_dim % group_size == 0:
+        quantize_(
+            model,
+            IntxWeightOnlyConfig(weight_dtype=torch.int8, granularity=PerGroup(group_size)),
+            filter_fn=lambda layer, _: layer is table,
+        )
+    quantize_(
+        model,
+        Int8DynamicActivationIntxWeightConfig(
+            weight_dtype=torch.int4,
+            weight_granularity=PerGroup(group_size),
+            intx_choose_qparams_algorithm="hqq_scale_only",
+        ),
+        filter_fn=lambda layer, _: _is_linear(layer) and layer.in_features % group_size == 0,
+    )
+    return tuple(sorted(kept))
+
+
+def _is_linear(layer: torch.nn.Module) -> bool:
+    return isinstance(layer, torch.nn.Linear)

@@ -1,0 +1,111 @@
+"""Programs computed by ExecuTorch's runtime, against PyTorch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slipway.errors import ExecutorchExportError
+from slipway.models.families import DECODER, family_of
+from support.models.quantize_models import save_tiny
+from support.models.table_models import ROWS, Row, make_row
+
+from .conftest import Export, torch_results
+
+LIMIT = 1e-4
+
+
+def loaded(folder: Path) -> Any:
+    from slipway_executorch.runtime import load
+
+    return load(folder, threads=1)
+
+
+def step(ids: np.ndarray, mask: np.ndarray, start: int = 0, past: Any = None) -> Any:
+    """Return the call of columns from ``start`` on."""
+    from slipway_validate.runner.model import Step, positions_of
+
+    return Step(ids[:, start:], mask, positions_of(mask)[:, start:], past)
+
+
+def difference(found: np.ndarray, wanted: np.ndarray) -> float:
+    return float(np.abs(found - wanted).max() / max(1.0, np.abs(wanted).max()))
+
+
+def tokens(rows: int, length: int, vocabulary: int = 64) -> np.ndarray:
+    return np.random.default_rng(3).integers(4, vocabulary, (rows, length))
+
+
+def test_a_decoder_answers_as_pytorch_however_it_is_called(tmp_path: Path, export: Export) -> None:
+    """In one call, in calls that are too long for the program, through the cache, with padding, and rows in turn."""
+    source = save_tiny(tmp_path / "source")
+    folder, ctx = export(source, max_length=24, call_length=8)
+    ids = tokens(2, 20)
+    wanted = torch_results(source, ids)
+    model, mask = loaded(folder), np.ones_like(ids)
+    assert (model.bounds.batch, model.bounds.sequence, model.bounds.past) == (1, 24, 23)
+
+    whole, _ = model.forward(step(ids, mask))
+    assert difference(whole, wanted) < LIMIT
+    first, past = model.forward(step(ids[:, :15], mask[:, :15]))
+    rest, _ = model.forward(step(ids, mask, 15, past))  # the cache holds the second row, the first is computed again
+    assert difference(np.concatenate([first, rest], axis=1), wanted) < LIMIT
+
+    padded = mask.copy()
+    padded[0, :6] = 0
+    found, _ = model.forward(step(ids, padded))
+    assert difference(found[0, 6:], torch_results(source, ids[:1, 6:])[0]) < LIMIT
+    assert difference(found[1], wanted[1]) < LIMIT
+
+    described = json.loads((folder / "executorch.json").read_text())
+    assert described["precision"] == "float32"
+    assert described["size_bytes"] == (folder / "model.pte").stat().st_size
+    assert described["delegated_share"] > 0.5
+    assert "aten::index_put_" in described["other_operators"]  # in place: no call copies the cache
+    assert ctx.facts["sha256"] == described["sha256"]
+
+
+def test_a_text_beyond_the_cache_is_not_run(tmp_path: Path, export: Export) -> None:
+    from slipway_validate.runner.model import NotRunnable
+
+    folder, _ = export(save_tiny(tmp_path / "source"), max_length=8)
+    ids = tokens(1, 9)
+    with pytest.raises(NotRunnable, match="room for 8 tokens, and the samples have 9"):
+        loaded(folder).forward(step(ids, np.ones_like(ids)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
+def test_every_family_is_equal_or_refused(tmp_path: Path, export: Export, row: Row) -> None:
+    source = make_row(row, tmp_path / "source")
+    try:
+        folder, _ = export(source, max_length=40, call_length=16)
+    except ExecutorchExportError as error:
+        assert error.reason in ("FAMILY_UNSUPPORTED", "EXECUTORCH_EXPORT_FAILED")
+        assert row.name in REFUSED
+        return
+    assert row.name not in REFUSED
+    ids = tokens(2, 33)
+    decoder = family_of(json.loads((source / "config.json").read_text())) is DECODER
+    mask = np.ones_like(ids)
+    if decoder:
+        mask[0, :5] = 0
+    else:
+        mask[0, -5:] = 0
+        ids[0, -5:] = 1
+    found, _ = loaded(folder).forward(step(ids, mask))
+    wanted = torch_results(source, ids, mask)
+    for one, other, real in zip(found, wanted, mask.astype(bool), strict=True):
+        if len(other) == len(real):
+            assert difference(one[real], other[real]) < LIMIT
+        elif other.shape[-1] == len(real):
+            assert difference(one[:, real], other[:, real]) < LIMIT
+        else:
+            assert difference(one, other) < LIMIT
+
+
+REFUSED: set[str] = set()
