@@ -11,7 +11,8 @@
     │   ├── ONNXExportError
     │   │   ├── TracerWarningError  a trace depends on the sample it was made with
     │   │   └── UnorderedMapError   the legacy tracer's "unordered_map::at"
-    │   └── TensorRTBuildError
+    │   ├── TensorRTBuildError
+    │   └── AdapterExportError      the adapter cannot be delivered beside its base
     ├── ValidationError             an output does not behave like the fine-tuned model
     ├── ArtifactError               the artifact store cannot read or store an artifact
     ├── StageError                  the process that ran a stage ended without a result
@@ -132,6 +133,12 @@ class TensorRTBuildError(FormatExportError):
     """TensorRT cannot parse the model or build an engine."""
 
     default_reason = "TENSORRT_BUILD_FAILED"
+
+
+class AdapterExportError(FormatExportError):
+    """The adapter cannot be delivered beside its base."""
+
+    default_reason = "ADAPTER_NOT_SERVABLE"
 
 
 class ValidationError(ModelExportError):
