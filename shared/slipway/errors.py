@@ -14,6 +14,7 @@
     │   ├── TensorRTBuildError
     │   └── OpenVinoExportError
     │   └── ExecutorchExportError
+    │   └── AdapterExportError      the adapter cannot be delivered beside its base
     ├── ValidationError             an output does not behave like the fine-tuned model
     ├── ArtifactError               the artifact store cannot read or store an artifact
     ├── StageError                  the process that ran a stage ended without a result
@@ -144,6 +145,10 @@ class ExecutorchExportError(FormatExportError):
     """No program for ExecuTorch can be made of the model."""
 
     default_reason = "EXECUTORCH_EXPORT_FAILED"
+class AdapterExportError(FormatExportError):
+    """The adapter cannot be delivered beside its base."""
+
+    default_reason = "ADAPTER_NOT_SERVABLE"
 
 
 class ValidationError(ModelExportError):

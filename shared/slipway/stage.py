@@ -196,6 +196,8 @@ class Stage(Generic[P]):
         advice: Function that returns a warning about these parameters before anything runs (name of the check, message, remedy), or None.
         describes: Function that returns something worth knowing about these parameters with a model of this ``config.json`` (name of the
             check, message), or None. A :class:`~slipway.errors.ModelExportError` says that the stage would refuse them.
+        examines: Function that reads the input ``adapter``, where it is known before anything runs, and returns warnings about it. A
+            :class:`~slipway.errors.ModelExportError` says that the stage would refuse it. It reads headers and settings only.
         refuses: Function that says why the stage does not support a model with this ``config.json`` with these parameters; empty if
             it does.
         model_memory: Memory that a worker should have, as a multiple of the merged model's size; 0 for a streaming stage.
@@ -228,6 +230,7 @@ class Stage(Generic[P]):
     output_bytes: Callable[[Mapping[str, Any], ModelSize], int] = lambda _params, _size: 0
     advice: Callable[[Mapping[str, Any]], tuple[str, str, str] | None] = lambda _params: None
     describes: Callable[[Mapping[str, Any], Mapping[str, Any]], tuple[str, str] | None] = lambda _params, _config: None
+    examines: Callable[[Mapping[str, Any], Path], tuple[str, ...]] = lambda _params, _adapter: ()
     refuses: Callable[[Mapping[str, Any], Mapping[str, Any]], str] = lambda _params, _config: ""
     model_memory: float = 0.0
     model_gpu_memory: float = 0.0

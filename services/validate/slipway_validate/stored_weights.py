@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slipway.files.json_documents import LARGEST_LIST, read_json_object
+from slipway.formats.registry import format_of_output
 from slipway.stage import Context
-from slipway.validation.inputs import NOT_OUTPUTS
+from slipway.validation.inputs import NOT_OUTPUTS, input_of, output_of
 from slipway.validation.survival import AdapterSurvival
 from slipway_validate.protocol import process
 from slipway_validate.protocol.messages import SURVIVAL_FILE, Spec, SurvivalSpec
@@ -29,10 +30,11 @@ def compare_stored_weights(
     """
     if "adapter" not in inputs:
         return {}
+    names = [output_of(name) for name in inputs if name not in NOT_OUTPUTS]
     spec = SurvivalSpec(
         base=inputs["base"].absolute(),
         adapter=inputs["adapter"].absolute(),
-        outputs={name: inputs[name].absolute() for name in inputs if name not in NOT_OUTPUTS},
+        outputs={name: inputs[input_of(name)].absolute() for name in names if not _stands_beside(name)},
     )
     with process.start_runner(
         Spec(survival=spec), folder, ctx, label="stored weights", timeout_seconds=timeout_seconds
@@ -43,3 +45,9 @@ def compare_stored_weights(
     except (OSError, ValueError):
         return dict.fromkeys(spec.outputs, AdapterSurvival(not_run="the process that compared them ended early"))
     return {name: AdapterSurvival.model_validate(each) for name, each in found.items()}
+
+
+def _stands_beside(name: str) -> bool:
+    """Return whether an output's format delivers the adapter beside the base's weights, which then hold nothing of it."""
+    known = format_of_output(name)
+    return known is not None and known.runtime is not None and known.runtime.on_base

@@ -21,7 +21,7 @@ from slipway.validation.findings import (
     ValidationReport,
     failed_validation,
 )
-from slipway.validation.inputs import NOT_OUTPUTS, TEST_INPUTS
+from slipway.validation.inputs import NOT_OUTPUTS, TEST_INPUTS, input_of, output_of
 from slipway.validation.speed import Engine, Speed
 from slipway_validate.answers.records import FORMS, answered_records
 from slipway_validate.continuing import long_spec
@@ -72,14 +72,15 @@ def validate(inputs: Mapping[str, Path], params: ValidateParams, ctx: Context) -
     before = earlier_verdicts(inputs, params, outputs)
     if before:
         outputs = [name for name in outputs if name not in before or name == MERGED]
-        inputs = {name: folder for name, folder in inputs.items() if name in NOT_OUTPUTS or name in outputs}
+        kept = {*NOT_OUTPUTS, *map(input_of, outputs)}
+        inputs = {name: folder for name, folder in inputs.items() if name in kept}
     work = ctx.workdir / "runs"
     work.mkdir()
     try:
         report = _validated(inputs, outputs, params, ctx, work=work)
         if before:
-            kept = {**{output.name: output for output in report.outputs}, **before}
-            report = report.model_copy(update={"outputs": tuple(kept[name] for name in sorted(kept))})
+            judged = {**{output.name: output for output in report.outputs}, **before}
+            report = report.model_copy(update={"outputs": tuple(judged[name] for name in sorted(judged))})
         report = note_slower(report, ctx)
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -109,7 +110,7 @@ def _outputs(inputs: Mapping[str, Path], params: ValidateParams) -> list[str]:
     if unknown:
         message, remedy = f"limits are given for unknown levels {unknown}", f"levels are {', '.join(LIMITS)}"
         raise ValidationError(message, reason="VALIDATION_IMPOSSIBLE", remedy=remedy)
-    outputs = sorted(set(inputs) - set(NOT_OUTPUTS), key=lambda name: (name != MERGED, name))
+    outputs = sorted(map(output_of, set(inputs) - set(NOT_OUTPUTS)), key=lambda name: (name != MERGED, name))
     if not outputs:
         remedy = f"give at least one output by its format's name, for example {MERGED}"
         raise ValidationError("there is no output to validate", reason="VALIDATION_IMPOSSIBLE", remedy=remedy)
@@ -140,10 +141,15 @@ def _validated(
         )
         stopwatch = Stopwatch(begun.waiting, params, ctx, model_bytes=float32_bytes(inputs["base"]), why=begun.alone)
         long = long_spec(prepared, settings, params, reference=reference.result) if reference else None
-        one = _OneOutput(prepared, params, ctx, evaluator=evaluator, stopwatch=stopwatch, long=long)
+        one = _OneOutput(
+            prepared, params, ctx, base=inputs["base"], evaluator=evaluator, stopwatch=stopwatch, long=long
+        )
         results = [
             one.validate(
-                name, inputs[name], work / "outputs" / name, label=f"output {number} of {len(outputs)}: {name}"
+                name,
+                inputs[input_of(name)],
+                work / "outputs" / name,
+                label=f"output {number} of {len(outputs)}: {name}",
             )
             for number, name in enumerate(outputs, 1)
         ]
@@ -253,7 +259,9 @@ def _not_run(inputs: Mapping[str, Path], outputs: list[str], params: ValidatePar
             text_source="none",
             held_out=False,
         ),
-        outputs=tuple(result_not_run(begin_result(name, inputs[name], result), result) for name in sorted(outputs)),
+        outputs=tuple(
+            result_not_run(begin_result(name, inputs[input_of(name)], result), result) for name in sorted(outputs)
+        ),
     )
 
 
@@ -266,10 +274,12 @@ class _OneOutput:
         params: ValidateParams,
         ctx: Context,
         *,
+        base: Path,
         evaluator: Evaluator,
         stopwatch: Stopwatch,
         long: LongSpec | None,
     ) -> None:
+        self._base = base
         self._long = long
         self._prepared = prepared
         self._params = params
@@ -288,7 +298,8 @@ class _OneOutput:
             compare=self._params.compare_outputs,
             benchmark=benchmark_of(self._params),
         )
-        spec = spec.model_copy(update={"long": self._long})
+        beside = self._base.absolute() if runtime and runtime.on_base else None
+        spec = spec.model_copy(update={"long": self._long, "base": beside})
         speed, note = None, ""
         result = why_not_run(name, model, runtime, self._prepared.family)
         if result is None:

@@ -24,7 +24,7 @@ from slipway.formats.tasks import FormatRequest, PlannedTask
 from slipway.requirements import Needs
 from slipway.settings.problems import Problem
 from slipway.settings.sections import is_section, plain_type
-from slipway.validation.inputs import NOT_OUTPUTS
+from slipway.validation.inputs import ADAPTER, NOT_OUTPUTS
 
 S = TypeVar("S", bound=FormatSettings)
 
@@ -33,8 +33,10 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _LEVEL = re.compile(r"[a-z0-9][a-z0-9_]{0,31}")
 _VARIABLE = re.compile(r"EXPORT_[A-Z0-9_]{1,100}")
 _REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-_TAKEN = {*NOT_OUTPUTS, "validation", "enabled", *dir(BaseModel)}
-"""Names that a format cannot have: the inputs and the output of a validation, and the attributes of the section ``formats:``."""
+_TAKEN = {*NOT_OUTPUTS, "validation", "enabled", *dir(BaseModel)} - {ADAPTER}
+"""Names that a format cannot have: the inputs and the output of a validation, and the attributes of the section ``formats:``.
+
+An adapter is both where exports start and what they deliver."""
 
 
 @dataclass(frozen=True, slots=True, config=_CHECKED)
@@ -59,6 +61,7 @@ class Runtime:
         files: File patterns; a folder with a file that matches any of them holds an output of this format.
         load: ``module:attribute`` of a function ``load(folder, *, threads) -> LanguageModel`` (``slipway_validate.runner.model``). Only
             the process that runs the output imports it; an ImportError there means that this machine cannot run it.
+        on_base: Whether its outputs hold the adapter alone: the function is ``load(folder, base, *, threads)``, with the folder of the base model.
         families: Names of the model families that it runs (``slipway.models.families``); outputs of other families are not run. None: all.
         prefers: Needs of a worker that runs outputs; None for nothing.
         precision_file: JSON file of an output whose ``precision`` names the type of its weights; empty for none.
@@ -70,6 +73,7 @@ class Runtime:
     name: str
     files: tuple[str, ...]
     load: str
+    on_base: bool = False
     families: tuple[str, ...] | None = ("decoder",)
     prefers: Needs | None = None
     precision_file: str = ""
@@ -130,6 +134,7 @@ class Format(Generic[S]):
             setting under ``Attributes:``.
         plan: Pure function that returns the tasks for a request. The task that delivers an output names it in ``format``.
         levels: Its quantization levels.
+        variants: Function that returns the variants that these settings ask for; a variant's output is named ``NAME-VARIANT``, like that of a level.
         refused_levels: Levels of other formats that this one lacks on purpose, each with the reason.
         is_model: Whether its unquantized output is the merged model itself; ``plan`` then returns only the tasks of its levels.
         needs_tokenizer: Function that says whether, with these settings, the merged model needs its tokenizer.
@@ -155,6 +160,7 @@ class Format(Generic[S]):
     settings: type[S]
     plan: Callable[[FormatRequest[S]], tuple[PlannedTask, ...]]
     levels: tuple[str, ...] = ()
+    variants: Callable[[S], Iterable[str]] = lambda _: ()
     refused_levels: Mapping[str, RefusedLevel] = field(default_factory=dict)
     is_model: bool = False
     needs_tokenizer: Callable[[S], bool] = lambda _: True

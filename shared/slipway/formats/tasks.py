@@ -68,6 +68,8 @@ class FormatRequest(Generic[S]):
         settings: Its section of the configuration.
         levels: Requested quantization levels; the format has all of them.
         model: Reference to the merged model.
+        base: Reference to the base model, in plain weights.
+        adapter: Reference to the adapter, the combined one of several; empty if a model is exported as it is.
         group_size: Number of weights in a row that share one scale (``optimization.group_size``).
         packed: Whether integer weights are stored packed (``optimization.compress_weights``).
         profile: Caution of the attempts (``recovery.profile``), which may shape the first one too.
@@ -81,6 +83,8 @@ class FormatRequest(Generic[S]):
     settings: S
     levels: tuple[str, ...]
     model: str
+    base: str = ""
+    adapter: str = ""
     group_size: int = 32
     packed: bool = True
     profile: str = "auto"

@@ -112,7 +112,14 @@ def format_health(stages: tuple[StageHealth, ...]) -> tuple[FormatHealth, ...]:
     for name, each in formats().items():
         for output, asked in ((name, ()), (f"{name}-<level>", each.levels[:1])):
             if asked or output == name:
-                request = FormatRequest(name, each.settings(), asked, model="task:merged/model")
+                request = FormatRequest(
+                    name,
+                    each.settings(),
+                    asked,
+                    model="task:merged/model",
+                    base="source:base",
+                    adapter="source:adapter",
+                )
                 try:
                     with translate_format_errors(each):
                         needed = dict.fromkeys([merge, *(task.stage for task in each.plan(request))])

@@ -24,7 +24,7 @@ from slipway.registry import stage_of
 from slipway.requirements import Requirements
 from slipway.stage import Role
 from slipway.texts import quoted
-from slipway.validation.inputs import HELDOUT, TEST_INPUTS
+from slipway.validation.inputs import HELDOUT, TEST_INPUTS, input_of, output_of
 
 REQUIRED_SOURCES = ("adapter", "base")
 OPTIONAL_SOURCES = (HELDOUT, TEST_INPUTS, CALIBRATION)
@@ -79,6 +79,8 @@ def plan(
             section,
             configuration,
             model=merged.reference,
+            base=base,
+            adapter=adapter,
             taken=taken,
             calibrated=references,
             text=data.reference,
@@ -212,6 +214,8 @@ def format_tasks(
     configuration: ExportConfiguration,
     *,
     model: str,
+    base: str = "",
+    adapter: str = "",
     taken: Collection[str] = (),
     calibrated: Mapping[str, str] = MappingProxyType({}),
     text: str = "",
@@ -223,6 +227,8 @@ def format_tasks(
         section: Its settings.
         configuration: The whole configuration.
         model: Reference to the merged model.
+        base: Reference to the base model.
+        adapter: Reference to the adapter; empty without one.
         taken: Ids of the tasks planned before.
         calibrated: Reference to the calibration of each level that has one.
         text: Reference to the text for levels that need it.
@@ -236,6 +242,8 @@ def format_tasks(
         settings=section,
         levels=configuration.levels(each.name),
         model=model,
+        base=base,
+        adapter=adapter,
         group_size=configuration.optimization.group_size,
         packed=configuration.optimization.compress_weights,
         profile=configuration.recovery.profile,
@@ -244,9 +252,10 @@ def format_tasks(
         reserves=calibrated if each.calibrated and in_reserve else {},
         text=text if reads_text(configuration) else "",
     )
-    wanted = {each.output_name(level) for level in request.levels} | (set() if each.is_model else {each.name})
-    known, ids = {model, *calibrated.values(), *filter(None, [text])}, set(taken)
+    known, ids = {model, *calibrated.values(), *filter(None, [base, adapter, text])}, set(taken)
     with translate_format_errors(each):
+        names = (*request.levels, *each.variants(section))
+        wanted = {each.output_name(name) for name in names} | (set() if each.is_model else {each.name})
         tasks = tuple(each.plan(request))
         for task in tasks:
             fault = _fault(task, known, ids, wanted)
@@ -298,8 +307,8 @@ def _validation(
         **({"test_inputs": inline} if inline else {}),
     }
     reference = [_task(Role.REFERENCE, params=samples, inputs=sources)] if validation.compare_outputs else []
-    outputs = {task.format: task.reference for task in tasks if task.format}
-    runtimes = [formats()[split_output(name)[0]].runtime for name in outputs]
+    outputs = {input_of(task.format): task.reference for task in tasks if task.format}
+    runtimes = [formats()[split_output(name)[0]].runtime for name in map(output_of, outputs)]
     prefers = dict.fromkeys(
         runtime.prefers for runtime in runtimes if runtime is not None and runtime.prefers is not None
     )

@@ -25,6 +25,7 @@ from slipway.models.trained.adapter_kinds import is_plain_lora
 from slipway.registry import known_stage, plays
 from slipway.sizes import format_size
 from slipway.stage import Role
+from slipway.validation.inputs import ADAPTER
 
 _WEIGHTS = {".safetensors", ".bin"}
 _LIBRARIES_BYTES = 700 << 20
@@ -122,6 +123,7 @@ def preflight(
         *_advice(tasks),
         *_descriptions(tasks, base, config),
         *_refusals(tasks, base, config),
+        *_examined(tasks, adapter),
         *_disk(tasks, made, base=base, home=home, output=output),
     ]
     if here:
@@ -215,6 +217,23 @@ def _refusals(tasks: Sequence[PlannedTask], base: Path, config: Mapping[str, Any
         else Finding(f"stage: {name}", Verdict.WARNING, f"not run: {why}", remedy, "FAMILY_UNSUPPORTED")
         for name, why, fallback in refused
     ]
+
+
+def _examined(tasks: Sequence[PlannedTask], adapter: Path | None) -> list[Finding]:
+    """Return what the stages say about the adapter that they will be given; one that a stage will refuse is an error."""
+    found: dict[Finding, None] = {}
+    for task in tasks if adapter is not None else ():
+        stage = known_stage(task.stage)
+        if stage is None or adapter is None or f"source:{ADAPTER}" not in task.inputs.values():
+            continue
+        check = f"stage: {task.stage}"
+        try:
+            said = stage.examines(task.params, adapter)
+        except ModelExportError as error:
+            found[Finding(check, Verdict.ERROR, error.message, error.remedy, reason=error.reason)] = None
+        else:
+            found |= {Finding(check, Verdict.WARNING, message): None for message in said}
+    return list(found)
 
 
 def _disk(tasks: Sequence[PlannedTask], made: dict[str, int], *, base: Path, home: Path, output: Path) -> list[Finding]:

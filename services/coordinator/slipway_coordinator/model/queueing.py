@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from slipway.planning.references import VALIDATION, producers
+from slipway.validation.inputs import input_of, output_of
 from slipway_coordinator.model.records import AttemptRecord, ExportRecord, Resources, TaskRecord
 from slipway_coordinator.model.recovery import NextAttempt
 from slipway_coordinator.model.states import TaskState
@@ -59,8 +60,9 @@ def deliver_as(record: ExportRecord, task: TaskRecord, delivered: str) -> Export
     asked = task.requested or task.format
     record = record.replacing(task.with_(format=delivered, requested="" if delivered == asked else asked))
     for user in record.tasks:
-        if task.format in user.inputs and task.id in producers({"": user.inputs[task.format]}):
-            inputs = {delivered if name == task.format else name: source for name, source in user.inputs.items()}
+        known = input_of(task.format)
+        if known in user.inputs and task.id in producers({"": user.inputs[known]}):
+            inputs = {input_of(delivered) if name == known else name: source for name, source in user.inputs.items()}
             record = record.replacing(user.with_(inputs=inputs))
     return record
 
@@ -70,7 +72,10 @@ def queue_again(record: ExportRecord, task: TaskRecord, inputs: dict[str, str]) 
     last = task.attempt
     params, given = last.params, inputs
     if task.format == VALIDATION:
-        params = {**params, "again": sorted(name for name in inputs if last.inputs.get(name) != inputs[name])}
+        params = {
+            **params,
+            "again": sorted(output_of(name) for name in inputs if last.inputs.get(name) != inputs[name]),
+        }
         given = {**inputs, "before": next(iter(task.outputs.values()))}
     note = "again, because outputs that it uses were made again"
     return queue_attempt(record, task, params=params, inputs=given, resources=last.resources, rule=AGAIN, note=note)

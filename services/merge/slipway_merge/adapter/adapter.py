@@ -11,34 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipway.errors import ModelMergeError
+from slipway.models.adapters.adapter_config import AdapterConfig, parse_adapter_config
+from slipway.models.adapters.pairs import EMBEDDING_PAIR, Pair, broken, check_both, make_pair, pair_name, unwrapped
 from slipway.models.checkpoints import read_adapter_config
 from slipway.models.model_files import ADAPTER_PICKLE, ADAPTER_PREFIX, ADAPTER_WEIGHTS
 from slipway.models.safetensors_file import TensorInfo, read_safetensors
-from slipway_merge.adapter.adapter_config import AdapterConfig, parse_adapter_config
 from slipway_merge.tensors.tensor_io import TensorReader
 
-#: ``<module>.lora_A[.<adapter>].weight`` and ``<module>.lora_embedding_A[.<adapter>]``.
-_LINEAR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(\.(?P<adapter>[^.]+))?\.weight")
-_EMBEDDING = re.compile(r"(?P<module>.+)\.lora_embedding_(?P<side>[AB])(\.(?P<adapter>[^.]+))?")
-#: The prefix, with the prefixes of wrappers around the model.
-_WRAPPED = re.compile(r"^(?:.+?\.)?base_model\.model\.(?:(?:_orig_mod|module)\.)*")
 #: Rows of an embedding, in an adapter with other parts or without.
 _ROWS = re.compile(r"(?P<module>.+?)(\.token_adapter)?\.trainable_tokens_delta")
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """One LoRA pair.
-
-    Linear: a is ``(r, in)``, b is ``(out, r)``. Embedding: a is ``(r, vocabulary)``, b is ``(features, r)``.
-    """
-
-    module: str
-    embedding: bool
-    a: TensorInfo
-    b: TensorInfo
-    rank: int
-    scaling: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +109,9 @@ def read_adapter(folder: Path) -> Adapter:
     tensors = _as_saved(stored, config)
     sides, rest = _take_sides(tensors, config)
     experts = _take_experts(sides, config)
-    pairs = dict(sorted(_pair(module, embedding, slot, config) for (module, embedding), slot in sides.items()))
+    pairs = dict(sorted(make_pair(module, embedding, slot, config) for (module, embedding), slot in sides.items()))
     if len(pairs) != len(sides):
-        raise _broken("a module has both a linear and an embedding pair", key="")
+        raise broken("a module has both a linear and an embedding pair", key="")
     rows: dict[str, TensorInfo] = {}
     forms: dict[str, TensorInfo] = {}
     whole: dict[str, dict[str, TensorInfo]] = {}
@@ -138,17 +119,17 @@ def read_adapter(folder: Path) -> Adapter:
         name = key.removeprefix(ADAPTER_PREFIX)
         if match := _ROWS.fullmatch(name):
             if rows.setdefault(match["module"], info) is not info:
-                raise _broken(f"tensors {rows[match['module']].name!r} and {key!r} stand for the same rows", key)
+                raise broken(f"tensors {rows[match['module']].name!r} and {key!r} stand for the same rows", key)
         elif _is_of_form(key, config):
             forms[key] = info
         else:
             clean, role = _role(name)
             slot = whole.setdefault(clean, {})
             if role in slot:
-                raise _broken(f"tensors {slot[role].name!r} and {key!r} stand for the same weight", key)
+                raise broken(f"tensors {slot[role].name!r} and {key!r} stand for the same weight", key)
             slot[role] = info
     if not tensors:
-        raise _broken(f"{ADAPTER_WEIGHTS} holds no tensor", key="")
+        raise broken(f"{ADAPTER_WEIGHTS} holds no tensor", key="")
     replaced = {name: _whole_tensor(name, slot, config) for name, slot in sorted(whole.items())}
     return Adapter(config, pairs, replaced, dict(sorted(rows.items())), dict(sorted(forms.items())), experts)
 
@@ -171,13 +152,8 @@ def _as_saved(tensors: Mapping[str, TensorInfo], config: AdapterConfig) -> dict[
             name = re.sub(r"\.default(?=(\.[^.]+)?$)", "", name)
             name = name.replace(".lora_magnitude_vector.weight", ".lora_magnitude_vector")
         if saved.setdefault(name, info) is not info and not _are_same(saved[name], info):
-            raise _broken(f"tensors {saved[name].name!r} and {key!r} stand for the same", key)
+            raise broken(f"tensors {saved[name].name!r} and {key!r} stand for the same", key)
     return saved
-
-
-def unwrapped(key: str) -> str:
-    """Return a tensor's name without the model's wrappers."""
-    return _WRAPPED.sub(ADAPTER_PREFIX, key)
 
 
 def _are_same(first: TensorInfo, second: TensorInfo) -> bool:
@@ -195,20 +171,20 @@ def _take_sides(tensors: Mapping[str, TensorInfo], config: AdapterConfig) -> tup
     sides: _Sides = {}
     rest: dict[str, TensorInfo] = {}
     adapters: set[str] = set()
-    special = {key.partition(".lora_")[0] for key in tensors if ".lora_" in key and not _pair_name(key)}
+    special = {key.partition(".lora_")[0] for key in tensors if ".lora_" in key and not pair_name(key)}
     special |= {key.partition(".lora_")[0] for key, info in tensors.items() if ".lora_" in key and len(info.shape) > 2}
     for key, info in tensors.items():
-        match = _pair_name(key)
+        match = pair_name(key)
         if match is None or config.through_peft or key.partition(".lora_")[0] in special:
             rest[key] = info
             continue
         adapters.add(match["adapter"] or "")
-        slot = sides.setdefault((match["module"], match.re is _EMBEDDING), {})
+        slot = sides.setdefault((match["module"], match.re is EMBEDDING_PAIR), {})
         if match["side"] in slot:
-            raise _broken(f"tensor {key!r} appears twice", key)
+            raise broken(f"tensor {key!r} appears twice", key)
         slot[match["side"]] = info
     if len(adapters) > 1:
-        raise _broken(f"it holds several adapters ({', '.join(sorted(adapters))}); save the one to merge alone", key="")
+        raise broken(f"it holds several adapters ({', '.join(sorted(adapters))}); save the one to merge alone", key="")
     return sides, rest
 
 
@@ -228,14 +204,9 @@ def _take_experts(sides: _Sides, config: AdapterConfig) -> dict[tuple[str, int],
         named = any(f".{owner}".endswith(name) for name in owners) or (anywhere and not config.names(owner))
         if not embedding and named:
             slot = sides.pop((module, embedding))
-            _check_both(slot)
+            check_both(slot)
             experts[owner, module.count(".base_layer")] = ExpertPair(slot["A"], slot["B"])
     return experts
-
-
-def _pair_name(key: str) -> re.Match[str] | None:
-    name = key.removeprefix(ADAPTER_PREFIX)
-    return _LINEAR.fullmatch(name) or _EMBEDDING.fullmatch(name)
 
 
 def _is_of_form(key: str, config: AdapterConfig) -> bool:
@@ -245,37 +216,6 @@ def _is_of_form(key: str, config: AdapterConfig) -> bool:
     from slipway_merge.peft.config import is_peft_tensor
 
     return is_peft_tensor(key, config.raw)
-
-
-def _pair(module: str, embedding: bool, slot: Mapping[str, TensorInfo], config: AdapterConfig) -> tuple[str, Pair]:
-    _check_both(slot)
-    a, b = slot["A"], slot["B"]
-    for info in (a, b):
-        if len(info.shape) != 2 or 0 in info.shape:
-            raise ModelMergeError(
-                f"adapter tensor {info.name!r} has shape {info.shape}, which is not a matrix: its weights were not gathered "
-                "when it was saved",
-                reason="ADAPTER_CONFIG_INVALID",
-                remedy="save it again, with its weights gathered",
-                about={"tensor": info.name},
-            )
-    rank = config.rank_of(module)
-    if a.shape[0] != rank or b.shape[1] != rank:
-        raise ModelMergeError(
-            f"module {module!r} has rank {rank} by adapter_config.json, but {a.name!r} is {a.shape} and "
-            f"{b.name!r} is {b.shape}: the scaling would be wrong",
-            reason="ADAPTER_CONFIG_INVALID",
-            remedy="use the adapter_config.json that was saved with these weights (check r and rank_pattern)",
-            about={"tensor": a.name, "rank": rank},
-        )
-    return module, Pair(module, embedding, a, b, rank, config.scaling_of(module))
-
-
-def _check_both(slot: Mapping[str, TensorInfo]) -> None:
-    if len(slot) != 2:
-        present = next(iter(slot.values()))
-        missing = ({"A", "B"} - set(slot)).pop()
-        raise _broken(f"tensor {present.name!r} has no partner lora_{missing}", present.name)
 
 
 def _role(name: str) -> tuple[str, str]:
@@ -290,20 +230,11 @@ def _whole_tensor(name: str, slot: Mapping[str, TensorInfo], config: AdapterConf
     found = [slot[role] for role in ("modules_to_save", "plain", "base_layer") if role in slot]
     untrained: tuple[TensorInfo, ...] = (slot["original_module"],) if "original_module" in slot else ()
     if not found:
-        raise _broken(f"tensor {untrained[0].name!r} has no trained partner", untrained[0].name)
+        raise broken(f"tensor {untrained[0].name!r} has no trained partner", untrained[0].name)
     module = f".{name.rpartition('.')[0]}."
     listed = any(f".{saved}." in module for saved in config.modules_to_save)
     own = "modules_to_save" in slot or (listed and "base_layer" not in slot)
     return WholeTensor(name, found[0], own=own, copies=tuple(found[1:]), untrained=untrained)
-
-
-def _broken(what: str, key: str) -> ModelMergeError:
-    return ModelMergeError(
-        f"the adapter is not complete or not consistent: {what}",
-        reason="CHECKPOINT_INCOMPLETE",
-        remedy="copy the checkpoint again, or use another one",
-        about={"tensor": key},
-    )
 
 
 def _no_weights(folder: Path) -> ModelMergeError:

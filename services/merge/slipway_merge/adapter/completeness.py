@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from slipway.errors import ModelMergeError
+from slipway.models.adapters.adapter_config import AdapterConfig
+from slipway.models.adapters.refusals import incomplete
 from slipway.models.module_patterns import check_patterns
 from slipway.models.safetensors_file import TensorInfo
 from slipway_merge.adapter.adapter import Adapter
-from slipway_merge.adapter.adapter_config import AdapterConfig
 from slipway_merge.adapter.names import NameMap
-from slipway_merge.unsupported import incomplete
 
 
 def check_complete(

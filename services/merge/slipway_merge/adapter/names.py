@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from slipway.errors import ModelMergeError
-from slipway_merge.unsupported import misfit
+from slipway.models.adapters.refusals import misfit
 
 _MOST_PREFIXES = 64
 """Most prefixes to try; models have a handful."""

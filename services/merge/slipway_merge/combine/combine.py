@@ -24,11 +24,12 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from slipway.errors import ModelMergeError
+from slipway.models.adapters.pairs import Pair
 from slipway.models.model_files import ADAPTER_CONFIG, ADAPTER_PREFIX, ADAPTER_WEIGHTS, travelling_files
 from slipway.models.safetensors_file import TensorInfo
 from slipway.stage import Context
 from slipway.texts import one_line
-from slipway_merge.adapter.adapter import Adapter, Pair, read_adapter
+from slipway_merge.adapter.adapter import Adapter, read_adapter
 from slipway_merge.combine.params import CombineParams
 
 #: Options for more than pairs. A checkpoint that has lost their tensors is refused by them.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
+from slipway.models.adapters.adapter_config import REPEATED_INITS
+from slipway.models.adapters.refusals import UNMERGED_REMEDY, unsupported
 from slipway.models.safetensors_file import TensorInfo
-from slipway_merge.adapter.adapter_config import REPEATED_INITS
 from slipway_merge.adapter.naming import Naming
-from slipway_merge.unsupported import UNMERGED_REMEDY, unsupported
 
 if TYPE_CHECKING:
     from slipway_merge.plan.peft_forms import PeftForms

@@ -18,6 +18,7 @@ from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING
 
 from slipway.counts import counted
 from slipway.errors import ModelMergeError
+from slipway.models.adapters.refusals import UNMERGED_REMEDY, incomplete, misfit, unsupported
 from slipway.models.model_files import ADAPTER_PREFIX
 from slipway.models.module_patterns import check_patterns, names_in
 from slipway.models.safetensors_file import TensorInfo
@@ -32,7 +33,6 @@ from slipway_merge.peft.modules import (
     through_peft,
 )
 from slipway_merge.tensors.values import Computed
-from slipway_merge.unsupported import UNMERGED_REMEDY, incomplete, misfit, unsupported
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from slipway.counts import counted
 from slipway.errors import ModelMergeError
+from slipway.models.adapters.pairs import Pair, unwrapped
+from slipway.models.adapters.refusals import PEFT_REMEDY, misfit
 from slipway.models.model_files import ADAPTER_PREFIX
 from slipway.models.safetensors_file import TensorInfo
-from slipway_merge.adapter.adapter import Adapter, Pair, WholeTensor, unwrapped
+from slipway_merge.adapter.adapter import Adapter, WholeTensor
 from slipway_merge.adapter.completeness import check_complete, check_rows
 from slipway_merge.adapter.fitting import checked_replacement, fitted_update, has_transposed, new_vocab_size
 from slipway_merge.adapter.naming import Naming, under_current_names
@@ -27,7 +29,6 @@ from slipway_merge.plan.ties import Ties, write_untied
 from slipway_merge.plan.vocabulary import vocabulary_size
 from slipway_merge.tensors.tensor_io import TensorReader
 from slipway_merge.tensors.values import Alteration, MergePlan, Value
-from slipway_merge.unsupported import PEFT_REMEDY, misfit
 
 if TYPE_CHECKING:
     from slipway.models.model_facts import ModelFacts

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from slipway.errors import ModelMergeError
+from slipway.models.adapters.refusals import UNMERGED_REMEDY, unsupported
 from slipway.models.safetensors_file import TensorInfo
 from slipway_merge.adapter.adapter import Adapter, WholeTensor
 from slipway_merge.adapter.completeness import check_rows
 from slipway_merge.adapter.naming import Naming
 from slipway_merge.tensors.tensor_io import TensorReader
 from slipway_merge.tensors.values import Alteration, Factor, Update, Value
-from slipway_merge.unsupported import UNMERGED_REMEDY, unsupported
 
 if TYPE_CHECKING:
     from slipway.models.model_facts import ModelFacts

@@ -185,6 +185,7 @@ class RunSpec(_Message):
         model: Folder of the model.
         family: Name of its family, in :data:`slipway.models.families.FAMILIES`.
         adapter: Adapter to add to it, unmerged; None for an output, and for a reference without an adapter.
+        base: Base model of an output that holds an adapter alone; None for any other.
         samples: Folder of :class:`slipway_validate.samples.Samples`.
         padding_token: Token that pads a batch.
         threads: Threads that the runtime may use.
@@ -202,6 +203,7 @@ class RunSpec(_Message):
     model: Path
     family: str = "decoder"
     adapter: Path | None = None
+    base: Path | None = None
     samples: Path
     padding_token: int = 0
     threads: int = 1

@@ -60,7 +60,7 @@ def loader(spec: RunSpec) -> Callable[[], LanguageModel]:
         load = getattr(import_module(module), attribute)
     except ImportError as error:
         raise NotRunnable(f"its runtime cannot be used here ({error}): pip install {error.name or module}") from error
-    folders = (spec.model,) if spec.adapter is None else (spec.model, spec.adapter)
+    folders = [spec.model, *filter(None, (spec.adapter, spec.base))]
     return lambda: load(*folders, threads=spec.threads)
 
 

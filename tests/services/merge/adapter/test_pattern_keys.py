@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipway_merge.adapter.adapter_config import parse_adapter_config
-from slipway_merge.adapter.pattern_keys import PatternKeys
+from slipway.models.adapters.adapter_config import parse_adapter_config
+from slipway.models.adapters.pattern_keys import PatternKeys
 
 
 def matching(keys: Iterable[str], module: str) -> list[str]:

@@ -58,7 +58,7 @@ def asked_provider(folder: Path) -> ProviderChoice:
 
 
 class Graph:
-    """A graph that runs on tensors by name.
+    """A graph that runs on tensors by name; with the factors of an adapter in a file beside it, if there is one.
 
     Attributes:
         inputs: Its inputs by name.
@@ -81,6 +81,7 @@ class Graph:
             self._mapped = stored_dtype(path.parent) == "float32"
             options = session_options(threads, mapped=self._mapped)
             self._opened = open_session(path, options, provider=asked_provider(path.parent))
+            self._adapter, self._options = _with_adapter(path.with_suffix(".onnx_adapter"))
         except ORT_ERRORS as error:
             raise Unusable(f"ONNX Runtime cannot load {path.parent.name}/{path.name}: {error}") from error
         self._session, self._name = self._opened.session, path.name
@@ -137,7 +138,9 @@ class Graph:
             except TooLongError as error:
                 raise NotRunnable(f"{self._name} has fixed shapes: {error}") from error
             return {name: _Computed(value) for name, value in found.items()}
-        return dict(zip(self.outputs, self._session.run_with_ort_values(self.outputs, dict(feed)), strict=True))
+        return dict(
+            zip(self.outputs, self._session.run_with_ort_values(self.outputs, dict(feed), self._options), strict=True)
+        )
 
     def run_in_place(self, feed: Mapping[str, Value], places: Mapping[str, Value]) -> dict[str, Value]:
         """Run the graph with places for some of its outputs; return the others by name."""
@@ -154,7 +157,7 @@ class Graph:
         return {name: value for name, value in found if name not in places}
 
     def _compute(self, feed: dict[str, Any]) -> dict[str, Any]:
-        return dict(zip(self.outputs, self._session.run(self.outputs, feed), strict=True))
+        return dict(zip(self.outputs, self._session.run(self.outputs, feed, self._options), strict=True))
 
     def bounds(self, name: str = "input_ids") -> Bounds:
         """Return the largest batch: a number where the export fixed it, otherwise the axis has a name."""
@@ -173,6 +176,16 @@ class Graph:
             compute_dtype=computed,
             native_dtype=computed,
         )
+
+
+def _with_adapter(path: Path) -> tuple[Any, Any]:
+    """Return the adapter in a file, and options of a run that activate it but do not keep it alive; None without the file."""
+    if not path.is_file():
+        return None, None
+    adapter, options = ort.LoraAdapter(), ort.RunOptions()
+    adapter.Load(str(path))
+    options.add_active_adapter(adapter)
+    return adapter, options
 
 
 class GraphModel(LanguageModel):

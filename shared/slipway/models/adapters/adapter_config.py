@@ -1,4 +1,4 @@
-"""``adapter_config.json``: options that this stage handles itself, leaves to peft, or refuses.
+"""``adapter_config.json``: options that Slipway handles itself, leaves to peft, or refuses.
 
 Field names and meanings: peft 0.21, ``peft/tuners/lora/config.py``. An adapter with a set field that is not listed here is merged
 by peft, if peft knows the field: an option of a newer peft is never silently ignored.
@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slipway.errors import ModelMergeError
+from slipway.models.adapters.pattern_keys import PatternKeys
+from slipway.models.adapters.refusals import unsupported
 from slipway.models.module_patterns import check_patterns
 from slipway.texts import quoted
-from slipway_merge.adapter.pattern_keys import PatternKeys
-from slipway_merge.unsupported import unsupported
 
 #: Fields about training; the merged weights do not depend on them.
 _NEUTRAL = frozenset(

@@ -1,0 +1,130 @@
+"""What the stage needs to know about the base: its modules, and which of them no server wraps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipway.errors import AdapterExportError
+from slipway.models.adapters.pairs import Pair
+from slipway.models.base_format import read_config
+from slipway.models.families import DECODER, family_of
+from slipway.models.model_facts import CannotBuildError, ModelFacts, model_facts
+from slipway.models.safetensors_file import TensorInfo, read_weights
+from slipway.models.trained.trained_model import trained_model
+from slipway.texts import quoted
+from slipway_adapter.factors import differing
+from slipway_adapter.names import Modules
+from slipway_adapter.rules import refused
+from slipway_adapter.saved import Saved
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """An adapter's pairs by the base's own names of their modules.
+
+    Attributes:
+        pairs: Pairs by module.
+        targets: Names for ``target_modules``: ends of names where all modules with such an end are adapted, otherwise whole names.
+        cautions: Warnings about this adapter on this base.
+    """
+
+    pairs: Mapping[str, Pair]
+    targets: tuple[str, ...]
+    cautions: tuple[str, ...]
+
+
+def fit(saved: Saved, base: Path) -> Fitted:
+    """Find the modules of an adapter in its base; nothing of it may be left over.
+
+    Raises:
+        AdapterExportError: ``ADAPTER_NOT_SERVABLE`` for a module that servers do not wrap, a trained class of its own or a changed vocabulary;
+            ``ADAPTER_TENSOR_UNUSED``, ``ADAPTER_BASE_MISMATCH``; ``BASE_MODEL_INVALID`` if transformers cannot build the base.
+    """
+    own = trained_model(base, saved.folder)
+    if own is not None:
+        raise refused("class", f"it was trained on {own}: servers load the base as what it is", base=own.base)
+    facts = _facts(base)
+    shapes = {name.removesuffix(".weight"): shape for name, shape in facts.shapes.items() if name.endswith(".weight")}
+    modules = Modules(shapes)
+    pairs = {pair.module: pair for pair in saved.pairs()}
+    found = modules.find_all(pairs)
+    for name, module in found.items():
+        _check_module(pairs[name], module, shapes[module], facts)
+    _check_saved_along(saved, base, modules)
+    fitted = {module: pairs[name] for name, module in found.items()}
+    family = family_of(read_config(base))
+    what = "a kind of model that is not known here" if family is None else f"a {family.name}"
+    cautions = (
+        ()
+        if family is DECODER
+        else (f"the base is {what}: vLLM and SGLang serve adapters of text decoders; peft takes it",)
+    )
+    return Fitted(fitted, _targets(fitted, shapes), cautions)
+
+
+def _facts(base: Path) -> ModelFacts:
+    try:
+        return model_facts(base)
+    except CannotBuildError as error:
+        raise AdapterExportError(
+            f"transformers cannot build the base model, whose modules the adapter changes: {error}",
+            reason="BASE_MODEL_INVALID",
+            remedy="use a base model that transformers knows without custom code",
+            about={"folder": base},
+        ) from error
+
+
+def _check_module(pair: Pair, module: str, shape: tuple[int, ...], facts: ModelFacts) -> None:
+    if f"{module}.weight" in facts.transposed:
+        raise refused(
+            "conv1d",
+            f"{quoted(module)} is a Conv1D, which stores its weight transposed, and servers wrap linear layers",
+            module=module,
+        )
+    weight = f"{module}.weight"
+    if weight in facts.tied or weight in facts.tied.values():
+        raise refused(
+            "tied",
+            f"the weight of {quoted(module)} is tied to another, and servers hold the two as one layer",
+            module=module,
+        )
+    left, right = (pair.b.shape[0], pair.a.shape[1])
+    wanted = (right, left) if pair.embedding else (left, right)
+    if wanted != shape:
+        raise AdapterExportError(
+            f"the adapter's pair for {quoted(module)} updates a weight of shape {wanted}, and the base's has {shape}",
+            reason="ADAPTER_BASE_MISMATCH",
+            remedy="use the base model that the adapter was trained on",
+            about={"module": module},
+        )
+
+
+def _check_saved_along(saved: Saved, base: Path, modules: Modules) -> None:
+    """Check that weights which peft saved beside a targeted embedding are the base's own."""
+    if not saved.others:
+        return
+    stored = {name.removesuffix(".weight"): info for name, info in read_weights(base).items()}
+    there = Modules({name: info.shape for name, info in stored.items()})
+    compared: dict[str, tuple[TensorInfo, TensorInfo | None]] = {}
+    for name, info in saved.others.items():
+        plain = name.replace(".base_layer", "").removesuffix(".weight")
+        known = there.find(plain) or there.find(modules.find(plain) or plain)
+        compared[name] = (info, stored[known] if known else None)
+    for name in differing(compared):
+        raise refused(
+            "vocabulary",
+            f"it brings another {quoted(name)} than the base has, which servers leave out without a word (vllm/lora/utils.py, "
+            "is_base_embedding_weights)",
+            tensor=name,
+        )
+
+
+def _targets(adapted: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
+    """Return the shortest names that peft finds exactly these modules by."""
+    chosen = set(adapted)
+    ends = sorted({module.rpartition(".")[2] for module in chosen})
+    if {module for module in known if module.rpartition(".")[2] in ends} == chosen:
+        return tuple(ends)
+    return tuple(sorted(chosen))

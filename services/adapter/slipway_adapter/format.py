@@ -1,0 +1,91 @@
+"""The format ``adapter``: the adapter unmerged, for servers that load several beside one base."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated
+
+from pydantic import BeforeValidator, field_validator
+
+from slipway.errors import ConfigurationError
+from slipway.formats import Format, FormatRequest, FormatSettings, PlannedTask, Runtime, Usage, as_tuple, wrong_value
+from slipway_adapter.params import FactorType, Target
+
+ONNX = "onnx"
+
+
+class AdapterConfiguration(FormatSettings):
+    """The adapter unmerged, for servers that load several beside one base.
+
+    Attributes:
+        targets: ``peft``, in ``adapter/``: a LoRA for peft, vLLM, SGLang and KServe. ``onnx``, in ``adapter-onnx/``: a graph of the base that
+            takes the factors of any fine-tune as inputs, and this adapter's as a file.
+        dtype: Type of the LoRA's factors; ``auto`` keeps the stored one, or takes ``float32`` where a scaling would round it.
+    """
+
+    targets: Annotated[tuple[Target, ...], BeforeValidator(as_tuple)] = ("peft",)
+    dtype: FactorType = "auto"
+
+    @field_validator("targets")
+    @classmethod
+    def _at_least_one(cls, value: tuple[Target, ...]) -> tuple[Target, ...]:
+        if not value:
+            raise wrong_value([], "names no target", "use [peft], [onnx] or both")
+        return tuple(dict.fromkeys(value))
+
+
+def plan(request: FormatRequest[AdapterConfiguration]) -> tuple[PlannedTask, ...]:
+    """Plan a folder for each target; the graph is the base's own export.
+
+    Raises:
+        ConfigurationError: ``CONFIGURATION_INVALID``: the export has no adapter.
+    """
+    if not request.adapter:
+        raise ConfigurationError(
+            f"the format {request.name} delivers an adapter, and this export has none: a model is exported as it is",
+            reason="CONFIGURATION_INVALID",
+            remedy=f"set checkpoint.path to a training run, or formats.{request.name}.enabled to false",
+            about={"key": f"formats.{request.name}.enabled"},
+        )
+    inputs = {"base": request.base, "adapter": request.adapter}
+    tasks: list[PlannedTask] = []
+    if "peft" in request.settings.targets:
+        params = {"target": "peft", "dtype": request.settings.dtype}
+        tasks.append(PlannedTask("adapter", "adapter", params, inputs, format=request.name, output="adapter"))
+    if ONNX in request.settings.targets:
+        graph = PlannedTask("onnx_export-adapter", "onnx_export", {}, {"pytorch": request.base}, output="onnx")
+        named = f"{request.name}-{ONNX}"
+        params = {"target": ONNX}
+        inputs = {**inputs, "onnx": graph.reference}
+        tasks += [graph, PlannedTask("adapter-onnx", "adapter", params, inputs, format=named, output="adapter")]
+    return tuple(tasks)
+
+
+def variants(settings: AdapterConfiguration) -> Iterable[str]:
+    """Return the targets that have a folder of their own."""
+    return (target for target in settings.targets if target != "peft")
+
+
+FORMAT = Format(
+    name="adapter",
+    title="Adapter",
+    settings=AdapterConfiguration,
+    plan=plan,
+    variants=variants,
+    rank=30,
+    needs_tokenizer=lambda _: False,
+    runtime=Runtime(
+        name="peft",
+        files=("adapter_config.json",),
+        load="slipway_adapter.runtime:load",
+        on_base=True,
+        families=None,
+    ),
+    usage=Usage(
+        template=("slipway_adapter", "usage.example.j2"),
+        library="peft",
+        packages="peft transformers torch",
+        chat_packages="peft transformers torch jinja2",
+    ),
+    media_types={".onnx_adapter": "application/vnd.onnxruntime.adapter"},
+)

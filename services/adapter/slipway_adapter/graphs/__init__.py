@@ -1,0 +1,1 @@
+"""Graphs of the base that take an adapter's factors as inputs."""

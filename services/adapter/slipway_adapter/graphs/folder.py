@@ -1,0 +1,113 @@
+"""Write the base's graph with branches, and the adapter's factors in a file of ONNX Runtime's own format."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+from google.protobuf.message import DecodeError
+from onnx_ir.serde import SerdeError
+
+from slipway.errors import AdapterExportError
+from slipway.files.links import all_files, real_file
+from slipway.models.adapters.pairs import Pair
+from slipway.stage import Context
+from slipway.texts import quoted
+from slipway_adapter.base import fit
+from slipway_adapter.companions import copy_tokenizer
+from slipway_adapter.factors import scaled
+from slipway_adapter.graphs.branches import Branch, add_branches
+from slipway_adapter.names import Modules
+from slipway_adapter.rules import check_rules, refused
+from slipway_adapter.saved import Saved
+
+SUFFIX = ".onnx_adapter"
+_OWN_FILES = ("example.py",)
+"""Files of the base's export that are about the base alone."""
+
+
+def write_graph_folder(saved: Saved, inputs: Mapping[str, Path], output: Path, ctx: Context) -> None:
+    """Write the folder ``output``, which must not exist.
+
+    Raises:
+        AdapterExportError, ModelMergeError, CheckpointValidationError: as this service's README lists.
+    """
+    if "onnx" not in inputs:
+        raise AdapterExportError(
+            "the base's graph is missing", reason="INPUT_MISSING", remedy="give the base's export as the input onnx"
+        )
+    for caution in check_rules(saved, "onnx"):
+        ctx.warn(caution)
+    pairs = dict(fit(saved, inputs["base"]).pairs)
+    output.mkdir()
+    graphs, count = inputs["onnx"], len(pairs)
+    for name, _ in sorted(all_files(graphs)):
+        target = output / name
+        if name in _OWN_FILES or name.endswith(".onnx"):
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(real_file(graphs, name), target)
+    copied = copy_tokenizer(saved.folder, inputs["base"], output)
+    digests = {}
+    for path in sorted(graphs.glob("*.onnx")):
+        branches = _write_graph(path, output / path.name)
+        digests[path.name] = hashlib.sha256((output / path.name).read_bytes()).hexdigest()
+        _write_factors(_taken(pairs, branches), (output / path.name).with_suffix(SUFFIX), ctx)
+    if pairs:
+        raise refused("graph", f"the base's graph has no product with the weight of {quoted(min(pairs))}")
+    ctx.record(modules=count, graphs=digests, copied=copied)
+
+
+def _write_graph(source: Path, target: Path) -> dict[str, Branch]:
+    """Write a graph with branches; its weights stay in the data file beside it."""
+    try:
+        model = ir.load(source)
+    except (OSError, ValueError, DecodeError, SerdeError) as error:
+        raise AdapterExportError(
+            f"the base's graph {source.name} cannot be read ({error})",
+            reason="ONNX_INVALID",
+            remedy="export the base again",
+        ) from error
+    branches = add_branches(model.graph)
+    ir.save(model, target)
+    return branches
+
+
+def _taken(pairs: dict[str, Pair], branches: Mapping[str, Branch]) -> list[tuple[Branch, Pair]]:
+    """Take the pairs of a graph's branches out of ``pairs``."""
+    modules = Modules({module: branch.shape for module, branch in branches.items()})
+    found = {name: modules.find(name) for name in pairs}
+    return [(branches[module], pairs.pop(name)) for name, module in found.items() if module is not None]
+
+
+def _write_factors(taken: list[tuple[Branch, Pair]], target: Path, ctx: Context) -> None:
+    """Write a file of factors, with each scaling in B.
+
+    Raises:
+        AdapterExportError: ``ADAPTER_BASE_MISMATCH``, ``NON_FINITE_WEIGHTS``.
+    """
+    factors = {}
+    for number, (branch, pair) in enumerate(taken):
+        ctx.progress("factors", done=number, total=len(taken), unit="modules")
+        a, b = scaled(pair)
+        if (a.shape[1], b.shape[0]) != branch.shape:
+            raise AdapterExportError(
+                f"the adapter's pair for {quoted(branch.module)} updates a weight of shape {(b.shape[0], a.shape[1])}, and the "
+                f"graph's, transposed, has {branch.shape}",
+                reason="ADAPTER_BASE_MISMATCH",
+                remedy="use the base model that the adapter was trained on",
+            )
+        for name, values in ((branch.a, a.T), (branch.b, b.T)):
+            factors[name] = ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(values))
+    if not factors:
+        return
+    file = ort.AdapterFormat()
+    file.set_adapter_version(1)
+    file.set_model_version(1)
+    file.set_parameters(factors)
+    file.export_adapter(str(target.absolute()))

@@ -1,0 +1,229 @@
+"""What the servers of adapters take: one table of rules, each with its source.
+
+A rule *refuses* an adapter that a server rejects, or of which it would silently serve a part: the merged model has all of it. It only
+*cautions* where the adapter is served correctly once a flag is set, or where the kind of model decides.
+
+Sources: vLLM as of its files ``vllm/lora/peft_helper.py`` (settings), ``vllm/config/lora.py`` (ranks) and ``vllm/lora/lora_model.py``
+(tensors); SGLang's ``python/sglang/srt/lora/lora.py``, ``lora_config.py`` and ``utils.py``. KServe serves adapters by vLLM
+(https://kserve.github.io/website/docs/model-serving/generative-inference/llmisvc/lora-adapters).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from slipway.errors import AdapterExportError
+from slipway.texts import quoted
+from slipway_adapter.params import Target
+from slipway_adapter.saved import Saved
+
+VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values that vLLM's ``--max-lora-rank`` takes (``MaxLoRARanks`` in ``vllm/config/lora.py``)."""
+VLLM_DEFAULT_RANK = 16
+REMEDY = "deliver the merged model instead, which has all of this adapter, and leave this format out"
+_HEADS = ("embed_tokens", "lm_head", "embeddings", "word_embeddings", "wte", "output")
+SERVERS, GRAPHS = ("peft",), ("onnx",)
+ALL: tuple[Target, ...] = ("peft", "onnx")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule.
+
+    Attributes:
+        name: Its name in errors and tests.
+        found: Function that returns what of an adapter it concerns; empty for nothing.
+        why: What happens otherwise.
+        source: Where that is documented.
+        targets: Targets that it holds for.
+        refuses: Whether the adapter is refused; otherwise there is a warning.
+    """
+
+    name: str
+    found: Callable[[Saved], str]
+    why: str
+    source: str
+    targets: tuple[str, ...] = ALL
+    refuses: bool = True
+
+
+def _form(saved: Saved) -> str:
+    kind = str(saved.raw.get("peft_type"))
+    return "" if kind == "LORA" else f"its peft_type is {quoted(kind)}"
+
+
+def _dora(saved: Saved) -> str:
+    tensors = sorted(name for name in saved.others if ".lora_magnitude_vector" in name)
+    return "it is DoRA (use_dora)" if saved.raw.get("use_dora") or tensors else ""
+
+
+def _modules_to_save(saved: Saved) -> str:
+    listed = saved.raw.get("modules_to_save")
+    tensors = sorted(name for name in saved.others if ".modules_to_save." in name)
+    return (
+        f"it has modules trained in full (modules_to_save: {quoted(listed or tensors[0])})" if listed or tensors else ""
+    )
+
+
+def _bias(saved: Saved) -> str:
+    setting = saved.raw.get("bias")
+    tensors = sorted(name for name in saved.others if name.endswith(".bias"))
+    if saved.raw.get("lora_bias"):
+        return "its factors have biases (lora_bias)"
+    return f"it has trained biases (bias: {quoted(setting)})" if setting not in (None, "none") or tensors else ""
+
+
+def _tokens(saved: Saved) -> str:
+    rows = any(".trainable_tokens_delta" in name or ".token_adapter" in name for name in saved.others)
+    return (
+        "it replaces rows of an embedding (trainable_token_indices)"
+        if saved.raw.get("trainable_token_indices") or rows
+        else ""
+    )
+
+
+def _experts(saved: Saved) -> str:
+    if saved.raw.get("target_parameters"):
+        return f"it changes stacked parameters (target_parameters: {quoted(saved.raw['target_parameters'])})"
+    modules = [module for module, _ in saved.halves if ".experts." in f".{module}." or ".base_layer" in module]
+    return f"it changes experts, first {quoted(min(modules))}" if modules else ""
+
+
+def _replication(saved: Saved) -> str:
+    return "it repeats layers (layer_replication)" if saved.raw.get("layer_replication") else ""
+
+
+def _convolution(saved: Saved) -> str:
+    names = [
+        f"{module}" for (module, _), slot in saved.halves.items() if any(len(info.shape) > 2 for info in slot.values())
+    ]
+    return f"it changes convolutions, first {quoted(min(names))}" if names else ""
+
+
+def _variant(saved: Saved) -> str:
+    """Return the option that makes a LoRA more than the product of two factors."""
+    if not saved.config.through_peft:
+        return ""
+    init = saved.raw.get("init_lora_weights", True)
+    return (
+        f"it is a variant of LoRA (init_lora_weights: {quoted(init)})"
+        if isinstance(init, str)
+        else "it is a variant of LoRA"
+    )
+
+
+def _strangers(saved: Saved) -> str:
+    names = [name for name in saved.others if not _is_saved_along(name)]
+    return f"it has more than pairs of factors: {quoted(min(names))}" if names else ""
+
+
+def _is_saved_along(name: str) -> bool:
+    """Return whether a tensor may be a base weight that peft saved beside a targeted embedding; the stage compares it with the base."""
+    return name.endswith(".weight") and ".lora_" not in name
+
+
+def _nothing(saved: Saved) -> str:
+    return "" if saved.halves else "it has no pair of factors"
+
+
+def _rank_beyond(saved: Saved) -> str:
+    rank = max(saved.ranks, default=0)
+    return (
+        f"its rank is {rank}, and the largest that a server can be set to is {VLLM_RANKS[-1]}"
+        if rank > VLLM_RANKS[-1]
+        else ""
+    )
+
+
+def _rank_to_set(saved: Saved) -> str:
+    rank = max(saved.ranks, default=0)
+    if not VLLM_DEFAULT_RANK < rank <= VLLM_RANKS[-1]:
+        return ""
+    return f"its rank is {rank}: start vLLM with --max-lora-rank {flag_for(rank)}, SGLang with --max-lora-rank {rank}"
+
+
+def _embedding(saved: Saved) -> str:
+    modules = [module for module, embedding in saved.halves if embedding or module.rpartition(".")[2] in _HEADS]
+    return f"it changes {quoted(min(modules))}" if modules else ""
+
+
+def _looked_up(saved: Saved) -> str:
+    modules = [module for module, embedding in saved.halves if embedding]
+    return f"it changes the embedding {quoted(min(modules))}" if modules else ""
+
+
+RULES = (
+    Rule("form", _form, "only pairs of LoRA factors are read", "vllm/lora/peft_helper.py; sglang/srt/lora/lora.py"),
+    Rule("dora", _dora, "vLLM refuses DoRA", "vllm/lora/peft_helper.py, vllm-project/vllm#6983"),
+    Rule("modules_to_save", _modules_to_save, "vLLM refuses them", "vllm/lora/peft_helper.py, vllm-project/vllm#9280"),
+    Rule("bias", _bias, "vLLM refuses trained biases, and SGLang leaves them out", "vllm/lora/utils.py"),
+    Rule("tokens", _tokens, "servers have no rows of embeddings for one adapter", "vllm/lora/lora_model.py"),
+    Rule(
+        "experts",
+        _experts,
+        "the form in which servers read factors of experts depends on the server, its version and the model",
+        "vllm/lora/lora_model.py (.experts, base_layer); sglang/srt/lora/utils.py",
+    ),
+    Rule("replication", _replication, "servers build the base with its own layers only", "vllm/lora/peft_helper.py"),
+    Rule(
+        "convolution", _convolution, "only linear layers are wrapped", "vllm/lora/utils.py (get_supported_lora_modules)"
+    ),
+    Rule(
+        "variant", _variant, "a server would ignore it, and serve another model", "vllm/lora/peft_helper.py (from_dict)"
+    ),
+    Rule(
+        "strangers",
+        _strangers,
+        "servers refuse or skip such tensors",
+        "vllm/lora/utils.py (parse_fine_tuned_lora_name)",
+    ),
+    Rule("nothing", _nothing, "there is nothing to serve", "vllm/lora/lora_model.py"),
+    Rule("rank", _rank_beyond, "vLLM refuses it", "vllm/config/lora.py (MaxLoRARanks)", SERVERS),
+    Rule(
+        "max_lora_rank",
+        _rank_to_set,
+        f"vLLM's default is {VLLM_DEFAULT_RANK}",
+        "vllm/config/lora.py",
+        SERVERS,
+        refuses=False,
+    ),
+    Rule(
+        "embedding",
+        _embedding,
+        "vLLM takes that for models whose class lists it in embedding_modules, and refuses it for others; SGLang needs it in --lora-target-modules",
+        "vllm/lora/utils.py; sglang/srt/lora/utils.py",
+        SERVERS,
+        refuses=False,
+    ),
+    Rule("lookup", _looked_up, "a graph has factors beside products, and none beside a lookup", "README", GRAPHS),
+)
+
+
+def flag_for(rank: int) -> int:
+    """Return the smallest value of vLLM's ``--max-lora-rank`` that takes a rank."""
+    return next(value for value in VLLM_RANKS if value >= rank)
+
+
+def check_rules(saved: Saved, target: Target) -> tuple[str, ...]:
+    """Check an adapter against the rules of a target; return the cautions.
+
+    Raises:
+        AdapterExportError: ``ADAPTER_NOT_SERVABLE``, with the rule's name.
+        ModelMergeError: ``ADAPTER_CONFIG_INVALID``, ``ADAPTER_UNSUPPORTED``.
+    """
+    cautions = []
+    for rule in RULES:
+        found = rule.found(saved) if target in rule.targets else ""
+        if found and rule.refuses:
+            raise refused(rule.name, f"{found}: {rule.why} ({rule.source})")
+        if found:
+            cautions.append(f"the adapter is delivered, and {found}; {rule.why}")
+    return tuple(cautions)
+
+
+def refused(rule: str, what: str, **about: object) -> AdapterExportError:
+    """Return the refusal of an adapter by a rule."""
+    return AdapterExportError(
+        f"the adapter cannot be served beside its base: {what}", remedy=REMEDY, about={"rule": rule, **about}
+    )

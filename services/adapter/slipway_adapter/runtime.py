@@ -1,0 +1,35 @@
+"""Run a delivered adapter beside its base with peft, as its users do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import peft
+import torch
+from peft.utils import load_peft_weights, set_peft_model_state_dict
+
+from slipway.errors import CheckpointValidationError
+from slipway.models.model_files import ADAPTER_WEIGHTS
+from slipway.models.safetensors_file import read_safetensors
+from slipway_validate.folders import stored_dtype
+from slipway_validate.runner.model import Unusable
+from slipway_validate.runner.runtime_transformers import TransformersModel, from_pretrained, known_pooling
+
+
+def load(folder: Path, base: Path, *, threads: int) -> TransformersModel:
+    """Load the base in its stored type, with the adapter on it.
+
+    Raises:
+        Unusable: Either cannot be loaded, or peft would leave a part of the adapter out.
+    """
+    torch.set_num_threads(threads)
+    module, family = from_pretrained(base, dtype="auto")
+    try:
+        read_safetensors(folder / ADAPTER_WEIGHTS)  # peft would take a pickle too
+        module = peft.PeftModel.from_pretrained(module, str(folder), is_trainable=False)
+        ignored = set_peft_model_state_dict(module, load_peft_weights(str(folder), device="cpu")).unexpected_keys
+    except (CheckpointValidationError, OSError, ValueError, RuntimeError, LookupError, TypeError) as error:
+        raise Unusable(f"peft cannot load {folder.name!r} on the base model: {error}") from error
+    if ignored:
+        raise Unusable(f"peft leaves out {len(ignored)} tensors of {folder.name!r}, first {min(ignored)!r}")
+    return TransformersModel(module, family, stored=stored_dtype(base), pooling=known_pooling(base))

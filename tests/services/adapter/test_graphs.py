@@ -1,0 +1,118 @@
+"""One graph of the base serves every fine-tune: with an adapter it is the merged model, without it the base."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+import transformers as tf
+from peft import PeftModel
+
+from slipway.errors import AdapterExportError, ModelExportError
+from slipway.stage import Context
+from slipway_onnx_export.params import OnnxExportParams
+from slipway_onnx_export.stage import STAGE as EXPORT
+from slipway_validate.runner.model import plain_step
+from slipway_validate.runner.onnx_graphs.load import load
+from support.models.merge_cases import TOKENS
+
+ROW = TOKENS[:1]
+
+
+@pytest.fixture(scope="session")
+def graphs(tmp_path_factory: pytest.TempPathFactory, bases: Callable[[str], Path]) -> Callable[[str], Path]:
+    """The exports of bases, each made once."""
+    made: dict[str, Path] = {}
+
+    def graph(kind: str) -> Path:
+        if kind not in made:
+            ctx = Context(workdir=tmp_path_factory.mktemp(kind), log=logging.getLogger("test"))
+            made[kind] = EXPORT.run({"pytorch": bases(kind)}, OnnxExportParams(parity="never"), ctx)["onnx"]
+        return made[kind]
+
+    return graph
+
+
+def of_graph(folder: Path) -> Any:
+    """Return logits of the tokens, computed in two calls through the cache."""
+    model, tokens = load(folder, threads=1), ROW[0].tolist()
+    first, past = model.forward(plain_step(tokens[:7], past=None, past_length=0))
+    second, _ = model.forward(plain_step(tokens[7:], past=past, past_length=7))
+    return np.concatenate([first, second], axis=1)
+
+
+@torch.no_grad()
+def of_torch(base: Path, adapter: Path | None = None) -> Any:
+    model = tf.AutoModelForCausalLM.from_pretrained(base)
+    if adapter is not None:
+        model = PeftModel.from_pretrained(model, adapter)
+    return model.eval()(ROW).logits.numpy()
+
+
+def difference(found: Any, expected: Any) -> float:
+    return float(np.abs(found - expected).max() / max(1.0, np.abs(expected).max()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("qwen3", {"rank_pattern": {"up_proj": 6}, "alpha_pattern": {"layers.0.*": 3}, "use_rslora": True}),
+        pytest.param("qwen3", {"target_modules": ["lm_head", "down_proj"]}, marks=pytest.mark.slow),
+        pytest.param("llama", {"target_modules": "all-linear"}, marks=pytest.mark.slow),
+    ],
+    ids=["patterns", "head", "all"],
+)
+def test_the_graph_with_the_adapter_is_the_trained_model(tune, deliver, bases, graphs, kind, options) -> None:
+    adapter = tune(kind, **options)
+    folder, ctx = deliver(bases(kind), adapter, onnx=graphs(kind), target="onnx")
+    trained = of_torch(bases(kind), adapter)
+    assert difference(of_torch(bases(kind)), trained) > 1e-2
+    assert difference(of_graph(folder), trained) < 1e-5
+    (folder / "model.onnx_adapter").unlink()
+    assert np.array_equal(of_graph(folder), of_graph(graphs(kind)))
+    assert ctx.facts["modules"] > 0
+
+
+def test_fine_tunes_of_one_base_share_its_graph(tune, deliver, bases, graphs, tmp_path) -> None:
+    first = tune(name="first")
+    second = tune(name="second", r=3, target_modules=["v_proj", "down_proj"], layers_to_transform=[1], seed=8)
+    folders = [
+        deliver(bases("qwen3"), adapter, onnx=graphs("qwen3"), target="onnx", name=name)[0]
+        for name, adapter in (("one", first), ("two", second))
+    ]
+    written = [(folder / "model.onnx").read_bytes() for folder in folders]
+    assert written[0] == written[1]
+    onnx.checker.check_model(folders[0] / "model.onnx")
+    shutil.copy(folders[1] / "model.onnx_adapter", folders[0])
+    assert difference(of_graph(folders[0]), of_torch(bases("qwen3"), second)) < 1e-5
+    assert difference(of_graph(folders[0]), of_torch(bases("qwen3"), first)) > 1e-2
+
+
+def test_what_the_graph_does_not_take_is_refused(tune, deliver, bases, graphs, tmp_path) -> None:
+    with pytest.raises(AdapterExportError) as caught:
+        deliver(bases("qwen3"), tune(target_modules=["embed_tokens"]), onnx=graphs("qwen3"), target="onnx", name="a")
+    assert caught.value.about["rule"] == "lookup"
+    with pytest.raises(ModelExportError) as missing:
+        deliver(bases("qwen3"), tune(), target="onnx", name="b")
+    assert missing.value.reason == "INPUT_MISSING"
+    broken = tmp_path / "broken"
+    shutil.copytree(graphs("qwen3"), broken)
+    model = onnx.load(broken / "model.onnx", load_external_data=False)
+    for node in model.graph.node:
+        node.input[:] = [name.replace("layers.1.mlp.up_proj.weight.T", "strange") for name in node.input]
+    for constant in model.graph.initializer:
+        constant.name = constant.name.replace("layers.1.mlp.up_proj.weight.T", "strange")
+    onnx.save(model, broken / "model.onnx")
+    with pytest.raises(AdapterExportError, match=r"no product with the weight of 'model.layers.1.mlp.up_proj'"):
+        deliver(bases("qwen3"), tune(), onnx=broken, target="onnx", name="c")
+    (broken / "model.onnx").write_bytes(b"no graph")
+    with pytest.raises(AdapterExportError) as unreadable:
+        deliver(bases("qwen3"), tune(), onnx=broken, target="onnx", name="d")
+    assert unreadable.value.reason == "ONNX_INVALID"
