@@ -80,6 +80,42 @@ def test_better_integers_are_enough_where_they_pass(root: Path) -> None:
     assert "integers chosen by their effect on text" in done.json["formats"]["pytorch-int4"]["replaced"]
 
 
+def test_each_new_level_becomes_the_next_wider_one(root: Path) -> None:
+    """Three levels that fail in one export: each is made again by its own rules, validated, and delivered under the level that passed."""
+    done = export(
+        root, "levels", **{
+            "optimization.quantization": "none",
+            "optimization.group_size": "32",
+            "formats.pytorch.quantization": "int3,nvfp4",
+            "formats.onnx.enabled": "true",
+            "formats.onnx.quantization": "int8_static",
+            "validation.limits": "int3.mean_kl=1e-12,nvfp4.mean_kl=1e-12,int8_static.mean_kl=1e-12",
+            "validation.on_failure": "fallback",
+            "recovery.max_attempts": "8",
+        },
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    expected = {
+        "pytorch-int4": ("pytorch-int3", ["groups-of-16", "mixed", "int4"]),
+        "pytorch-int8": ("pytorch-nvfp4", ["mixed", "int8"]),
+        "onnx-int8": ("onnx-int8_static", ["mixed", "int8"]),
+    }
+    assert set(done.json["formats"]) == {"pytorch", "onnx", *expected}
+    tried = attempts(done, "quantize")
+    for name, (requested, rules) in expected.items():
+        found = done.json["formats"][name]
+        assert (found["status"], found["requested"]) == ("passed", requested)
+        assert f"{requested} failed validation" in found["replaced"]
+        assert found["replaced"] in done.json["warnings"]
+        assert Path(done.json["paths"][name]).is_dir()
+        assert not (Path(done.json["output_directory"]) / requested).exists()
+        own = [each for each in tried if each["task"] == f"quantize-{requested}"]
+        assert [each["rule"] for each in own] == ["", *(f"quantize-rejected-{rule}" for rule in rules)]
+        assert {each["reason"] for each in own[:-1]} == {"VALIDATION_FAILED"}
+    page = (Path(done.json["output_directory"]) / "report.html").read_text()
+    assert all(f"{name} instead of {requested}" in page for name, (requested, _) in expected.items())
+
+
 @pytest.mark.parametrize(("on_failure", "code"), [("keep", 0), ("fail", 4)])
 def test_otherwise_it_is_delivered_as_it_is(root: Path, on_failure: str, code: int) -> None:
     done = export(root, on_failure, **{"validation.on_failure": on_failure})

@@ -18,6 +18,7 @@ from slipway.models.trained.trained_model import trained_model
 from slipway.stage import Context
 from slipway.validation import heldout as texts
 from slipway.validation.findings import ValidationInputs
+from slipway.validation.inputs import TEST_INPUTS
 from slipway_validate.answers.records import answered_records, write_records
 from slipway_validate.cases import MIN_LENGTH, shape_cases
 from slipway_validate.folders import read_json
@@ -172,6 +173,7 @@ def prepare(inputs: Mapping[str, Path], family: Family, params: SampleParams, ct
         seed=params.seed,
         samples=folder.absolute(),
         records=records,
+        sounds=inputs[TEST_INPUTS].absolute() if TEST_INPUTS in inputs else None,
     )
     timeout = params.output_timeout_seconds
     result = process.run(Spec(tokenize=spec), work / "tokenize", ctx, label="tokenize", timeout_seconds=timeout)

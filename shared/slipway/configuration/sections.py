@@ -173,7 +173,7 @@ class ValidationConfiguration(Section):
         heldout: Folder of .txt files with text that the model was not trained on; empty uses the built-in text.
         test_input_samples: Inputs of your own with the expected answers: a .jsonl, .json or .txt file, a folder with one, or a list. What an input holds
             depends on the kind of model (``services/validate/README.md``): ``{prompt: "…", expected: "…"}`` for a decoder, ``{text: "…", label: "…"}``
-            for a classifier. Each output is judged by how much worse it answers than the fine-tuned model. The first 100 are answered.
+            for a classifier, ``{audio: "clip.wav", text: "…"}`` for a speech model, in a file beside the sounds. Each output is judged by how much worse it answers than the fine-tuned model. The first 100 are answered.
         limits: Limits of the comparison that replace those of the table (``services/validate/slipway_validate/judging/limits.py``), by the
             stored type of the weights (float32, float16, bfloat16, int8, int4): ``{int4: {mean_kl: 0.03}}``, or as text
             ``int4.mean_kl=0.03,int8.top1_agreement=0.97``. The limits are ``max_abs_diff``, ``mean_kl``, ``top1_agreement``,

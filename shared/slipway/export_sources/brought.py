@@ -16,12 +16,12 @@ from slipway.export_sources.found import (
     chosen_checkpoint,
     clean_labels,
     files_by_name,
+    inputs_to_answer,
     name_of_base,
     plain_name,
     text_for_calibration,
 )
 from slipway.export_sources.naming import source_settings
-from slipway.export_sources.test_inputs import find_test_inputs
 from slipway.models.model_files import model_files, resolve_base_model, travelling_files
 from slipway.planning.calibration import SOURCE as CALIBRATION
 from slipway.sources.folders import SourceFolders
@@ -77,8 +77,9 @@ def _find(configuration: ExportConfiguration, folders: SourceFolders, imports: C
     if data is not None:
         files[CALIBRATION] = files_by_name(folder_of(data), calibration_files(data))
     if TEST_INPUTS in settings and TEST_INPUTS not in imports:
-        file = find_test_inputs(folders.find(settings[TEST_INPUTS]))
-        files[TEST_INPUTS] = files_by_name(file.parent, [file])
+        file, sounds = inputs_to_answer(configuration, folders)
+        if file is not None:
+            files[TEST_INPUTS] = files_by_name(file.parent, [file, *sounds])
     warnings = (*(warning for each in checkpoints.values() for warning in each.warnings), *notes)
     return Brought(files, clean_labels(labels), tuple(map(folders.show, warnings)))
 

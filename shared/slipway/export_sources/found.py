@@ -19,7 +19,7 @@ from slipway.configuration.calibration import may_read_text
 from slipway.errors import ArtifactError, ConfigurationError, ModelExportError
 from slipway.export_sources.calibration_files import calibration_files, check_calibration, folder_of, sample_of_run
 from slipway.export_sources.naming import source_settings
-from slipway.export_sources.test_inputs import find_test_inputs
+from slipway.export_sources.test_inputs import find_sounds, find_test_inputs
 from slipway.export_sources.titles import title
 from slipway.files.links import real_file
 from slipway.models.base_format import base_format
@@ -53,6 +53,7 @@ class Sources:
         trained: The class the adapter was trained on, if it brings a head that the base lacks; None also without transformers.
         warnings: Warnings from the search.
         folders: Knows which of them are in a bucket, and their names.
+        sounds: Sound files of the test inputs.
     """
 
     base: Path
@@ -67,6 +68,7 @@ class Sources:
     trained: TrainedModel | None
     warnings: tuple[str, ...]
     folders: SourceFolders
+    sounds: tuple[Path, ...] = ()
 
     def files(self) -> dict[str, dict[str, Path]]:
         """Return the real paths of files to store, by source and path inside the artifact, without training leftovers.
@@ -84,7 +86,7 @@ class Sources:
         if self.calibration is not None:
             found[CALIBRATION] = files_by_name(folder_of(self.calibration), calibration_files(self.calibration))
         if self.test_inputs is not None:
-            found[TEST_INPUTS] = files_by_name(self.test_inputs.parent, [self.test_inputs])
+            found[TEST_INPUTS] = files_by_name(self.test_inputs.parent, [self.test_inputs, *self.sounds])
         return found
 
     @property
@@ -184,6 +186,7 @@ def _find(
         base_match = match_base(used, [each.path for each in adapters], trust=configuration.base_model.trust)
     trusted = (base_match.reason,) if base_match and base_match.status is BaseMatchStatus.TRUSTED else ()
     calibration, left_out = text_for_calibration(configuration, folders, checkpoint, here=here)
+    test_inputs, sounds = inputs_to_answer(configuration, folders)
     return Sources(
         base=base,
         base_name=name,
@@ -191,12 +194,13 @@ def _find(
         more=more,
         heldout=heldout if configuration.validation.enabled else None,
         calibration=calibration,
-        test_inputs=_test_inputs(configuration, folders),
+        test_inputs=test_inputs,
         base_match=base_match,
         formats={"base": stored_as} if stored_as else {},
         trained=_trained(base, checkpoint) if checkpoint and not more else None,
         warnings=(*(warning for each in adapters for warning in each.warnings), *trusted, *left_out),
         folders=folders,
+        sounds=sounds,
     )
 
 
@@ -212,9 +216,15 @@ def text_for_calibration(
     return sample_of_run(checkpoint.path) if checkpoint is not None and here else (None, ())
 
 
-def _test_inputs(configuration: ExportConfiguration, folders: SourceFolders) -> Path | None:
+def inputs_to_answer(
+    configuration: ExportConfiguration, folders: SourceFolders
+) -> tuple[Path | None, tuple[Path, ...]]:
+    """Return the file of the test inputs, None for none, and their sounds."""
     named = source_settings(configuration).get(TEST_INPUTS)
-    return find_test_inputs(folders.find(named)) if named else None
+    if not named:
+        return None, ()
+    file = find_test_inputs(folders.find(named))
+    return file, find_sounds(file, here=folders.has_contents(file.parent))
 
 
 def chosen_checkpoint(configuration: ExportConfiguration, folders: SourceFolders, path: str) -> Checkpoint:

@@ -1,18 +1,31 @@
-"""Find the files of the user's test inputs, which travel as an artifact."""
+"""Find the files of the user's test inputs, which travel as an artifact: one file of records, and the sounds that they name."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from slipway.errors import ConfigurationError
+from slipway.files.json_documents import LARGEST_LIST, parse_json
+from slipway.files.links import file_in
+from slipway.files.regular_file import read_regular
 from slipway.texts import quoted
-from slipway.validation.inputs import ENDINGS, LARGEST, files_of_test_inputs
+from slipway.validation.inputs import (
+    AUDIO,
+    ENDINGS,
+    LARGEST,
+    LARGEST_SOUND,
+    SOUND_ENDING,
+    files_of_test_inputs,
+    is_sound_name,
+)
 
 KEY = "validation.test_input_samples"
 
 
 def find_test_inputs(path: Path) -> Path:
-    """Return the file of test inputs, which is alone in its artifact.
+    """Return the file of test inputs.
 
     Args:
         path: The file, or a folder that has one such file.
@@ -31,6 +44,54 @@ def find_test_inputs(path: Path) -> Path:
     return found[0]
 
 
-def _unusable(what: str) -> ConfigurationError:
-    remedy = "name such a file, or leave the setting out"
+def find_sounds(file: Path, *, here: bool) -> tuple[Path, ...]:
+    """Return the sound files that the records of a file name, below its folder.
+
+    Args:
+        file: The file of test inputs.
+        here: False if its content is not here, as with an import: all sounds below its folder are returned.
+
+    Raises:
+        ConfigurationError: A name leads out of the folder or is that of no sound, or the file is missing or too large.
+        ArtifactError: ``ARTIFACT_INVALID``: a link leads out of the folder.
+    """
+    folder = file.parent
+    if not here:
+        return tuple(sorted(path for path in folder.rglob("*") if path.suffix.lower() == SOUND_ENDING))
+    names = sorted({record[AUDIO] for record in _records(file) if isinstance(record.get(AUDIO), str)})
+    for name in names:
+        if not is_sound_name(name):
+            raise _unusable(
+                f"{quoted(name)} is not a {SOUND_ENDING} file below the folder of {file.name}",
+                "put sounds beside that file, and name them relative to it",
+            )
+        found = file_in(folder, name)
+        size = found.stat().st_size if found is not None else 0
+        if not 0 < size <= LARGEST_SOUND:
+            what = "does not exist" if found is None else f"has {size} bytes, 1 to {LARGEST_SOUND} are allowed"
+            raise _unusable(
+                f"the sound {quoted(name)} {what}", "name sounds relative to the file, each of at most 30 s"
+            )
+    return tuple(folder / name for name in names)
+
+
+def _records(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a file; the validation says what is wrong with others."""
+    if file.suffix == ".txt":
+        return
+    try:
+        data = read_regular(file, largest=LARGEST)
+    except OSError as error:
+        raise _unusable(f"{file} cannot be read: {error}") from error
+    if f'"{AUDIO}"'.encode() not in data:
+        return
+    for part in [data] if file.suffix == ".json" else data.splitlines():
+        try:
+            found = parse_json(part, most_values=LARGEST_LIST // 16)
+        except ValueError:
+            continue
+        yield from (each for each in (found if isinstance(found, list) else [found]) if isinstance(each, dict))
+
+
+def _unusable(what: str, remedy: str = "name such a file, or leave the setting out") -> ConfigurationError:
     return ConfigurationError(f"{KEY}: {what}", remedy=remedy, about={"key": KEY})

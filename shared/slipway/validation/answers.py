@@ -40,12 +40,16 @@ class LongContinuation(Value):
     example_output: str = ""
 
 
+ERROR_RATES = ("wer", "cer")
+"""Scores of which less is better."""
+
+
 class Score(Value):
     """One score of the answers to the test inputs.
 
     Attributes:
-        name: ``as_expected``, ``accuracy``, ``f1``, ``exact_match``, ``bleu``, ``chrf``, ``pearson`` or ``spearman``.
-        value: The output's score, as a share (0 to 1; BLEU and chrF are divided by 100), a correlation from -1 to 1.
+        name: ``as_expected``, ``accuracy``, ``f1``, ``exact_match``, ``bleu``, ``chrf``, ``pearson`` or ``spearman``; ``wer`` or ``cer``, the error rates of words and characters.
+        value: The output's score, as a share (0 to 1; BLEU and chrF are divided by 100; error rates may exceed 1), a correlation from -1 to 1.
         reference: The reference's score.
     """
 
@@ -58,7 +62,8 @@ class Score(Value):
         """Return by how much the output is worse than the reference; negative if it is better, None if unknown."""
         if self.value is None or self.reference is None:
             return None
-        return self.reference - self.value
+        loss = self.reference - self.value
+        return -loss if self.name in ERROR_RATES else loss
 
 
 class AnswerExample(Value):

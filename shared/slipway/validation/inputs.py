@@ -1,8 +1,8 @@
-"""The inputs of a validation beside the outputs that it judges: their names, and the file of the user's test inputs."""
+"""The inputs of a validation beside the outputs that it judges: their names, the file of the user's test inputs, and their sound files."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 ADAPTER = "adapter"
 """Name of the adapter that was trained."""
@@ -14,6 +14,10 @@ ENDINGS = (".jsonl", ".json", ".txt")
 """Endings of a file of test inputs."""
 LARGEST = 16 << 20
 """Largest file of test inputs, bytes."""
+AUDIO, SOUND_ENDING = "audio", ".wav"
+"""Field of a record that names a sound file, and the ending of these files."""
+LARGEST_SOUND = 16 << 20
+"""Largest sound file, bytes: 30 seconds at 48 kHz in two channels of 32 bits have 11.5 million."""
 
 _OUTPUT = "output."
 
@@ -31,3 +35,11 @@ def output_of(name: str) -> str:
 def files_of_test_inputs(folder: Path) -> list[Path]:
     """Return the files in a folder that may hold test inputs, sorted; exactly one of them can be used."""
     return sorted(path for path in folder.glob("*") if path.suffix in ENDINGS)
+
+
+def is_sound_name(name: object) -> bool:
+    """Return whether a name is that of a sound file below the folder of the test inputs."""
+    if not isinstance(name, str) or "\\" in name or not name.isprintable():
+        return False
+    path = PurePosixPath(name)
+    return path.suffix.lower() == SOUND_ENDING and not path.is_absolute() and ".." not in path.parts

@@ -50,7 +50,7 @@ def check(weight: np.ndarray, *, bits: int, size: int, scale: type = np.float32)
 @compiled
 @pytest.mark.parametrize("size", [16, 32, 64, 128, 256])
 @pytest.mark.parametrize("stored", TYPES)
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [3, 4, 8])
 def test_bit_for_bit(stored: str, size: int, bits: int) -> None:
     random = np.random.default_rng(size + bits)
     for rows, groups in ((1, 1), (3, 5), (17, 1), (33, 2)):

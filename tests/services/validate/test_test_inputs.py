@@ -39,7 +39,7 @@ from slipway_validate.answers.records import (
 from slipway_validate.judging.answers import Scorer
 from slipway_validate.params import ValidateParams
 from slipway_validate.protocol.messages import Answers, EncodedInput, EncodedInputs, TokenizeSpec
-from slipway_validate.runner.encoding import encode_inputs
+from slipway_validate.runner.encoding.records import encode_inputs
 from slipway_validate.stage import STAGE
 from support.models.family_models import CASES, make_family_adapter, make_family_model
 from support.models.tiny_models import save_tokenizer
@@ -134,12 +134,13 @@ def test_inputs_that_are_not_answered_are_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_each_family_has_its_own_form_or_answers_none(family: Family) -> None:
+def test_each_family_has_its_own_form_or_answers_none(family: Family, tmp_path: Path) -> None:
     if family.name not in FORMS:
         assert read_records(None, [{"text": "a"}], family) is None
         return
     form = json.loads(FORMS[family.name][1].replace("…", "word"))
-    (record,) = read_records(None, [form], family) or ()
+    (tmp_path / "inputs.json").write_text(json.dumps([form]))
+    (record,) = read_records(tmp_path, [], family) or ()
     assert record.wanted()
     with pytest.raises(ValidationError, match="record 1"):
         read_records(None, [{"unknown": 1}], family)

@@ -15,13 +15,13 @@ enum type { FLOAT32, FLOAT16, BFLOAT16 };
 struct task {
     const void *weight;
     void *scales;        /* (rows, groups) */
-    uint32_t *packed;    /* (rows, groups, size * bits / 32) */
+    void *packed;        /* (rows, groups, size * bits / 8) bytes */
     const float *steps;  /* tried steps, relative to the one that reaches the largest weight */
     int64_t count;       /* of steps */
     int64_t rows;
     int64_t groups;      /* of a row */
     int64_t size;        /* weights of a group: 16 to MOST, a power of two */
-    int64_t bits;        /* 4 or 8 */
+    int64_t bits;        /* 3, 4 or 8 */
     int64_t leading;     /* 0: (rows, columns) one after the other; else (columns, rows), columns so many elements apart */
     int64_t weight_type; /* enum type */
     int64_t scale_type;  /* enum type */

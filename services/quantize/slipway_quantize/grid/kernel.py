@@ -15,8 +15,6 @@ from slipway.machine.compiled.library import best_kernel
 FOLDER = Path(__file__).parent
 TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
 """The kernel's ``enum type``, by numpy's names."""
-MADE_FOR = (4, 8)
-"""Bits whose codes lie side by side in a word; others are rounded by numpy."""
 MOST = 256
 """Most weights of a group."""
 
@@ -69,7 +67,7 @@ class Kernel:
         Args:
             weight: float32, float16 or bfloat16, with contiguous rows or contiguous columns. (N, K)
             steps: Tried steps.
-            bits: 4 or 8.
+            bits: 3, 4 or 8.
             packed: uint8. (N, K · bits / 8)
             scales: float32, float16 or bfloat16. (N, G)
         """

@@ -118,7 +118,8 @@ TARGET static inline __attribute__((always_inline)) NAME(floats) NAME(fit)(const
 TARGET static inline __attribute__((always_inline)) void NAME(round)(const NAME(floats) *tile, const struct task *task,
                                                                      const int bits, int64_t at, int64_t apart, int some,
                                                                      struct sums *sums) {
-    const int limit = 1 << (bits - 1), codes = 32 / bits;
+    /* Codes of 3 bits follow each other without gaps, so eight of them have three whole bytes. */
+    const int limit = 1 << (bits - 1), codes = bits == 3 ? 8 : 32 / bits, bytes = codes * bits / 8;
     const int64_t count = task->size / codes;
     NAME(floats) scale = NAME(fit)(tile, task, limit), error = {0}, energy = {0};
     for (int lane = 0; lane < some; lane++) {
@@ -138,9 +139,11 @@ TARGET static inline __attribute__((always_inline)) void NAME(round)(const NAME(
         }
     }
     for (int lane = 0; lane < some; lane++) {
-        uint32_t *to = task->packed + (at + lane * apart) * count;
-        for (int64_t word = 0; word < count; word++)
-            to[word] = packed[word][lane];
+        char *to = (char *)task->packed + (at + lane * apart) * count * bytes;
+        for (int64_t word = 0; word < count; word++) {
+            uint32_t whole = packed[word][lane];
+            memcpy(to + word * bytes, &whole, bytes);
+        }
         sums->error += error[lane];
         sums->energy += energy[lane];
     }
@@ -176,10 +179,13 @@ TARGET static inline __attribute__((always_inline)) void NAME(all)(const struct 
 
 TARGET void NAME(quantize)(const struct task *task, struct sums *sums) {
     switch (task->weight_type * 16 + task->bits) {
+    case FLOAT32 * 16 + 3: NAME(all)(task, FLOAT32, 3, sums); break;
     case FLOAT32 * 16 + 4: NAME(all)(task, FLOAT32, 4, sums); break;
     case FLOAT32 * 16 + 8: NAME(all)(task, FLOAT32, 8, sums); break;
+    case FLOAT16 * 16 + 3: NAME(all)(task, FLOAT16, 3, sums); break;
     case FLOAT16 * 16 + 4: NAME(all)(task, FLOAT16, 4, sums); break;
     case FLOAT16 * 16 + 8: NAME(all)(task, FLOAT16, 8, sums); break;
+    case BFLOAT16 * 16 + 3: NAME(all)(task, BFLOAT16, 3, sums); break;
     case BFLOAT16 * 16 + 4: NAME(all)(task, BFLOAT16, 4, sums); break;
     case BFLOAT16 * 16 + 8: NAME(all)(task, BFLOAT16, 8, sums); break;
     }

@@ -9,7 +9,7 @@ import numpy as np
 
 from slipway.counts import counted
 from slipway.errors import QuantizationError
-from slipway_quantize.grid.kernel import MADE_FOR, TYPES, kernel
+from slipway_quantize.grid.kernel import TYPES, kernel
 from slipway_quantize.grid.search import (
     STEPS,
     Array,
@@ -70,7 +70,7 @@ def round_weight(weight: Array, *, bits: int, group_size: int, scale_dtype: np.d
 
 def _fill(weight: Array, *, bits: int, packed: Array, scales: Array, name: str) -> tuple[float, float]:
     """Fill codes and scales; return the squares of error and weights."""
-    if bits in MADE_FOR and (compiled := kernel()):
+    if compiled := kernel():
         sums = compiled.quantize(weight, STEPS[bits], bits=bits, packed=packed, scales=scales)
         if not sums.finite:
             require_finite(weight, name)

@@ -21,14 +21,17 @@ from slipway.models.families import (
     FEATURE_EXTRACTION,
     QUESTION_ANSWERING,
     SEQUENCE_CLASSIFIER,
+    SPEECH,
     TOKEN_CLASSIFIER,
     Family,
 )
 from slipway.texts import quoted
-from slipway.validation.inputs import ENDINGS, LARGEST, TEST_INPUTS, files_of_test_inputs
+from slipway.validation.inputs import AUDIO, ENDINGS, LARGEST, TEST_INPUTS, files_of_test_inputs, is_sound_name
 from slipway_validate.params import SampleParams
 
 MOST_RECORDS = 10_000
+MOST_SOUNDS = 200
+"""Most sounds that are answered: features of 30 seconds take 1 to 1.5 MB of disk."""
 _MOST_CHARACTERS = 100_000
 _Words = Annotated[str, StringConstraints(min_length=1, max_length=_MOST_CHARACTERS)]
 _List = Annotated[tuple[_Words, ...], Field(min_length=1, max_length=4096)]
@@ -90,6 +93,37 @@ class Translated(Record):
     def wanted(self) -> str:
         """Return the target."""
         return self.target or ""
+
+
+class Transcribed(Record):
+    """A sound for a speech model, with the expected text.
+
+    Attributes:
+        audio: A WAV file below the folder of the file of records.
+        text: What is said; None compares with the reference's answer only.
+        language: Code of the language, such as ``de``, for a model of several; None takes that of the model's own files.
+        max_new_tokens: Most tokens of the answer.
+    """
+
+    audio: _Words
+    text: _Words | None = None
+    language: _Words | None = None
+    max_new_tokens: int = Field(default=200, ge=1, le=1024)
+
+    @pydantic.field_validator("audio")
+    @classmethod
+    def _below_the_folder(cls, name: str) -> str:
+        if not is_sound_name(name):
+            raise ValueError("it is not the name of a .wav file below the folder of the file of test inputs")
+        return name
+
+    def shown(self) -> str:
+        """Return the name of the sound."""
+        return self.audio
+
+    def wanted(self) -> str:
+        """Return the text."""
+        return self.text or ""
 
 
 class LabelledText(Record):
@@ -163,6 +197,7 @@ class Pair(Record):
 FORMS: Mapping[str, tuple[type[Record], str]] = {
     DECODER.name: (Prompted, '{"prompt": "…", "expected": "…"}'),
     ENCODER_DECODER.name: (Translated, '{"source": "…", "target": "…"}'),
+    SPEECH.name: (Transcribed, '{"audio": "clip.wav", "text": "…"}'),
     SEQUENCE_CLASSIFIER.name: (LabelledText, '{"text": "…", "label": "…"}'),
     TOKEN_CLASSIFIER.name: (LabelledTokens, '{"tokens": ["…"], "labels": ["…"]}'),
     QUESTION_ANSWERING.name: (Asked, '{"question": "…", "context": "…", "answers": ["…"]}'),
@@ -184,6 +219,8 @@ def read_records(folder: Path | None, inline: Sequence[Mapping[str, Any]], famil
     """
     if family.name not in FORMS:
         return None
+    if folder is None and any(AUDIO in document for document in inline):
+        raise _unusable("a list in the configuration names sounds", "write the list to a .jsonl file beside the sounds")
     documents: list[tuple[int, Any]] = (
         list(enumerate(inline, 1)) if folder is None else _documents(_file(folder), family)
     )
@@ -210,7 +247,8 @@ def answered_records(
         return ()
     found = read_records(inputs.get(TEST_INPUTS), params.test_inputs, family) or ()
     checked_labels(found, read_config(inputs["base"]))
-    answered = found[: params.most_test_inputs]
+    most = min(params.most_test_inputs, MOST_SOUNDS) if family == SPEECH else params.most_test_inputs
+    answered = found[:most]
     if warn is not None and len(answered) < len(found):
         warn(f"{len(answered)} of {len(found)} test inputs are answered: the first ones")
     return answered

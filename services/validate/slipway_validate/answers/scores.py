@@ -1,7 +1,7 @@
 """Score answers against the expected ones.
 
-BLEU and chrF are computed by sacrebleu, which the extra ``metrics`` installs; without it they are *not run*, by name. All scores are
-shares, so that one limit can judge the loss of each.
+BLEU and chrF are computed by sacrebleu, error rates by jiwer, which the extra ``metrics`` installs; without them they are *not run*, by
+name. All scores are shares, so that one limit can judge the loss of each.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 import string
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.util import find_spec
@@ -39,6 +40,20 @@ def translation(answers: Texts, expected: Texts) -> Scores:
     references = [list(expected)]
     chrf = sacrebleu.corpus_chrf(list(answers), references).score
     return {"chrf": chrf / 100, "bleu": sacrebleu.corpus_bleu(list(answers), references).score / 100}
+
+
+def transcription(answers: Texts, expected: Texts) -> Scores:
+    """Return the error rates of words and characters over all texts; case, punctuation and spaces do not count.
+
+    A rate is (substitutions + deletions + insertions) / expected; it can be above 1. Source: Morris et al., 2004 (jiwer).
+    """
+    _need("wer, cer", "jiwer")
+    import jiwer
+
+    ours, theirs = list(map(_spoken, answers)), list(map(_spoken, expected))
+    if not any(theirs):
+        return {}
+    return {"wer": jiwer.process_words(theirs, ours).wer, "cer": jiwer.process_characters(theirs, ours).cer}
 
 
 def classes(answers: Texts, expected: Texts) -> Scores:
@@ -122,6 +137,11 @@ def _ranks(values: Sequence[float]) -> npt.NDArray[np.float64]:
 
 def _plain(text: str) -> str:
     return " ".join(text.casefold().split())
+
+
+def _spoken(text: str) -> str:
+    """Return the words of a text in small letters, without punctuation and symbols of any script."""
+    return " ".join("".join(each for each in text.casefold() if unicodedata.category(each)[0] not in "PS").split())
 
 
 def _bare(text: str) -> str:

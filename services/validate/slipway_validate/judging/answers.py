@@ -10,7 +10,16 @@ from slipway.models.families import Comparison, Family
 from slipway.texts import shortened
 from slipway.validation.answers import AnswerComparison, AnswerExample, Score
 from slipway_validate.answers import scores
-from slipway_validate.answers.records import Asked, LabelledText, LabelledTokens, Pair, Prompted, Record, Translated
+from slipway_validate.answers.records import (
+    Asked,
+    LabelledText,
+    LabelledTokens,
+    Pair,
+    Prompted,
+    Record,
+    Transcribed,
+    Translated,
+)
 from slipway_validate.protocol.messages import Answers, EncodedInputs
 
 Answer = tuple[float, ...]
@@ -104,8 +113,8 @@ class Scorer:
             case Prompted():
                 contains = [isinstance(record, Prompted) and record.match == "contains" for record in known.records]
                 return scores.as_expected(own, wanted, contains)
-            case Translated():
-                return scores.translation(own, wanted)
+            case Translated() | Transcribed() as first:
+                return (scores.translation if isinstance(first, Translated) else scores.transcription)(own, wanted)
             case Asked():
                 return scores.spans(own, [record.answers for record in known.records if isinstance(record, Asked)])
             case Pair():
@@ -133,7 +142,7 @@ class Scorer:
     def _text(self, record: Record, answer: Answer, number: int) -> str:
         """Return an answer as text."""
         match record:
-            case Prompted() | Translated():
+            case Prompted() | Translated() | Transcribed():
                 assert self.decode is not None
                 return self.decode([int(token) for token in answer]).strip()
             case Asked():

@@ -27,6 +27,8 @@ SURVIVAL_FILE = "survival.json"
 """What outputs hold of the adapter: an object of :class:`slipway.validation.survival.AdapterSurvival` by name of the output."""
 INPUTS_FILE = "inputs.json"
 """In the folder of the samples: :class:`EncodedInputs`; missing if the user gave none."""
+SOUNDS_FILE = "sounds.npy"
+"""There too, the features of the sounds of a speech model's test inputs: (inputs, F, frames) float32."""
 BASE_LOGITS_FILE = "base_logits.npy"
 """Like LOGITS_FILE, with the adapter switched off; written by the reference only."""
 
@@ -140,7 +142,7 @@ class EncodedInput(_Message):
     """One of the user's test inputs.
 
     Attributes:
-        ids: Tokens of the text; for an encoder–decoder, of its source.
+        ids: Tokens of the text; for an encoder–decoder, of its source; for a speech model, the first tokens of its decoder.
         second: Tokens of the text that it is compared with.
         most: Most tokens of the answer.
         keep: Places of the tokens that answer: the first of each word (-1 where it was cut off), those of the context.
@@ -162,12 +164,14 @@ class EncodedInputs(_Message):
         stops: Tokens that end an answer.
         start: First tokens of a decoder with an encoder.
         banned: Tokens that no answer has.
+        banned_first: Tokens with which no answer begins.
     """
 
     inputs: tuple[EncodedInput, ...]
     stops: tuple[int, ...] = ()
     start: tuple[int, ...] = ()
     banned: tuple[int, ...] = ()
+    banned_first: tuple[int, ...] = ()
 
 
 class Answers(_Message):
@@ -229,6 +233,7 @@ class TokenizeSpec(_Message):
         seed: Seed of the places of the windows in the text, and of random inputs.
         samples: Folder in which to write :class:`slipway_validate.samples.Samples`.
         records: File with the user's test inputs, a list in JSON; None if there are none.
+        sounds: Folder of the sounds that they name.
     """
 
     tokenizer: Path
@@ -240,6 +245,7 @@ class TokenizeSpec(_Message):
     seed: int
     samples: Path
     records: Path | None = None
+    sounds: Path | None = None
 
 
 class SurvivalSpec(_Message):

@@ -19,7 +19,7 @@ from pydantic import ValidationError as SchemaError
 from slipway.errors import ValidationError
 from slipway.files.json_documents import LARGEST_LIST
 from slipway.files.regular_file import check_regular, read_regular
-from slipway.models.families import FAMILIES, Family
+from slipway.models.families import FAMILIES, SPEECH, Family
 from slipway.stage import Context
 from slipway.validation.comparisons import LogitComparison
 from slipway.validation.heldout import HeldOutText
@@ -31,6 +31,7 @@ from slipway_validate.protocol.messages import (
     BASE_LOGITS_FILE,
     INPUTS_FILE,
     LOGITS_FILE,
+    SOUNDS_FILE,
     EncodedInputs,
     RunResult,
     case_file,
@@ -41,7 +42,7 @@ from slipway_validate.samples import Samples
 
 FILE = "reference.json"
 SAMPLES = "samples"
-_LARGEST_BATCH = 1 << 24
+_LARGEST_BATCH, _LARGEST_SOUNDS = 1 << 24, 1 << 28
 _REMEDY = "make it again with the stage reference from the same base, adapter and held-out text"
 
 
@@ -203,7 +204,9 @@ def _family(file: ReferenceFile) -> Family:
 
 def _read_samples(folder: Path) -> Samples:
     for path in sorted(folder.iterdir()):
-        if path.suffix == ".npy" and _mapped(path).size > _LARGEST_BATCH:
+        if path.suffix == ".npy" and _mapped(path).size > (
+            _LARGEST_SOUNDS if path.name == SOUNDS_FILE else _LARGEST_BATCH
+        ):
             raise ValueError(f"{path.name} is too large")
         check_regular(path)
     samples = Samples.read(folder)
@@ -282,5 +285,16 @@ def _check_answers(folder: Path, file: ReferenceFile) -> None:
         encoded = EncodedInputs.model_validate_json(read_regular(folder / SAMPLES / INPUTS_FILE, largest=LARGEST_LIST))
         if answers and len(encoded.inputs) != len(answers):
             raise ValueError(f"{len(encoded.inputs)} test inputs have {len(answers)} answers")
+        _check_sounds(folder / SAMPLES / SOUNDS_FILE, file, len(encoded.inputs))
     elif answers:
         raise ValueError("answers have no test inputs")
+
+
+def _check_sounds(path: Path, file: ReferenceFile, count: int) -> None:
+    if _family(file) != SPEECH:
+        return
+    values = _mapped(path)
+    if values.ndim != 3 or values.dtype != np.float32 or len(values) != count:
+        raise ValueError(
+            f"{path.name} has the shape {values.shape} and the type {values.dtype} for {count} test inputs"
+        )

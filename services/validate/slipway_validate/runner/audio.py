@@ -6,6 +6,7 @@ meaning, and only the difference of two models is examined.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,21 +30,41 @@ def make_features(model: Path, *, count: int, seed: int) -> npt.NDArray[np.float
     Raises:
         Unusable: The folder has no feature extractor that transformers can load, or it asks for impossible sound.
     """
-    extractor = _extractor(model)
-    rate = extractor.sampling_rate
-    if not isinstance(rate, int) or not 0 < rate <= MOST_RATE:
-        raise Unusable(f"preprocessor_config.json in {model.name!r} has the sampling_rate {rate!r}")
-    length = getattr(extractor, "n_samples", None) or SECONDS * rate
-    if not isinstance(length, int) or not 0 < length <= MOST_SECONDS * rate:
-        raise Unusable(f"the feature extractor of {model.name!r} takes {length!r} samples of sound at {rate} Hz")
+    extractor = SoundFeatures(model)
     draw = np.random.default_rng(seed)
-    sounds = [_sound(draw, length=length, rate=rate) for _ in range(count)]
-    try:
-        found = extractor(sounds, sampling_rate=rate, return_tensors="np")[extractor.model_input_names[0]]
-    except (ValueError, TypeError, KeyError, RuntimeError, ImportError) as error:
-        raise Unusable(f"the feature extractor of {model.name!r} does not accept sound: {error}") from error
-    values: npt.NDArray[np.float32] = np.asarray(found, dtype=np.float32)
-    return values
+    return extractor.features([_sound(draw, length=extractor.length, rate=extractor.rate) for _ in range(count)])
+
+
+class SoundFeatures:
+    """The feature extractor of a model folder.
+
+    Attributes:
+        rate: Samples per second of its sound.
+        length: Samples of a sound that it takes whole.
+
+    Raises:
+        Unusable: The folder has none that transformers can load, or it asks for impossible sound.
+    """
+
+    def __init__(self, model: Path) -> None:
+        self._name, self._extractor = model.name, _extractor(model)
+        rate = self._extractor.sampling_rate
+        if not isinstance(rate, int) or not 0 < rate <= MOST_RATE:
+            raise Unusable(f"preprocessor_config.json in {model.name!r} has the sampling_rate {rate!r}")
+        length = getattr(self._extractor, "n_samples", None) or SECONDS * rate
+        if not isinstance(length, int) or not 0 < length <= MOST_SECONDS * rate:
+            raise Unusable(f"the feature extractor of {model.name!r} takes {length!r} samples of sound at {rate} Hz")
+        self.rate, self.length = rate, length
+
+    def features(self, sounds: Sequence[npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
+        """Return the features of sounds, (sounds, F, frames)."""
+        extractor = self._extractor
+        try:
+            found = extractor(sounds, sampling_rate=self.rate, return_tensors="np")[extractor.model_input_names[0]]
+        except (ValueError, TypeError, KeyError, RuntimeError, ImportError) as error:
+            raise Unusable(f"the feature extractor of {self._name!r} does not accept sound: {error}") from error
+        values: npt.NDArray[np.float32] = np.asarray(found, dtype=np.float32)
+        return values
 
 
 def _extractor(model: Path) -> Any:

@@ -18,6 +18,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple, NoReturn, TextIO
 
+import numpy as np
+
 from slipway.folders.disk_full import is_disk_full
 from slipway.validation.speed import Memory
 from slipway.validation.survival import AdapterSurvival
@@ -28,6 +30,7 @@ from slipway_validate.protocol.messages import (
     LOGITS_FILE,
     RESULT_FILE,
     ROUND,
+    SOUNDS_FILE,
     SPEC_FILE,
     SURVIVAL_FILE,
     TIME,
@@ -138,7 +141,9 @@ def _answers(model: LanguageModel, spec: RunSpec) -> Answers | None:
     if not file.is_file():
         return None
     inputs = EncodedInputs.model_validate_json(file.read_bytes())
-    return answer_inputs(model, family_named(spec.family), inputs, report=_report)
+    features = spec.samples / SOUNDS_FILE
+    sounds = np.load(features, mmap_mode="r") if features.is_file() else None
+    return answer_inputs(model, family_named(spec.family), inputs, report=_report, sounds=sounds)
 
 
 def take_rounds(spec: RunSpec, model: LanguageModel, commands: SimpleQueue[str]) -> NoReturn:
@@ -172,7 +177,7 @@ def tokenize(spec: TokenizeSpec) -> RunResult:
     samples, source = make_samples(spec)
     samples.write(spec.samples)
     if spec.records is not None:
-        from slipway_validate.runner.encoding import encode_inputs
+        from slipway_validate.runner.encoding.records import encode_inputs
         from slipway_validate.runner.windows import load_tokenizer
 
         encoded = encode_inputs(load_tokenizer(spec.tokenizer), spec)
@@ -211,7 +216,7 @@ def _failed(error: BaseException) -> RunResult:
         case NotRunnable():
             return RunResult(status="not_run", message=str(error))
         case UnusableInput():
-            remedy = "shorten it, leave it out, or set chat: false if the model's chat template refuses it"
+            remedy = "change it as said, shorten it, leave it out, or set chat: false if the model's chat template refuses it"
             return RunResult(status="failed", reason="VALIDATION_IMPOSSIBLE", message=str(error), remedy=remedy)
         case Unusable():
             return RunResult(status="failed", reason="VALIDATION_IMPOSSIBLE", message=str(error))

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from slipway.models.families import SEQUENCE_CLASSIFIER, Comparison, Family
+from slipway.models.families import SEQUENCE_CLASSIFIER, SPEECH, Comparison, Family
 from slipway_validate.numerics import Ints, Logits
 from slipway_validate.protocol.messages import Answers, EncodedInput, EncodedInputs
 from slipway_validate.runner.generation.generating import generate
 from slipway_validate.runner.model import LanguageModel, Source, Step, positions_of
+from slipway_validate.samples import Values
 
 LONGEST_SPAN = 30
 """Most tokens of an answer within a text, as usual for SQuAD."""
@@ -19,25 +20,43 @@ Answer = tuple[float, ...]
 Report = Callable[[str, int, int], None]
 
 
-def answer_inputs(model: LanguageModel, family: Family, inputs: EncodedInputs, *, report: Report) -> Answers:
-    """Return an answer to each input: token ids, logits of classes, classes of words, a span's first and last token, or a similarity."""
+def answer_inputs(
+    model: LanguageModel, family: Family, inputs: EncodedInputs, *, report: Report, sounds: Values | None = None
+) -> Answers:
+    """Return an answer to each input: token ids, logits of classes, classes of words, a span's first and last token, or a similarity.
+
+    A speech model hears ``sounds``, the features of each input, (inputs, F, frames).
+    """
     longest = max(max(len(each.ids), len(each.second)) for each in inputs.inputs)
     if not family.generates and longest > model.bounds.sequence:
         return Answers(skipped=f"the engine accepts at most {model.bounds.sequence} tokens, an input has {longest}")
-    first = len(inputs.start) if family.comparison is Comparison.TEACHER_FORCED else longest
+    first = len(inputs.start) if family.comparison is Comparison.TEACHER_FORCED and family != SPEECH else longest
     needed = first + max(each.most for each in inputs.inputs)
     if family.generates and min(model.bounds.sequence, model.bounds.past + 1) < needed:
         return Answers(skipped=f"the engine accepts too few tokens: prompt and answer have up to {needed}")
     answer = _classes if family == SEQUENCE_CLASSIFIER else _ANSWERS[family.comparison]
     found = []
     for number, each in enumerate(inputs.inputs, 1):
-        found.append(answer(model, each, inputs))
+        if sounds is None:
+            found.append(answer(model, each, inputs))
+        else:
+            found.append(_next_tokens(model, each, inputs, source=Source(sounds[number - 1 : number])))
         report("answers", number, len(inputs.inputs))
     return Answers(answers=tuple(found))
 
 
-def _next_tokens(model: LanguageModel, given: EncodedInput, inputs: EncodedInputs) -> Answer:
-    return generate(model, given.ids, given.most, stops=inputs.stops, banned=inputs.banned)
+def _next_tokens(
+    model: LanguageModel, given: EncodedInput, inputs: EncodedInputs, source: Source | None = None
+) -> Answer:
+    return generate(
+        model,
+        given.ids,
+        given.most,
+        source=source,
+        stops=inputs.stops,
+        banned=inputs.banned,
+        banned_first=inputs.banned_first,
+    )
 
 
 def _decoded(model: LanguageModel, given: EncodedInput, inputs: EncodedInputs) -> Answer:

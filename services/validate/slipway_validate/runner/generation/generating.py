@@ -24,6 +24,7 @@ def generate(
     source: Source | None = None,
     stops: Collection[int] = (),
     banned: Collection[int] = (),
+    banned_first: Collection[int] = (),
     on_logits: OnLogits = lambda logits, where: None,  # noqa: ARG005
 ) -> tuple[int, ...]:
     """Continue a prompt with the most likely token each time, through the KV cache if the model has one.
@@ -35,6 +36,7 @@ def generate(
         source: Input of the encoder, if there is one.
         stops: Tokens that end the text; the one that does is not returned.
         banned: Tokens that are never chosen.
+        banned_first: Tokens that are not chosen first.
         on_logits: Called with the logits of each call.
     """
     tokens, past = list(prompt), None
@@ -44,7 +46,8 @@ def generate(
         logits, cache = model.forward(step)
         on_logits(logits, f"greedy continuation, token {len(tokens)}")
         last = logits[0, -1].copy()
-        last[[token for token in banned if token < len(last)]] = -np.inf
+        never = {*banned, *(banned_first if len(tokens) == len(prompt) else ())}
+        last[[token for token in never if token < len(last)]] = -np.inf
         chosen = int(last.argmax())
         if chosen in stops:
             break

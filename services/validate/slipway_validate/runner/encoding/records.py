@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from slipway.models.families import (
     FEATURE_EXTRACTION,
     QUESTION_ANSWERING,
     SEQUENCE_CLASSIFIER,
+    SPEECH,
     TOKEN_CLASSIFIER,
 )
 from slipway_validate.cases import family_named
 from slipway_validate.folders import read_json as read_settings
 from slipway_validate.lengths import longest_text
 from slipway_validate.protocol.messages import EncodedInput, EncodedInputs, TokenizeSpec
+from slipway_validate.runner.encoding.sounds import opening, write_sounds
 from slipway_validate.runner.model import UnusableInput
 from slipway_validate.runner.sampling import first_token
 
@@ -36,7 +39,10 @@ def encode_inputs(tokenizer: Any, spec: TokenizeSpec) -> EncodedInputs:
     assert spec.records is not None
     records = read_json(spec.records, largest=LARGEST_LIST)
     family, settings = family_named(spec.family), _settings(spec.model)
-    longest, encode = longest_text(spec.model, family), _ENCODERS[family.name]
+    longest = longest_text(spec.model, family)
+    encode = partial(opening, model=spec.model, settings=settings) if family == SPEECH else _ENCODERS[family.name]
+    if family == SPEECH:
+        write_sounds(records, spec)
     inputs = []
     for number, record in enumerate(records, 1):
         try:
@@ -48,10 +54,13 @@ def encode_inputs(tokenizer: Any, spec: TokenizeSpec) -> EncodedInputs:
                 f"test input {number} has {len(found.ids)} tokens and up to {found.most} of its answer, the model takes {longest}"
             )
         inputs.append(found)
-    if family != ENCODER_DECODER:
-        return EncodedInputs(inputs=tuple(inputs), stops=_ids(settings.get("eos_token_id")))
-    forced = _ids(settings.get("forced_bos_token_id"))
     stops = _ids(settings.get("eos_token_id"))
+    if family == SPEECH:
+        never, first = (_ids(settings.get(name)) for name in ("suppress_tokens", "begin_suppress_tokens"))
+        return EncodedInputs(inputs=tuple(inputs), stops=stops, banned=never, banned_first=first)
+    if family != ENCODER_DECODER:
+        return EncodedInputs(inputs=tuple(inputs), stops=stops)
+    forced = _ids(settings.get("forced_bos_token_id"))
     return EncodedInputs(
         inputs=tuple(inputs),
         stops=stops,

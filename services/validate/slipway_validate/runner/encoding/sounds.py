@@ -1,0 +1,77 @@
+"""Encode the test inputs of a speech model: features of each sound, and the first tokens of the decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib.format import open_memmap
+
+from slipway.errors import ArtifactError
+from slipway.files.links import real_file
+from slipway.texts import quoted
+from slipway_validate.answers.sounds import UnusableSoundError, read_sound
+from slipway_validate.protocol.messages import SOUNDS_FILE, EncodedInput, TokenizeSpec
+from slipway_validate.runner.audio import SoundFeatures
+from slipway_validate.runner.model import UnusableInput
+from slipway_validate.runner.sampling import first_token
+
+_LISTS = "lang_to_id", "task_to_id"
+
+
+def write_sounds(records: Sequence[Mapping[str, Any]], spec: TokenizeSpec) -> None:
+    """Write the features of each record's sound, one after the other.
+
+    Raises:
+        UnusableInput: A sound cannot be used.
+    """
+    assert spec.sounds is not None
+    extractor, found = SoundFeatures(spec.model), None
+    for number, record in enumerate(records):
+        try:
+            path = real_file(spec.sounds, record["audio"])
+            sound = read_sound(path, rate=extractor.rate, longest=extractor.length)
+        except (UnusableSoundError, ArtifactError, OSError) as error:
+            raise UnusableInput(f"test input {number + 1}: the sound {quoted(record['audio'])}: {error}") from error
+        features = extractor.features([sound])[0]
+        if found is None:
+            shape = (len(records), *features.shape)
+            found = open_memmap(spec.samples / SOUNDS_FILE, mode="w+", dtype=np.float32, shape=shape)
+        if features.shape != found.shape[1:]:
+            raise UnusableInput(
+                f"test input {number + 1} has features of the shape {features.shape}, the first {found.shape[1:]}: "
+                "give sounds of one length"
+            )
+        found[number] = features
+    if found is not None:
+        found.flush()
+
+
+def opening(
+    tokenizer: Any, record: Mapping[str, Any], longest: int, *, model: Path, settings: Mapping[str, Any]
+) -> EncodedInput:
+    """Return the decoder's first tokens as the model was trained with them, and the length of the answer.
+
+    They come from the record's language; otherwise from the tokenizer, which a training saves with its language, or from the settings of
+    generation.
+
+    Raises:
+        ValueError: The model lacks the language, or knows several and no file says which.
+    """
+    first, language = first_token(model), record["language"]
+    languages, tasks = (settings[name] if isinstance(settings.get(name), dict) else {} for name in _LISTS)
+    if language is not None:
+        chosen = (languages.get(f"<|{language}|>"), tasks.get("transcribe"), settings.get("no_timestamps_token_id"))
+        if chosen[0] is None:
+            known = ", ".join(str(each).strip("<|>") for each in list(languages)[:20])
+            raise ValueError(f"the model has no language {quoted(language)}; it has {known or 'one'}")
+    else:
+        own = getattr(tokenizer, "prefix_tokens", None) or ()
+        forced = settings.get("forced_decoder_ids") or ()
+        chosen = tuple(own[1:]) if tuple(own[:1]) == (first,) else tuple(token for _, token in sorted(forced))
+        if languages and not set(chosen) & set(languages.values()):
+            raise ValueError('the model knows several languages: add "language" to the record, such as "de"')
+    ids = (first, *(token for token in chosen if isinstance(token, int)))
+    return EncodedInput(ids=ids, most=min(record["max_new_tokens"], longest - len(ids)))
