@@ -12,8 +12,8 @@
     │   │   ├── TracerWarningError  a trace depends on the sample it was made with
     │   │   └── UnorderedMapError   the legacy tracer's "unordered_map::at"
     │   ├── TensorRTBuildError
-    │   └── OpenVinoExportError
-    │   └── ExecutorchExportError
+    │   ├── OpenVinoExportError
+    │   ├── ExecutorchExportError
     │   └── AdapterExportError      the adapter cannot be delivered beside its base
     ├── ValidationError             an output does not behave like the fine-tuned model
     ├── ArtifactError               the artifact store cannot read or store an artifact
@@ -141,10 +141,14 @@ class OpenVinoExportError(FormatExportError):
     """OpenVINO cannot read the graph."""
 
     default_reason = "OPENVINO_CONVERSION_FAILED"
+
+
 class ExecutorchExportError(FormatExportError):
     """No program for ExecuTorch can be made of the model."""
 
     default_reason = "EXECUTORCH_EXPORT_FAILED"
+
+
 class AdapterExportError(FormatExportError):
     """The adapter cannot be delivered beside its base."""
 
@@ -190,6 +194,7 @@ ERROR_TYPES: Mapping[str, type[ModelExportError]] = {
         TensorRTBuildError,
         OpenVinoExportError,
         ExecutorchExportError,
+        AdapterExportError,
         ValidationError,
         ArtifactError,
         StageError,

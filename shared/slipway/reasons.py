@@ -164,6 +164,7 @@ REASONS: Mapping[str, Reason] = {
     "OPENVINO_CONVERSION_FAILED": Reason(_C.UNSUPPORTED, "OpenVINO cannot read the graph of this model"),
     "EXECUTORCH_EXPORT_FAILED": Reason(
         _C.UNSUPPORTED, "torch cannot trace the model, or ExecuTorch cannot lower its graph"
+    ),
     "ADAPTER_NOT_SERVABLE": Reason(
         _C.UNSUPPORTED,
         "runtimes refuse this adapter beside its base, or would compute something else; a merged model has all of it",
