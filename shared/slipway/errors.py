@@ -11,7 +11,8 @@
     │   ├── ONNXExportError
     │   │   ├── TracerWarningError  a trace depends on the sample it was made with
     │   │   └── UnorderedMapError   the legacy tracer's "unordered_map::at"
-    │   └── TensorRTBuildError
+    │   ├── TensorRTBuildError
+    │   └── GGUFExportError
     ├── ValidationError             an output does not behave like the fine-tuned model
     ├── ArtifactError               the artifact store cannot read or store an artifact
     ├── StageError                  the process that ran a stage ended without a result
@@ -134,6 +135,12 @@ class TensorRTBuildError(FormatExportError):
     default_reason = "TENSORRT_BUILD_FAILED"
 
 
+class GGUFExportError(FormatExportError):
+    """A GGUF file cannot be written, or is not what the model is."""
+
+    default_reason = "GGUF_INVALID"
+
+
 class ValidationError(ModelExportError):
     """An output does not behave like the fine-tuned model."""
 
@@ -171,6 +178,7 @@ ERROR_TYPES: Mapping[str, type[ModelExportError]] = {
         TracerWarningError,
         UnorderedMapError,
         TensorRTBuildError,
+        GGUFExportError,
         ValidationError,
         ArtifactError,
         StageError,

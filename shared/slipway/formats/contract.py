@@ -129,6 +129,7 @@ class Format(Generic[S]):
             setting under ``Attributes:``.
         plan: Pure function that returns the tasks for a request. The task that delivers an output names it in ``format``.
         levels: Its quantization levels.
+        unquantized_level: Another name for its unquantized output in a list of levels, such as ``f16``; empty for none.
         refused_levels: Levels of other formats that this one lacks on purpose, each with the reason.
         is_model: Whether its unquantized output is the merged model itself; ``plan`` then returns only the tasks of its levels.
         needs_tokenizer: Function that says whether, with these settings, the merged model needs its tokenizer.
@@ -153,6 +154,7 @@ class Format(Generic[S]):
     settings: type[S]
     plan: Callable[[FormatRequest[S]], tuple[PlannedTask, ...]]
     levels: tuple[str, ...] = ()
+    unquantized_level: str = ""
     refused_levels: Mapping[str, RefusedLevel] = field(default_factory=dict)
     is_model: bool = False
     needs_tokenizer: Callable[[S], bool] = lambda _: True
@@ -178,7 +180,8 @@ class Format(Generic[S]):
         """
         if not _NAME.fullmatch(self.name) or self.name in _TAKEN:
             raise ValueError(f"{self.name!r} cannot be a format's name: use lower-case letters, digits and underscores")
-        wrong = [level for level in self.levels if not _LEVEL.fullmatch(level) or level == "none"]
+        named = [*self.levels, *filter(None, [self.unquantized_level])]
+        wrong = [level for level in named if not _LEVEL.fullmatch(level) or level == "none" or named.count(level) > 1]
         if wrong:
             raise ValueError(f"{wrong[0]!r} cannot be a level's name: use lower-case letters, digits and underscores")
         base = LevelSettings if self.levels else FormatSettings
@@ -197,8 +200,8 @@ class Format(Generic[S]):
         wrong = [name for name in names if not _VARIABLE.fullmatch(name) or names.count(name) > 1]
         if wrong:
             raise ValueError(f"{wrong[0]!r} is not EXPORT_NAME, or belongs to two settings")
-        named = (self.runtime.load, self.runtime.inspect) if self.runtime else ()
-        for reference in filter(None, (self.quantizer, self.packager, *named)):
+        of_runtime = (self.runtime.load, self.runtime.inspect) if self.runtime else ()
+        for reference in filter(None, (self.quantizer, self.packager, *of_runtime)):
             if not _REFERENCE.fullmatch(reference):
                 raise ValueError(f"{reference!r} is not module:attribute")
 
