@@ -40,12 +40,12 @@ _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings":
 _LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
 
 
-def _longrope(width: int) -> dict[str, Any]:
+def _longrope(width: int, original: int) -> dict[str, Any]:
     short = [1.0 + 0.05 * index for index in range(width // 2)]
     return {
         "rope_type": "longrope",
         "rope_theta": 10000.0,
-        "original_max_position_embeddings": 64,
+        "original_max_position_embeddings": original,
         "short_factor": short,
         "long_factor": [2 * factor for factor in short],
     }
@@ -85,8 +85,16 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "gemma2": _of("Gemma2Config", "Gemma2ForCausalLM", **_gemma(4, 2)),
     "gemma3": _of("Gemma3TextConfig", "Gemma3ForCausalLM", **_gemma(7, 6)),
     "phi3": _of("Phi3Config", "Phi3ForCausalLM"),
-    "phi3-longrope": _of(
-        "Phi3Config", "Phi3ForCausalLM", original_max_position_embeddings=64, rope_parameters=_longrope(16)
+    "phi3-long": _of(
+        "Phi3Config", "Phi3ForCausalLM", original_max_position_embeddings=16, rope_parameters=_longrope(16, 16)
+    ),
+    # llama.cpp chooses by the length of its context, which is 256 at least.
+    "phi3-short": _of(
+        "Phi3Config",
+        "Phi3ForCausalLM",
+        max_position_embeddings=512,
+        original_max_position_embeddings=256,
+        rope_parameters=_longrope(16, 256),
     ),
     "smollm3": _of("SmolLM3Config", "SmolLM3ForCausalLM", num_hidden_layers=5, tie_word_embeddings=True),
     "granite": _of(
@@ -136,19 +144,9 @@ def llama_distributions(file: Path, tokens: Sequence[int], *, context: int = 128
     server = xllamacpp.Server(params)
     found = np.full((len(tokens), VOCABULARY), -np.inf)
     for end in range(1, len(tokens) + 1):
-        request = {
-            "prompt": [int(token) for token in tokens[:end]],
-            "n_predict": 1,
-            "n_probs": VOCABULARY,
-            "temperature": 1.0,
-            "top_k": 0,
-            "top_p": 1.0,
-            "min_p": 0.0,
-            "samplers": [],
-            "cache_prompt": False,
-        }
-        answer = server.handle_completions(request)
-        for entry in answer["completion_probabilities"][0]["top_logprobs"]:
+        prompt = [int(token) for token in tokens[:end]]
+        answer = server.handle_completions({"prompt": prompt, "n_predict": 1, "logprobs": VOCABULARY, "temperature": -1})
+        for entry in answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]:
             found[end - 1, entry["id"]] = entry["logprob"]
     return found
 

@@ -22,8 +22,8 @@ _LAYERS, _HEADS, _HIDDEN = (
     ("hidden_size", "n_embd"),
 )
 _POSITIONS = ("max_position_embeddings", "n_positions")
+_EXPERTS = ("num_local_experts", "num_experts")
 _COUNTS = {
-    "expert_count": "num_experts",
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
@@ -83,7 +83,7 @@ def parameters_of(found: Architecture, config: Mapping[str, Any]) -> Parameters:
     hidden, heads, layers = (whole(settings, *keys) for keys in (_HIDDEN, _HEADS, _LAYERS))
     kv_heads = whole(settings, "num_key_value_heads", default=heads)
     width = whole(settings, "head_dim", default=found.head_dim or max(1, hidden // heads))
-    experts = whole(settings, "num_experts", default=1) if "moe" in found.name else 0
+    experts = whole(settings, *_EXPERTS) if "moe" in found.name else 0
     inner = whole(settings, "intermediate_size", "n_inner", default=4 * hidden)
     positions, window = whole(settings, *_POSITIONS), _uncomputed_window(found, settings)
     limit = window if 0 < window < positions else 0
@@ -98,6 +98,7 @@ def parameters_of(found: Architecture, config: Mapping[str, Any]) -> Parameters:
         "attention.key_length": width,
         "attention.value_length": width,
         "vocab_size": whole(settings, "vocab_size"),
+        **({"expert_count": experts} if experts else {}),
         **{key: whole(settings, name) for key, name in _COUNTS.items() if experts and settings.get(name) is not None},
         **({"attention.sliding_window": whole(settings, "sliding_window")} if found.windows else {}),
     }
