@@ -137,11 +137,14 @@ def _save_tokenizer(folder: Path) -> None:
     tf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<bos>", eos_token="<eos>").save_pretrained(folder)
 
 
-def write_gguf(model: Path, workdir: Path, *, level: str = "f16", **context: Any) -> tuple[Path, Context]:
+def write_gguf(
+    model: Path, workdir: Path, *, level: str = "f16", importance: Path | None = None, **context: Any
+) -> tuple[Path, Context]:
     """Run the stage; return the file, and the context with its facts."""
     workdir.mkdir(exist_ok=True)
     ctx = Context(workdir=workdir, **context)
-    folder = STAGE.run({"pytorch": model}, GGUFParams(type=level, name="tiny"), ctx)["gguf"]
+    inputs = {"pytorch": model} | ({"importance": importance} if importance else {})
+    folder = STAGE.run(inputs, GGUFParams(type=level, name="tiny"), ctx)["gguf"]
     [file] = folder.glob("*.gguf")
     return file, ctx
 
