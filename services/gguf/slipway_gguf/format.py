@@ -56,6 +56,7 @@ FORMAT = Format(
         name="llama.cpp",
         files=("*.gguf",),
         load="slipway_gguf.runtime:load",
+        reads_text=True,
         precision_file="gguf.json",
     ),
     usage=Usage(

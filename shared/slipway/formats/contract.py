@@ -62,6 +62,8 @@ class Runtime:
         prefers: Needs of a worker that runs outputs; None for nothing.
         precision_file: JSON file of an output whose ``precision`` names the type of its weights; empty for none.
         stored_dtype: Type of the weights if no file names one; empty if unknown.
+        reads_text: Whether it reads text and conversations with a tokenizer and chat template of the output, which are compared with
+            transformers' (``tokens_of`` and ``rendered`` of the model that ``load`` returns).
         inspect: ``module:ATTRIBUTE`` of a stage for ``slipway inspect``: input ``model``, parameter ``file``, and an output
             ``inspection`` as :class:`slipway.models.activations.inspection.Inspection` writes it; empty for none.
     """
@@ -73,6 +75,7 @@ class Runtime:
     prefers: Needs | None = None
     precision_file: str = ""
     stored_dtype: str = ""
+    reads_text: bool = False
     inspect: str = ""
 
     def __post_init__(self) -> None:

@@ -42,6 +42,7 @@ class GGUFModel(LanguageModel):
 
     device = "cpu"
     has_cache = True
+    reads_text = True
 
     def __init__(self, llama: Llama, file: Path, *, threads: int, stored: str) -> None:
         self._llama, self._file, self._threads = llama, file, threads
