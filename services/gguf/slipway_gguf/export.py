@@ -24,6 +24,7 @@ from slipway_gguf.general import general_fields
 from slipway_gguf.levels import LEVELS, Level
 from slipway_gguf.params import GGUFParams
 from slipway_gguf.weights.checks import check_file
+from slipway_gguf.weights.importance import read_importance
 from slipway_gguf.weights.mixture import Sizes, stored_kind
 from slipway_gguf.weights.tensors import EMBEDDING, plan_tensors
 from slipway_gguf.weights.writing import Written, write_file
@@ -34,13 +35,13 @@ DESCRIPTION = "gguf.json"
 _LIBRARIES = ("slipway", "gguf", "numpy", "xllamacpp")
 
 
-def export_model(model: Path, params: GGUFParams, ctx: Context) -> Path:
-    """Write the model to ``ctx.workdir / "gguf"`` and return that folder.
+def export_model(inputs: Mapping[str, Path], params: GGUFParams, ctx: Context) -> Path:
+    """Write the model in ``inputs["pytorch"]`` to ``ctx.workdir / "gguf"`` and return that folder.
 
     Raises:
         GGUFExportError: With the reasons that the README lists.
     """
-    started = time.monotonic()
+    started, model = time.monotonic(), inputs["pytorch"]
     config, level = read_config(model), LEVELS[params.type]
     found = architecture_of(config)
     if found is None or refusal_reason(config):
@@ -60,7 +61,9 @@ def export_model(model: Path, params: GGUFParams, ctx: Context) -> Path:
     tensors = plan_tensors(weights, parameters, tied=tied)
     rows = next(planned.shape[0] for planned in tensors if planned.name == EMBEDDING)
     sizes = Sizes(found.name, parameters.layers, parameters.heads, parameters.kv_heads, parameters.experts, tied)
-    kinds = {planned.name: stored_kind(planned.name, planned.shape, level, sizes) for planned in tensors}
+    weighed = "importance" in inputs and level.weighs
+    importance = read_importance(inputs["importance"], tensors) if weighed else {}
+    kinds = {each.name: stored_kind(each.name, each.shape, level, sizes, weighed=weighed) for each in tensors}
     lineage = ctx.input_digests.get("pytorch", "")
     fields = (
         *general_fields(found.name, params, level, tensors, experts=parameters.experts, lineage=lineage),
@@ -74,7 +77,7 @@ def export_model(model: Path, params: GGUFParams, ctx: Context) -> Path:
         fields,
         tensors,
         kinds,
-        importance={},
+        importance=importance,
         threads=max(1, ctx.threads),
         on_bytes=lambda done, total: ctx.progress("weights", done=done, total=total),
     )
@@ -83,7 +86,7 @@ def export_model(model: Path, params: GGUFParams, ctx: Context) -> Path:
     _warn_of_wide_tensors(written, ctx)
     copy_companions(model, folder)
     modelfile.write(folder, written.path.name, model)
-    facts = _facts(written, level, parameters, lineage) | checks
+    facts = _facts(written, level, parameters, lineage) | {"weighed_tensors": len(importance)} | checks
     (folder / DESCRIPTION).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     ctx.record(**facts, size_after_bytes=written.size, seconds=round(time.monotonic() - started, 3))
     return folder

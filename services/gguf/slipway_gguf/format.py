@@ -13,8 +13,17 @@ class GGUFConfiguration(LevelSettings):
 
 
 def plan(request: FormatRequest[GGUFConfiguration]) -> tuple[PlannedTask, ...]:
-    """Plan a file for each level; each is made of the merged model alone."""
-    return tuple(
+    """Plan a file for each level, each made of the merged model alone; and before them the importance of inputs if there is text to measure it."""
+    wanted = [level for level in request.levels if LEVELS[level].weighs]
+    measured = PlannedTask(
+        id="importance",
+        stage="importance",
+        params={},
+        inputs={"model": request.model, "data": request.text},
+        output="importance",
+        fallback="all inputs count alike when weights are rounded",
+    )
+    files = tuple(
         PlannedTask(
             id="-".join(filter(None, ("gguf", level))),
             stage="gguf",
@@ -23,12 +32,16 @@ def plan(request: FormatRequest[GGUFConfiguration]) -> tuple[PlannedTask, ...]:
                 "name": file_name(request.model_name),
                 "base_model": request.base_model,
             },
-            inputs={"pytorch": request.model},
+            inputs={
+                "pytorch": request.model,
+                **({"importance": measured.reference} if request.text and level in wanted else {}),
+            },
             format="-".join(filter(None, (request.name, level))),
             output="gguf",
         )
         for level in ("", *request.levels)
     )
+    return (measured, *files) if request.text and wanted else files
 
 
 def level_bytes(level: str, size: ModelSize) -> int:
@@ -43,6 +56,7 @@ FORMAT = Format(
     plan=plan,
     levels=tuple(name for name in LEVELS if name not in ("f32", UNQUANTIZED)),
     unquantized_level=UNQUANTIZED,
+    text_levels=tuple(name for name, level in LEVELS.items() if level.weighs),
     refused_levels={
         "fp16": RefusedLevel("its unquantized file is float16", instead=UNQUANTIZED),
         "int8": RefusedLevel("llama.cpp has types of its own", instead="q8_0"),

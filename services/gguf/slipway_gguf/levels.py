@@ -25,6 +25,11 @@ class Level:
     bytes_per_weight: float
 
     @property
+    def weighs(self) -> bool:
+        """Return whether the rounding can be weighed by the importance of inputs: it chooses scales by the error."""
+        return self.type not in ("F32", "F16", "BF16", "Q8_0")
+
+    @property
     def label(self) -> str:
         """Return the level as file names of GGUF models have it, such as ``Q4_K_M``."""
         return self.name.upper()

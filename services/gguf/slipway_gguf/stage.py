@@ -17,14 +17,14 @@ _SHARE_OF_FLOAT32 = 1.02
 
 
 def run(inputs: Mapping[str, Path], params: GGUFParams, ctx: Context) -> dict[str, Path]:
-    """Write the model in ``inputs["pytorch"]``; the README describes the output folder.
+    """Write the model in ``inputs["pytorch"]``, weighed by ``inputs["importance"]`` if that is there; the README describes the output folder.
 
     Raises:
         GGUFExportError: With the reasons that the README lists.
     """
     from slipway_gguf.export import export_model
 
-    return {"gguf": export_model(inputs["pytorch"], params, ctx)}
+    return {"gguf": export_model(inputs, params, ctx)}
 
 
 def output_bytes(params: Mapping[str, Any], size: ModelSize) -> int:
@@ -37,6 +37,7 @@ STAGE = Stage(
     name="gguf",
     version=1,
     inputs=("pytorch",),
+    optional_inputs=("importance",),
     outputs=("gguf",),
     params=GGUFParams,
     run=run,

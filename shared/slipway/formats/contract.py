@@ -133,6 +133,7 @@ class Format(Generic[S]):
         plan: Pure function that returns the tasks for a request. The task that delivers an output names it in ``format``.
         levels: Its quantization levels.
         unquantized_level: Another name for its unquantized output in a list of levels, such as ``f16``; empty for none.
+        text_levels: Levels of its own that are made with the text of an export that names some (``optimization.calibration``).
         refused_levels: Levels of other formats that this one lacks on purpose, each with the reason.
         is_model: Whether its unquantized output is the merged model itself; ``plan`` then returns only the tasks of its levels.
         needs_tokenizer: Function that says whether, with these settings, the merged model needs its tokenizer.
@@ -158,6 +159,7 @@ class Format(Generic[S]):
     plan: Callable[[FormatRequest[S]], tuple[PlannedTask, ...]]
     levels: tuple[str, ...] = ()
     unquantized_level: str = ""
+    text_levels: tuple[str, ...] = ()
     refused_levels: Mapping[str, RefusedLevel] = field(default_factory=dict)
     is_model: bool = False
     needs_tokenizer: Callable[[S], bool] = lambda _: True

@@ -145,7 +145,9 @@ def llama_distributions(file: Path, tokens: Sequence[int], *, context: int = 128
     found = np.full((len(tokens), VOCABULARY), -np.inf)
     for end in range(1, len(tokens) + 1):
         prompt = [int(token) for token in tokens[:end]]
-        answer = server.handle_completions({"prompt": prompt, "n_predict": 1, "logprobs": VOCABULARY, "temperature": -1})
+        answer = server.handle_completions(
+            {"prompt": prompt, "n_predict": 1, "logprobs": VOCABULARY, "temperature": -1}
+        )
         for entry in answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]:
             found[end - 1, entry["id"]] = entry["logprob"]
     return found

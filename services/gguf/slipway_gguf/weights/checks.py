@@ -8,10 +8,11 @@ from typing import Any
 
 import gguf
 import numpy as np
+from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
 from slipway.errors import GGUFExportError
-from slipway_gguf.weights.ggml import Kind, StoredTensor, row_bytes, stored_tensors
+from slipway_gguf.weights.ggml import StoredTensor, row_bytes, stored_tensors
 from slipway_gguf.weights.tensors import Planned
 from slipway_gguf.weights.writing import Written, float32_rows
 

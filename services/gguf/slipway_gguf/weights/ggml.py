@@ -11,11 +11,11 @@ from typing import Any
 
 import gguf
 import numpy as np
+from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
 from slipway.errors import GGUFExportError
 
-Kind = gguf.GGMLQuantizationType
 _DIMENSIONS = 4
 """Sizes that ggml stores of each tensor."""
 

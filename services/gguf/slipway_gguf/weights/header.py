@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import gguf
+from gguf import GGMLQuantizationType as Kind
 
 from slipway.errors import GGUFExportError
 from slipway_gguf.metadata import Field
-from slipway_gguf.weights.ggml import Kind, row_bytes
+from slipway_gguf.weights.ggml import row_bytes
 
 ALIGNMENT = gguf.GGUF_DEFAULT_ALIGNMENT
 _LONGEST_NAME = 63

@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass
 
 import gguf
+from gguf import GGMLQuantizationType as Kind
 
 from slipway_gguf.levels import Level
 
-Kind = gguf.GGMLQuantizationType
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 _FLOAT32 = ("_norm.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")
 """Ends of the names of tensors that are computed with in float32 only."""

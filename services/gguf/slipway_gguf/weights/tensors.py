@@ -123,15 +123,16 @@ def plan_tensors(tensors: Mapping[str, TensorInfo], parameters: Parameters, *, t
 
 
 def _single(name: str, info: TensorInfo, parameters: Parameters, names: gguf.TensorNameMap) -> Planned:
-    architecture, view, shape = parameters.architecture, _same, info.shape
-    if architecture.paired and ".self_attn.q_proj." in name:
-        view = partial(_pairs, parameters.heads)
-    elif architecture.paired and ".self_attn.k_proj." in name:
-        view = partial(_pairs, parameters.kv_heads)
-    elif name.endswith(architecture.transposed or ("\0",)):
-        view, shape = np.transpose, shape[::-1]
-    if view not in (_same, np.transpose) and (not shape or shape[0] != view.args[0] * parameters.width):  # type: ignore[union-attr]
+    architecture, shape = parameters.architecture, info.shape
+    view: View = _same
+    counts = {".self_attn.q_proj.": parameters.heads, ".self_attn.k_proj.": parameters.kv_heads}
+    heads = next((count for part, count in counts.items() if architecture.paired and part in name), 0)
+    if heads and (not shape or shape[0] != heads * parameters.width):
         raise _wrong(f"tensor {name!r} has the shape {shape}, which config.json's heads do not divide", name)
+    if heads:
+        view = partial(_pairs, heads)
+    elif name.endswith(architecture.transposed or ("\0",)):
+        view, shape = _transposed, shape[::-1]
     offset = architecture.norm_offset if name.endswith("norm.weight") else 0.0
     return Planned(_mapped_name(name, names), shape or (1,), (Part(info, view),), offset)
 
@@ -212,6 +213,10 @@ def _wrong(what: str, tensor: str, *, reason: str = "GGUF_INVALID") -> GGUFExpor
 
 def _same(whole: Array) -> Array:
     return whole
+
+
+def _transposed(whole: Array) -> Array:
+    return whole.T
 
 
 def _rows(first: int, end: int, whole: Array) -> Array:

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
 from slipway.errors import GGUFExportError
 from slipway_gguf.metadata import Field
-from slipway_gguf.weights.ggml import Kind, library, quantize
+from slipway_gguf.weights.ggml import library, quantize
 from slipway_gguf.weights.header import Entry, header, padding
 from slipway_gguf.weights.tensors import Planned
 
