@@ -71,6 +71,7 @@ FORMAT = Format(
         files=("*.gguf",),
         load="slipway_gguf.runtime:load",
         reads_text=True,
+        explain="slipway_gguf.diagnosis:explain",
         precision_file="gguf.json",
     ),
     usage=Usage(

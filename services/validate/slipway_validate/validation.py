@@ -26,6 +26,7 @@ from slipway.validation.speed import Engine, Speed
 from slipway.validation.texts import TextComparison
 from slipway_validate.answers.records import FORMS, answered_records
 from slipway_validate.continuing import long_spec
+from slipway_validate.explaining import explained
 from slipway_validate.folders import float32_bytes, runtime_for, why_not_run
 from slipway_validate.judging.answers import Scorer
 from slipway_validate.judging.evaluate import MERGED, Evaluator, begin_result, result_not_run
@@ -150,7 +151,16 @@ def _validated(
             folder=work / "texts",
             timeout_seconds=params.output_timeout_seconds,
         )
-        one = _OneOutput(prepared, params, ctx, evaluator=evaluator, stopwatch=stopwatch, long=long, texts=texts)
+        one = _OneOutput(
+            prepared,
+            params,
+            ctx,
+            evaluator=evaluator,
+            stopwatch=stopwatch,
+            long=long,
+            texts=texts,
+            merged=inputs.get(MERGED),
+        )
         results = [
             one.validate(
                 name, inputs[name], work / "outputs" / name, label=f"output {number} of {len(outputs)}: {name}"
@@ -280,7 +290,9 @@ class _OneOutput:
         stopwatch: Stopwatch,
         long: LongSpec | None,
         texts: Texts,
+        merged: Path | None,
     ) -> None:
+        self._merged = merged
         self._long, self._texts = long, texts
         self._prepared = prepared
         self._params = params
@@ -310,6 +322,15 @@ class _OneOutput:
         if reads and self._texts.missing:
             result = result.model_copy(update={"texts": TextComparison(not_compared=self._texts.missing)})
         found = self._evaluator.evaluate(name, model, spec=spec, result=result, run_folder=folder)
+        found = explained(
+            found,
+            runtime,
+            output=model,
+            merged=self._merged,
+            ctx=self._ctx,
+            folder=folder.with_name(f"{folder.name}.explain"),
+            timeout_seconds=self._params.output_timeout_seconds,
+        )
         if found.status is OutputStatus.FAILED:
             self._ctx.warn(f"{failed_validation(name)}{found.explanation}; {found.remedy}")
         return found.model_copy(update={"speed": speed, "notes": (*found.notes, *filter(None, (note,)))})

@@ -39,6 +39,7 @@ def read(model: Path, *, rows: int) -> tuple[Field, ...]:
     numbers = numbers_of(files, rows=rows, template=templates.get(DEFAULT, ""))
     begin, end = around(files, numbers)
     differs = [TextKind.SPECIAL_SPACES] if any(each.strips for each in files.added.values()) else []
+    own: tuple[Field, ...]
     if spaces is None:
         pre, approximate = splitting_of(
             files.tokenizer.get("pre_tokenizer"), whole=bool(files.model.get("ignore_merges"))

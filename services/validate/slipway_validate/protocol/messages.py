@@ -255,6 +255,20 @@ class TextSpec(_Message):
     file: Path
 
 
+class ExplainSpec(_Message):
+    """An output whose difference from the merged model its format explains.
+
+    Attributes:
+        function: ``module:attribute`` of the format's function.
+        output: Folder of the output.
+        merged: Folder of the merged model.
+    """
+
+    function: str
+    output: Path
+    merged: Path
+
+
 class SurvivalSpec(_Message):
     """Outputs whose stored weights are compared with base and adapter.
 
@@ -270,11 +284,12 @@ class SurvivalSpec(_Message):
 
 
 class Spec(_Message):
-    """Contents of ``spec.json``: at most one of the first three fields. ``survival`` is done last, after the result is written."""
+    """Contents of ``spec.json``: at most one of the first four fields. ``survival`` is done last, after the result is written."""
 
     run: RunSpec | None = None
     tokenize: TokenizeSpec | None = None
     texts: TextSpec | None = None
+    explain: ExplainSpec | None = None
     survival: SurvivalSpec | None = None
 
 
@@ -284,7 +299,7 @@ class RunResult(_Message):
     Attributes:
         status: ``done``; ``not_run`` if this machine cannot run it; ``failed`` if the model cannot be used.
         reason: Reason of a failure, a key of ``slipway.reasons.REASONS``.
-        message: Why it was not run or failed.
+        message: Why it was not run or failed; an explanation that was asked for.
         remedy: What helps, if the run knows it; empty otherwise.
         engine: The engine that ran it.
         vocabulary: Number of values of a result, V.

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from queue import SimpleQueue
-from typing import NamedTuple, NoReturn, TextIO
+from typing import Any, NamedTuple, NoReturn, TextIO
 
 from slipway.folders.disk_full import is_disk_full
 from slipway.validation.speed import Memory
@@ -35,6 +35,7 @@ from slipway_validate.protocol.messages import (
     WAITING,
     Answers,
     EncodedInputs,
+    ExplainSpec,
     LongResult,
     RunResult,
     RunSpec,
@@ -58,13 +59,23 @@ def loader(spec: RunSpec) -> Callable[[], LanguageModel]:
     Raises:
         NotRunnable: A library that it needs is not installed here.
     """
-    module, _, attribute = spec.runtime.partition(":")
-    try:
-        load = getattr(import_module(module), attribute)
-    except ImportError as error:
-        raise NotRunnable(f"its runtime cannot be used here ({error}): pip install {error.name or module}") from error
+    load = _imported(spec.runtime)
     folders = (spec.model,) if spec.adapter is None else (spec.model, spec.adapter)
     return lambda: load(*folders, threads=spec.threads)
+
+
+def _imported(reference: str) -> Callable[..., Any]:
+    """Import a function of a format, ``module:attribute``.
+
+    Raises:
+        NotRunnable: A library that it needs is not installed here.
+    """
+    module, _, attribute = reference.partition(":")
+    try:
+        function: Callable[..., Any] = getattr(import_module(module), attribute)
+    except ImportError as error:
+        raise NotRunnable(f"its runtime cannot be used here ({error}): pip install {error.name or module}") from error
+    return function
 
 
 def run_model(spec: RunSpec, folder: Path) -> tuple[RunResult, LanguageModel]:
@@ -198,6 +209,15 @@ def read_texts(spec: TextSpec) -> RunResult:
     return RunResult()
 
 
+def explain(spec: ExplainSpec) -> RunResult:
+    """Return the format's explanation of why an output differs from the merged model.
+
+    Raises:
+        NotRunnable: A library that it needs is not installed here.
+    """
+    return RunResult(message=str(_imported(spec.function)(spec.output, spec.merged)))
+
+
 def execute(spec: Spec, folder: Path) -> tuple[RunResult, LanguageModel | None]:
     """Execute a spec; every failure becomes a result. Return the result and, if it ran, the model."""
     try:
@@ -205,6 +225,8 @@ def execute(spec: Spec, folder: Path) -> tuple[RunResult, LanguageModel | None]:
             return tokenize(spec.tokenize), None
         if spec.texts is not None:
             return read_texts(spec.texts), None
+        if spec.explain is not None:
+            return explain(spec.explain), None
         return run_model(spec.run, folder) if spec.run is not None else (RunResult(), None)
     except (KeyboardInterrupt, SystemExit):
         raise
