@@ -159,7 +159,9 @@ REASONS: Mapping[str, Reason] = {
     "TENSORRT_TARGET_UNSUPPORTED": Reason(_C.UNSUPPORTED, "no installed TensorRT builds for this GPU architecture"),
     "TENSORRT_PARSE_FAILED": Reason(_C.UNSUPPORTED, "TensorRT cannot parse the ONNX model"),
     "GGUF_INVALID": Reason(_C.UNSUPPORTED, "the GGUF file that was written differs from the model"),
-    "GGUF_TOKENIZER_UNSUPPORTED": Reason(_C.UNSUPPORTED, "llama.cpp cannot read text as the tokenizer of this model does"),
+    "GGUF_TOKENIZER_UNSUPPORTED": Reason(
+        _C.UNSUPPORTED, "llama.cpp cannot read text as the tokenizer of this model does"
+    ),
     "TENSORRT_BUILD_FAILED": Reason(_C.UNSUPPORTED, "TensorRT could not build an engine for this model"),
     # Validation
     "VALIDATION_FAILED": Reason(_C.VALIDATION, "an output differs from the fine-tuned model by more than its limit"),

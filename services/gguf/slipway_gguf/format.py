@@ -70,6 +70,8 @@ FORMAT = Format(
         name="llama.cpp",
         files=("*.gguf",),
         load="slipway_gguf.runtime:load",
+        reads_text=True,
+        explain="slipway_gguf.diagnosis:explain",
         precision_file="gguf.json",
     ),
     usage=Usage(

@@ -35,9 +35,10 @@ KNOWN: Mapping[str, tuple[tuple[str, ...], str]] = {
     ),
     "gemma": (
         ("<start_of_turn>", "<end_of_turn>"),
-        "{{ range .Messages }}<start_of_turn>"
-        '{{ if eq .Role "assistant" }}model{{ else if eq .Role "system" }}user{{ else }}{{ .Role }}{{ end }}\n'
-        "{{ .Content }}<end_of_turn>\n{{ end }}<start_of_turn>model\n",
+        _TURNS.format(
+            turn='<start_of_turn>{{ if eq .Role "assistant" }}model{{ else }}{{ .Role }}{{ end }}\n{{ .Content }}<end_of_turn>\n',
+            answer="<start_of_turn>model\n",
+        ),
     ),
     "phi3": (
         ("<|user|>", "<|end|>", "<|assistant|>"),
@@ -45,8 +46,11 @@ KNOWN: Mapping[str, tuple[tuple[str, ...], str]] = {
     ),
 }
 """Templates in Ollama's language, by what the chat template must contain."""
-_FORBIDDEN = re.compile(r"tools|tool_call|enable_thinking|reasoning_content|strftime_now")
-"""Signs of a template that does more than these: Ollama's own reading of it is better."""
+_REFUSALS = re.compile(r"raise_exception\([^)]*\)|\{#.*?#\}", re.DOTALL)
+_CODE = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)
+_TEXT = re.compile(r"""'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)\"""")
+_NAMES = {"", "role", "content", "messages", "system", "user", "assistant", "model"}
+"""Texts that any template's code may have: names of keys and roles."""
 _SAMPLING = {"temperature": float, "top_p": float, "top_k": int, "min_p": float, "repetition_penalty": float}
 _OLLAMA = {"repetition_penalty": "repeat_penalty"}
 
@@ -74,11 +78,27 @@ def write(folder: Path, file_name: str, model: Path) -> None:
 
 
 def ollama_template(template: str) -> str:
-    """Return a chat template in Ollama's language; empty if it is not one of those known here."""
-    if not template or _FORBIDDEN.search(template):
-        return ""
-    fitting = [text for marks, text in KNOWN.values() if all(mark in template for mark in marks)]
-    return fitting[0] if len(fitting) == 1 else ""
+    """Return a chat template in Ollama's language; empty if it is not one of those known here.
+
+    A template is known if it writes the marks of one, names of roles, and nothing else: no instructions, no tools.
+    """
+    for marks, text in KNOWN.values():
+        if all(mark in template for mark in marks) and all(_is_plain(each, marks) for each in _texts(template)):
+            return text
+    return ""
+
+
+def _texts(template: str) -> list[str]:
+    """Return the texts that a template can write: those in its code, and what lies between."""
+    code = _REFUSALS.sub("", template)
+    inside = [one or other for piece in _CODE.findall(code) for one, other in _TEXT.findall(piece)]
+    return [text.replace("\\n", "\n") for text in (*inside, *_CODE.split(code))]
+
+
+def _is_plain(text: str, marks: tuple[str, ...]) -> bool:
+    for mark in sorted(marks, key=len, reverse=True):
+        text = text.replace(mark, "")
+    return text.strip() in _NAMES
 
 
 def quoted(text: str) -> str:

@@ -62,6 +62,10 @@ class Runtime:
         prefers: Needs of a worker that runs outputs; None for nothing.
         precision_file: JSON file of an output whose ``precision`` names the type of its weights; empty for none.
         stored_dtype: Type of the weights if no file names one; empty if unknown.
+        reads_text: Whether it reads text and conversations with a tokenizer and chat template of the output, which are compared with
+            transformers' (``tokens_of`` and ``rendered`` of the model that ``load`` returns).
+        explain: ``module:attribute`` of a function ``explain(folder, merged)`` that says in words how the weights of an output differ from
+            the merged model's, asked if its results do; empty for none.
         inspect: ``module:ATTRIBUTE`` of a stage for ``slipway inspect``: input ``model``, parameter ``file``, and an output
             ``inspection`` as :class:`slipway.models.activations.inspection.Inspection` writes it; empty for none.
     """
@@ -73,6 +77,8 @@ class Runtime:
     prefers: Needs | None = None
     precision_file: str = ""
     stored_dtype: str = ""
+    reads_text: bool = False
+    explain: str = ""
     inspect: str = ""
 
     def __post_init__(self) -> None:
@@ -202,7 +208,7 @@ class Format(Generic[S]):
         wrong = [name for name in names if not _VARIABLE.fullmatch(name) or names.count(name) > 1]
         if wrong:
             raise ValueError(f"{wrong[0]!r} is not EXPORT_NAME, or belongs to two settings")
-        of_runtime = (self.runtime.load, self.runtime.inspect) if self.runtime else ()
+        of_runtime = (self.runtime.load, self.runtime.inspect, self.runtime.explain) if self.runtime else ()
         for reference in filter(None, (self.quantizer, self.packager, *of_runtime)):
             if not _REFERENCE.fullmatch(reference):
                 raise ValueError(f"{reference!r} is not module:attribute")

@@ -42,6 +42,7 @@ class GGUFModel(LanguageModel):
 
     device = "cpu"
     has_cache = True
+    reads_text = True
 
     def __init__(self, llama: Llama, file: Path, *, threads: int, stored: str) -> None:
         self._llama, self._file, self._threads = llama, file, threads
@@ -56,7 +57,9 @@ class GGUFModel(LanguageModel):
         longest = max(1, functions.llama_model_n_ctx_train(self._model))
         self.bounds = Bounds(batch=1, sequence=longest, past=longest)
         self.native_dtype, self._comparing = "float16", False
-        self._context, self._size, self._number, self._tokens = None, 0, 0, ()
+        self._context: int | None = None
+        self._size = self._number = 0
+        self._tokens: tuple[int, ...] = ()
         self._chat: ChatServer | None = None
         self.engine = Engine(
             runtime="llama.cpp",

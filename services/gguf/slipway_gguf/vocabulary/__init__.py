@@ -7,6 +7,7 @@ from pathlib import Path
 from gguf import GGUFValueType as Kind
 
 from slipway.texts import quoted
+from slipway.validation.texts import TextKind
 from slipway_gguf.metadata import Field
 from slipway_gguf.vocabulary.documents import TokenizerFiles, read_files, unsupported
 from slipway_gguf.vocabulary.marks import around, numbers_of
@@ -19,8 +20,6 @@ from slipway_gguf.vocabulary.tokens import list_tokens
 _PREFIX = "tokenizer.ggml"
 DIFFERS = "slipway.tokenizer.differs"
 """Key of our own: the kinds of text that llama.cpp is known to read otherwise, so that validation tells them from a fault."""
-MARKS_STRIP = "text beside a special token that takes spaces along"
-NORMALIZED = "text that is not normalized"
 
 
 def read(model: Path, *, rows: int) -> tuple[Field, ...]:
@@ -39,22 +38,23 @@ def read(model: Path, *, rows: int) -> tuple[Field, ...]:
     templates = templates_of(files)
     numbers = numbers_of(files, rows=rows, template=templates.get(DEFAULT, ""))
     begin, end = around(files, numbers)
-    differs = [MARKS_STRIP] if any(each.strips for each in files.added.values()) else []
+    differs = [TextKind.SPECIAL_SPACES] if any(each.strips for each in files.added.values()) else []
+    own: tuple[Field, ...]
     if spaces is None:
         pre, approximate = splitting_of(
             files.tokenizer.get("pre_tokenizer"), whole=bool(files.model.get("ignore_merges"))
         )
-        differs += [approximate, NORMALIZED if _normalizes(files) else ""]
+        differs += [*approximate, *([TextKind.DECOMPOSED] if _composes(files) else [])]
         own = (_text("model", "gpt2"), _text("pre", pre), _array("merges", tuple(merge_texts(pairs)), Kind.STRING))
     else:
-        differs.append(spaces.differs)
+        differs += spaces.differs
         own = (
             _text("model", "llama"),
             _text("pre", "default"),
             _array("scores", scores_of(pairs, tokens), Kind.FLOAT32),
             Field(f"{_PREFIX}.add_space_prefix", spaces.prefix, Kind.BOOL),
         )
-    known = tuple(filter(None, differs))
+    known = tuple(dict.fromkeys(each.value for each in differs))
     return (
         *own,
         _array("tokens", tokens.texts, Kind.STRING),
@@ -86,7 +86,7 @@ def _templates(templates: dict[str, str]) -> tuple[Field, ...]:
     )
 
 
-def _normalizes(files: TokenizerFiles) -> bool:
+def _composes(files: TokenizerFiles) -> bool:
     """Return whether text is composed first (NFC), which changes no text that is composed already.
 
     Raises:

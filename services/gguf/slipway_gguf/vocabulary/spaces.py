@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipway.texts import quoted
+from slipway.validation.texts import TextKind
 from slipway_gguf.vocabulary.documents import unsupported
 from slipway_gguf.vocabulary.tokens import SPACE
-
-AFTER_MARKS = "text behind a special token"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +18,11 @@ class Spaces:
 
     Attributes:
         prefix: Whether a space is put before a text.
-        differs: Kind of text in which llama.cpp does otherwise; empty for none.
+        differs: Kinds of text that llama.cpp splits otherwise.
     """
 
     prefix: bool
-    differs: str = ""
+    differs: tuple[TextKind, ...] = ()
 
 
 def spaces_of(tokenizer: Mapping[str, Any]) -> Spaces | None:
@@ -54,7 +53,7 @@ def spaces_of(tokenizer: Mapping[str, Any]) -> Spaces | None:
             "it splits text at spaces (Metaspace with split), which llama.cpp does not do with such vocabularies"
         )
     scheme = meta.get("prepend_scheme", "always" if meta.get("add_prefix_space", True) else "never")
-    return Spaces(scheme != "never", AFTER_MARKS if scheme == "first" else "")
+    return Spaces(scheme != "never", (TextKind.SPECIAL, TextKind.SPECIAL_SPACES) if scheme == "first" else ())
 
 
 def _check_inert(pre: Any) -> None:

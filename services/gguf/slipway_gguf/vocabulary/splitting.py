@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipway.texts import quoted, shortened
+from slipway.validation.texts import TextKind
 from slipway_gguf.vocabulary.documents import unsupported
 
 _NESTED = 8
@@ -39,7 +40,7 @@ _DEEPSEEK = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|"
     + _REST
 )
-APPROXIMATE = "letters of two cases and marks on letters"
+APPROXIMATE = (TextKind.CASED, TextKind.MARKS)
 """Where llama.cpp's expression is another one than the tokenizer's, because its engine knows no classes such as ``\\p{Lu}``."""
 
 
@@ -55,7 +56,7 @@ class Splitting:
 
     pre: str
     whole: str = ""
-    approximate: str = ""
+    approximate: tuple[TextKind, ...] = ()
 
 
 KNOWN: Mapping[tuple[str, ...], Splitting] = {
@@ -73,7 +74,7 @@ KNOWN: Mapping[tuple[str, ...], Splitting] = {
 """By expressions, as ``tokenizer.json`` has them, in the order in which each splits what those before it left."""
 
 
-def splitting_of(pre_tokenizer: Any, *, whole: bool) -> tuple[str, str]:
+def splitting_of(pre_tokenizer: Any, *, whole: bool) -> tuple[str, tuple[TextKind, ...]]:
     """Return llama.cpp's name of the way a byte-level tokenizer splits, and the kinds of text in which llama.cpp splits otherwise.
 
     Args:
