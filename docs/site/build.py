@@ -34,7 +34,7 @@ REFERENCE: Mapping[str, tuple[str, ...]] = {
             "QuantizationError",
         ),
         *("FormatExportError", "ONNXExportError", "TracerWarningError", "UnorderedMapError", "TensorRTBuildError"),
-        "OpenVinoExportError",
+        *("OpenVinoExportError", "ExecutorchExportError", "AdapterExportError", "GGUFExportError"),
         *("ValidationError", "ArtifactError", "StageError", "ServiceError"),
     ),
 }

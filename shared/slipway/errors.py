@@ -14,7 +14,8 @@
     │   ├── TensorRTBuildError
     │   ├── OpenVinoExportError
     │   ├── ExecutorchExportError
-    │   └── AdapterExportError      the adapter cannot be delivered beside its base
+    │   ├── AdapterExportError      the adapter cannot be delivered beside its base
+    │   └── GGUFExportError
     ├── ValidationError             an output does not behave like the fine-tuned model
     ├── ArtifactError               the artifact store cannot read or store an artifact
     ├── StageError                  the process that ran a stage ended without a result
@@ -155,6 +156,12 @@ class AdapterExportError(FormatExportError):
     default_reason = "ADAPTER_NOT_SERVABLE"
 
 
+class GGUFExportError(FormatExportError):
+    """A GGUF file cannot be written, or is not what the model is."""
+
+    default_reason = "GGUF_INVALID"
+
+
 class ValidationError(ModelExportError):
     """An output does not behave like the fine-tuned model."""
 
@@ -195,6 +202,7 @@ ERROR_TYPES: Mapping[str, type[ModelExportError]] = {
         OpenVinoExportError,
         ExecutorchExportError,
         AdapterExportError,
+        GGUFExportError,
         ValidationError,
         ArtifactError,
         StageError,

@@ -160,6 +160,10 @@ REASONS: Mapping[str, Reason] = {
     "TARGET_UNFIT": Reason(_C.UNSUPPORTED, "no installed format runs on this target, or none within its memory"),
     "TENSORRT_TARGET_UNSUPPORTED": Reason(_C.UNSUPPORTED, "no installed TensorRT builds for this GPU architecture"),
     "TENSORRT_PARSE_FAILED": Reason(_C.UNSUPPORTED, "TensorRT cannot parse the ONNX model"),
+    "GGUF_INVALID": Reason(_C.UNSUPPORTED, "the GGUF file that was written differs from the model"),
+    "GGUF_TOKENIZER_UNSUPPORTED": Reason(
+        _C.UNSUPPORTED, "llama.cpp cannot read text as the tokenizer of this model does"
+    ),
     "TENSORRT_BUILD_FAILED": Reason(_C.UNSUPPORTED, "TensorRT could not build an engine for this model"),
     "OPENVINO_CONVERSION_FAILED": Reason(_C.UNSUPPORTED, "OpenVINO cannot read the graph of this model"),
     "EXECUTORCH_EXPORT_FAILED": Reason(

@@ -23,8 +23,10 @@ from slipway.validation.findings import (
 )
 from slipway.validation.inputs import NOT_OUTPUTS, TEST_INPUTS, input_of, output_of
 from slipway.validation.speed import Engine, Speed
+from slipway.validation.texts import TextComparison
 from slipway_validate.answers.records import FORMS, answered_records
 from slipway_validate.continuing import long_spec
+from slipway_validate.explaining import explained
 from slipway_validate.folders import float32_bytes, runtime_for, why_not_run
 from slipway_validate.judging.answers import Scorer
 from slipway_validate.judging.evaluate import MERGED, Evaluator, begin_result, result_not_run
@@ -55,6 +57,7 @@ from slipway_validate.reference.running import merged_level, run_reference, star
 from slipway_validate.speed.slower import note_slower
 from slipway_validate.speed.stopwatch import NO_REFERENCE, NO_ROOM, QUICK, Stopwatch
 from slipway_validate.stored_weights import compare_stored_weights
+from slipway_validate.texts import Texts, read_texts
 
 REFERENCE = "reference"
 OUT_OF_MEMORY = ("STAGE_KILLED", "OUT_OF_MEMORY")
@@ -141,8 +144,24 @@ def _validated(
         )
         stopwatch = Stopwatch(begun.waiting, params, ctx, model_bytes=float32_bytes(inputs["base"]), why=begun.alone)
         long = long_spec(prepared, settings, params, reference=reference.result) if reference else None
+        texts = read_texts(
+            inputs,
+            outputs,
+            prepared.tokenizer,
+            ctx,
+            folder=work / "texts",
+            timeout_seconds=params.output_timeout_seconds,
+        )
         one = _OneOutput(
-            prepared, params, ctx, base=inputs["base"], evaluator=evaluator, stopwatch=stopwatch, long=long
+            prepared,
+            params,
+            ctx,
+            base=inputs["base"],
+            evaluator=evaluator,
+            stopwatch=stopwatch,
+            long=long,
+            texts=texts,
+            merged=inputs.get(MERGED),
         )
         results = [
             one.validate(
@@ -278,9 +297,12 @@ class _OneOutput:
         evaluator: Evaluator,
         stopwatch: Stopwatch,
         long: LongSpec | None,
+        texts: Texts,
+        merged: Path | None,
     ) -> None:
         self._base = base
-        self._long = long
+        self._merged = merged
+        self._long, self._texts = long, texts
         self._prepared = prepared
         self._params = params
         self._ctx = ctx
@@ -298,15 +320,28 @@ class _OneOutput:
             compare=self._params.compare_outputs,
             benchmark=benchmark_of(self._params),
         )
+        reads = runtime is not None and runtime.reads_text
         beside = self._base.absolute() if runtime and runtime.on_base else None
-        spec = spec.model_copy(update={"long": self._long, "base": beside})
+        more = {"long": self._long, "base": beside, "texts": self._texts.file if reads else None}
+        spec = spec.model_copy(update=more)
         speed, note = None, ""
         result = why_not_run(name, model, runtime, self._prepared.family)
         if result is None:
             result, speed, note = self._run(spec, folder, label)
         if result.reason == "DISK_FULL":
             require_success(result, what=name, remedy="")
+        if reads and self._texts.missing:
+            result = result.model_copy(update={"texts": TextComparison(not_compared=self._texts.missing)})
         found = self._evaluator.evaluate(name, model, spec=spec, result=result, run_folder=folder)
+        found = explained(
+            found,
+            runtime,
+            output=model,
+            merged=self._merged,
+            ctx=self._ctx,
+            folder=folder.with_name(f"{folder.name}.explain"),
+            timeout_seconds=self._params.output_timeout_seconds,
+        )
         if found.status is OutputStatus.FAILED:
             self._ctx.warn(f"{failed_validation(name)}{found.explanation}; {found.remedy}")
         return found.model_copy(update={"speed": speed, "notes": (*found.notes, *filter(None, (note,)))})

@@ -34,7 +34,14 @@ def _levels(configuration: Sections, method: str) -> dict[str, int]:
 def reads_text(configuration: Sections) -> bool:
     """Return whether an export reads text to make its levels: they need it, or take the text that the settings name."""
     named = bool(configuration.optimization.calibration)
-    taken = named and any(level in LEVELS and LEVELS[level].takes_text for level in _asked(configuration))
+    taken = named and (
+        any(level in LEVELS and LEVELS[level].takes_text for level in _asked(configuration))
+        or any(
+            level in each.text_levels
+            for each, _ in configuration.formats.enabled()
+            for level in configuration.levels(each.name)
+        )
+    )
     return taken or bool(calibrated_levels(configuration)) or needs_text(configuration)
 
 

@@ -169,8 +169,8 @@ def _nearest_level(each: Format[Any], level: str) -> tuple[str, str]:
 
 
 def _formats_without_output(configuration: Sections) -> Iterable[Problem]:
-    for each, section in configuration.formats.enabled():
-        if isinstance(section, LevelSettings) and not section.unquantized and not configuration.levels(each.name):
+    for each, _ in configuration.formats.enabled():
+        if not configuration.unquantized(each.name) and not configuration.levels(each.name):
             yield Problem(
                 f"formats.{each.name}.unquantized",
                 "is false, and no quantization level is requested, so there is nothing to deliver",

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from slipway.settings.sections import wrong_value
 from slipway.texts import quoted
 
+_HUB = "hf://"
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 PLACEHOLDERS = ("model_name", "timestamp", "checkpoint", "export_id")
 
 
@@ -30,6 +32,23 @@ def check_pattern(pattern: str) -> None:
             raise wrong_value(pattern, f"has an unknown placeholder {quoted('{' + name + '}')}", known)
     if pattern.strip() in {"", ".", ".."}:
         raise wrong_value(pattern, "does not name a folder", "write for example {model_name}_{timestamp}")
+
+
+def model_name(checkpoint: str, base: str) -> str:
+    """Return the name of a model from the settings alone: its training run's folder, or its base's if it has none; empty for neither.
+
+    Args:
+        checkpoint: ``checkpoint.path``.
+        base: ``base_model.name``.
+    """
+    parts = re.split(r"[/\\]+", (checkpoint or base).partition("@")[0].rstrip("/\\"))
+    return parts[-2] if len(parts) > 1 and parts[-1].startswith("checkpoint-") else parts[-1]
+
+
+def repository_name(base: str) -> str:
+    """Return the repository of ``hf://owner/name@revision``; empty for anything else, as ``owner/name`` may be a folder too."""
+    name = base.removeprefix(_HUB).partition("@")[0]
+    return name if base.startswith(_HUB) and _REPOSITORY.fullmatch(name) else ""
 
 
 def render_name(pattern: str, values: Mapping[str, str]) -> str:

@@ -19,6 +19,7 @@ from slipway.configuration.values import (
     is_none,
 )
 from slipway.files.local_folders import is_address
+from slipway.formats.registry import formats
 from slipway.formats.settings import LevelSettings
 from slipway.formats.targets import Target
 from slipway.settings.sections import (
@@ -289,6 +290,16 @@ class Sections(Section):
 
     def levels(self, format_name: str) -> tuple[Level, ...]:
         """Return the quantization levels requested of a format: its own setting or the common one; empty if it has no levels."""
+        unquantized = formats()[format_name].unquantized_level
+        return tuple(level for level in self._asked(format_name) if level != unquantized)
+
+    def unquantized(self, format_name: str) -> bool:
+        """Return whether a format is delivered unquantized: by its setting, or by another name in its levels."""
+        section = self.formats[format_name]
+        by_setting = not isinstance(section, LevelSettings) or section.unquantized
+        return by_setting or formats()[format_name].unquantized_level in self._asked(format_name)
+
+    def _asked(self, format_name: str) -> tuple[Level, ...]:
         section = self.formats[format_name]
         if not isinstance(section, LevelSettings):
             return ()

@@ -66,6 +66,10 @@ class Runtime:
         prefers: Needs of a worker that runs outputs; None for nothing.
         precision_file: JSON file of an output whose ``precision`` names the type of its weights; empty for none.
         stored_dtype: Type of the weights if no file names one; empty if unknown.
+        reads_text: Whether it reads text and conversations with a tokenizer and chat template of the output, which are compared with
+            transformers' (``tokens_of`` and ``rendered`` of the model that ``load`` returns).
+        explain: ``module:attribute`` of a function ``explain(folder, merged)`` that says in words how the weights of an output differ from
+            the merged model's, asked if its results do; empty for none.
         inspect: ``module:ATTRIBUTE`` of a stage for ``slipway inspect``: input ``model``, parameter ``file``, and an output
             ``inspection`` as :class:`slipway.models.activations.inspection.Inspection` writes it; empty for none.
     """
@@ -78,6 +82,8 @@ class Runtime:
     prefers: Needs | None = None
     precision_file: str = ""
     stored_dtype: str = ""
+    reads_text: bool = False
+    explain: str = ""
     inspect: str = ""
 
     def __post_init__(self) -> None:
@@ -135,6 +141,8 @@ class Format(Generic[S]):
         plan: Pure function that returns the tasks for a request. The task that delivers an output names it in ``format``.
         levels: Its quantization levels.
         variants: Function that returns the variants that these settings ask for; a variant's output is named ``NAME-VARIANT``, like that of a level.
+        unquantized_level: Another name for its unquantized output in a list of levels, such as ``f16``; empty for none.
+        text_levels: Levels of its own that are made with the text of an export that names some (``optimization.calibration``).
         refused_levels: Levels of other formats that this one lacks on purpose, each with the reason.
         is_model: Whether its unquantized output is the merged model itself; ``plan`` then returns only the tasks of its levels.
         needs_tokenizer: Function that says whether, with these settings, the merged model needs its tokenizer.
@@ -161,6 +169,8 @@ class Format(Generic[S]):
     plan: Callable[[FormatRequest[S]], tuple[PlannedTask, ...]]
     levels: tuple[str, ...] = ()
     variants: Callable[[S], Iterable[str]] = lambda _: ()
+    unquantized_level: str = ""
+    text_levels: tuple[str, ...] = ()
     refused_levels: Mapping[str, RefusedLevel] = field(default_factory=dict)
     is_model: bool = False
     needs_tokenizer: Callable[[S], bool] = lambda _: True
@@ -187,7 +197,8 @@ class Format(Generic[S]):
         """
         if not _NAME.fullmatch(self.name) or self.name in _TAKEN:
             raise ValueError(f"{self.name!r} cannot be a format's name: use lower-case letters, digits and underscores")
-        wrong = [level for level in self.levels if not _LEVEL.fullmatch(level) or level == "none"]
+        named = [*self.levels, *filter(None, [self.unquantized_level])]
+        wrong = [level for level in named if not _LEVEL.fullmatch(level) or level == "none" or named.count(level) > 1]
         if wrong:
             raise ValueError(f"{wrong[0]!r} cannot be a level's name: use lower-case letters, digits and underscores")
         self._check_fits()
@@ -207,8 +218,8 @@ class Format(Generic[S]):
         wrong = [name for name in names if not _VARIABLE.fullmatch(name) or names.count(name) > 1]
         if wrong:
             raise ValueError(f"{wrong[0]!r} is not EXPORT_NAME, or belongs to two settings")
-        named = (self.runtime.load, self.runtime.inspect) if self.runtime else ()
-        for reference in filter(None, (self.quantizer, self.packager, *named)):
+        of_runtime = (self.runtime.load, self.runtime.inspect, self.runtime.explain) if self.runtime else ()
+        for reference in filter(None, (self.quantizer, self.packager, *of_runtime)):
             if not _REFERENCE.fullmatch(reference):
                 raise ValueError(f"{reference!r} is not module:attribute")
 

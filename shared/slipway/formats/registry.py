@@ -114,7 +114,8 @@ def load_format(name: str) -> Format[Any]:
 
 def levels() -> tuple[str, ...]:
     """Return the quantization levels of all formats, each once."""
-    return tuple(dict.fromkeys(level for each in formats().values() for level in each.levels))
+    named = (level for each in formats().values() for level in (*each.levels, each.unquantized_level))
+    return tuple(dict.fromkeys(filter(None, named)))
 
 
 def split_output(name: str) -> tuple[str, str]:

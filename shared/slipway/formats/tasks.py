@@ -77,6 +77,8 @@ class FormatRequest(Generic[S]):
         calibrations: Reference to the calibration of each level that has one (``optimization.method``).
         reserves: The same for levels that get one only if their output fails validation.
         text: Reference to the text for levels that need or take it; empty if the export reads none.
+        model_name: Name of the fine-tuned model as the settings have it, for names of files and metadata; empty if they name none.
+        base_model: The base model's repository on a hub, such as ``Qwen/Qwen3-0.6B``; empty if the settings name none.
     """
 
     name: str
@@ -92,6 +94,8 @@ class FormatRequest(Generic[S]):
     calibrations: Mapping[str, str] = field(default_factory=dict)
     reserves: Mapping[str, str] = field(default_factory=dict)
     text: str = ""
+    model_name: str = ""
+    base_model: str = ""
 
 
 def quantized(request: FormatRequest[Any], source: str) -> tuple[PlannedTask, ...]:

@@ -9,10 +9,11 @@ from typing import Any
 
 from slipway.configuration import ExportConfiguration
 from slipway.configuration.calibration import may_read_text, reads_text, reserve_levels
+from slipway.configuration.naming import model_name, repository_name
 from slipway.errors import ConfigurationError, ServiceError
 from slipway.formats.contract import Format
 from slipway.formats.registry import formats, split_output, translate_format_errors
-from slipway.formats.settings import FormatSettings, LevelSettings
+from slipway.formats.settings import FormatSettings
 from slipway.formats.tasks import FormatRequest, PlannedTask
 from slipway.models.base_format import METHODS, is_base_format
 from slipway.planning.calibration import SOURCE as CALIBRATION
@@ -191,7 +192,7 @@ def _needs_tokenizer(configuration: ExportConfiguration) -> bool:
 def _delivered(configuration: ExportConfiguration) -> str:
     """Return the format whose unquantized output is the merged model itself; empty if it is not enabled."""
     asked = configuration.formats.enabled()
-    return next((each.name for each, section in asked if each.is_model and _unquantized(section)), "")
+    return next((each.name for each, _ in asked if each.is_model and configuration.unquantized(each.name)), "")
 
 
 def _merge(configuration: ExportConfiguration, *, base: str, adapter: str) -> PlannedTask:
@@ -251,6 +252,8 @@ def format_tasks(
         calibrations=calibrated if each.calibrated and not in_reserve else {},
         reserves=calibrated if each.calibrated and in_reserve else {},
         text=text if reads_text(configuration) else "",
+        model_name=model_name(configuration.checkpoint.path, configuration.base_model.name),
+        base_model=repository_name(configuration.base_model.name),
     )
     known, ids = {model, *calibrated.values(), *filter(None, [base, adapter, text])}, set(taken)
     with translate_format_errors(each):
@@ -268,7 +271,7 @@ def format_tasks(
                 )
             known.add(task.reference)
             ids.add(task.id)
-    if _unquantized(section):
+    if configuration.unquantized(each.name):
         return tasks
     return [replace(task, format="") if task.format == each.name else task for task in tasks]
 
@@ -280,10 +283,6 @@ def _fault(task: PlannedTask, known: set[str], ids: set[str], wanted: set[str]) 
     if task.id in ids:
         return "has the id of another task"
     return f"delivers {task.format!r}, which was not requested" if task.format and task.format not in wanted else ""
-
-
-def _unquantized(section: FormatSettings) -> bool:
-    return not isinstance(section, LevelSettings) or section.unquantized
 
 
 def _validation(

@@ -24,6 +24,7 @@ from slipway.validation.comparisons import Check, GreedyComparison, LogitCompari
 from slipway.validation.limit_overrides import Limits
 from slipway.validation.speed import Engine, Memory, Speed
 from slipway.validation.survival import AdapterSurvival
+from slipway.validation.texts import TextComparison
 from slipway.validation.values import Value
 
 FILE_NAME = "validation.json"
@@ -62,6 +63,7 @@ class OutputValidation(Value):
         greedy: Greedy continuations compared with the reference's.
         continuation: Long ones; None if none were asked for.
         answers: Answers to the user's test inputs beside the reference's; None if there are none.
+        texts: How its runtime reads texts and conversations, compared with transformers; None if it reads none itself.
         perplexity: Perplexity on the windows, exp of the mean negative log-likelihood per predicted token; None if the model predicts
             no tokens.
         reference_perplexity: Perplexity of the reference on the same tokens.
@@ -91,6 +93,7 @@ class OutputValidation(Value):
     greedy: GreedyComparison | None = None
     continuation: LongContinuation | None = None
     answers: AnswerComparison | None = None
+    texts: TextComparison | None = None
     perplexity: float | None = None
     reference_perplexity: float | None = None
     cases: tuple[ShapeCase, ...] = ()

@@ -15,7 +15,7 @@ from slipway.validation.limit_overrides import Limits
 from slipway.validation.speed import Engine
 from slipway_validate import folders
 from slipway_validate.cases import native_case
-from slipway_validate.judging import explain, survival
+from slipway_validate.judging import explain, survival, texts
 from slipway_validate.judging.answers import Scorer
 from slipway_validate.judging.compare import CaseResults, compare_case, compare_greedy, load_logits
 from slipway_validate.judging.continuations import compare_long
@@ -88,7 +88,7 @@ class Evaluator:
             update={
                 "limits": rule.limits,
                 "survival": None if found is None else survival.judged(found, rule.limits),
-                "notes": (*judge.notes(), *survival.notes(found)),
+                "notes": (*judge.notes(), *survival.notes(found), *texts.notes(result.texts)),
             }
         )
         verdict = self._verdict(measured, result, judge)
@@ -128,6 +128,7 @@ class Evaluator:
                 "continuation": compare_long(
                     reference.result.long, result.long, folders=(reference.folder, run_folder), decode=self._decode
                 ),
+                "texts": result.texts,
                 "answers": self._scorer.compare(reference.result.answers, result.answers) if self._scorer else None,
                 "cases": self._cases(run_folder, reference, spec=spec, result=result),
             }

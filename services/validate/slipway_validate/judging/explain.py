@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slipway.validation.comparisons import Check
 from slipway.validation.findings import OutputValidation
-from slipway_validate.judging import survival
+from slipway_validate.judging import survival, texts
 from slipway_validate.judging.measures import distance_of
 
 SHAPE_CAUSES = {
@@ -56,11 +56,15 @@ def explain_checks(output: OutputValidation, *, merged: OutputValidation | None,
     if not failed:
         return "", ""
     of_modules, remedy = survival.explain(output.survival) if output.survival else ("", "")
-    cause = of_modules
-    others = tuple(check for check in failed if check.name not in survival.CHECKS)
+    causes, remedies = [of_modules], [remedy]
+    if any(check.name in texts.CHECKS for check in failed) and output.texts:
+        of_texts, remedy = texts.explain(output.texts)
+        causes, remedies = [of_texts, *causes], [remedy, *remedies]
+    others = tuple(check for check in failed if check.name not in (*survival.CHECKS, *texts.CHECKS))
     if others:
         cause, remedy = _cause(output, others, merged=merged, where=where)
-        cause = "; ".join(filter(None, (cause, of_modules)))
+        causes, remedies = [cause, *causes], [remedy, *remedies]
+    cause, remedy = "; ".join(filter(None, causes)), next(filter(None, remedies), "")
     shown = "; ".join(str(check) for check in failed[:SHOWN_CHECKS])
     more = f"; and {len(failed) - SHOWN_CHECKS} more" if len(failed) > SHOWN_CHECKS else ""
     return f"{cause} ({shown}{more})", remedy

@@ -10,7 +10,7 @@ from slipway.validation.answers import AnswerComparison, LongContinuation
 from slipway.validation.comparisons import Check, LogitComparison, ShapeCase
 from slipway.validation.findings import OutputValidation
 from slipway.validation.limit_overrides import Limits
-from slipway_validate.judging import survival
+from slipway_validate.judging import survival, texts
 from slipway_validate.judging.limits import (
     ALONG_EFFECT,
     CASE_FACTOR,
@@ -94,6 +94,7 @@ class Judge:
             found += self._continuation(output.continuation)
         if output.answers:
             found += self._answers(output.answers)
+        found += texts.checks(output.texts)
         native = output.engine.native_dtype if output.engine else ""
         for case in output.cases:
             if not case.skipped:

@@ -14,6 +14,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from slipway.validation.speed import Engine, Memory
+from slipway.validation.texts import TextComparison
 
 SPEC_FILE = "spec.json"
 RESULT_FILE = "result.json"
@@ -201,6 +202,7 @@ class RunSpec(_Message):
         benchmark: Parameters of a round of timing; the process then waits, and times a round at each request. None if speed is
             not measured.
         only_timed: Whether the model is loaded only to be timed.
+        texts: File of :class:`slipway_validate.protocol.texts.ReadTexts`, for a runtime that reads text itself; None for others.
     """
 
     runtime: str
@@ -218,6 +220,7 @@ class RunSpec(_Message):
     long: LongSpec | None = None
     benchmark: Benchmark | None = None
     only_timed: bool = False
+    texts: Path | None = None
 
 
 class TokenizeSpec(_Message):
@@ -248,6 +251,32 @@ class TokenizeSpec(_Message):
     sounds: Path | None = None
 
 
+class TextSpec(_Message):
+    """Hard texts and conversations for transformers to read.
+
+    Attributes:
+        tokenizer: Folder with the tokenizer.
+        file: File in which to write :class:`slipway_validate.protocol.texts.ReadTexts`.
+    """
+
+    tokenizer: Path
+    file: Path
+
+
+class ExplainSpec(_Message):
+    """An output whose difference from the merged model its format explains.
+
+    Attributes:
+        function: ``module:attribute`` of the format's function.
+        output: Folder of the output.
+        merged: Folder of the merged model.
+    """
+
+    function: str
+    output: Path
+    merged: Path
+
+
 class SurvivalSpec(_Message):
     """Outputs whose stored weights are compared with base and adapter.
 
@@ -263,10 +292,12 @@ class SurvivalSpec(_Message):
 
 
 class Spec(_Message):
-    """Contents of ``spec.json``: at most one of the first two fields. ``survival`` is done last, after the result is written."""
+    """Contents of ``spec.json``: at most one of the first four fields. ``survival`` is done last, after the result is written."""
 
     run: RunSpec | None = None
     tokenize: TokenizeSpec | None = None
+    texts: TextSpec | None = None
+    explain: ExplainSpec | None = None
     survival: SurvivalSpec | None = None
 
 
@@ -276,7 +307,7 @@ class RunResult(_Message):
     Attributes:
         status: ``done``; ``not_run`` if this machine cannot run it; ``failed`` if the model cannot be used.
         reason: Reason of a failure, a key of ``slipway.reasons.REASONS``.
-        message: Why it was not run or failed.
+        message: Why it was not run or failed; an explanation that was asked for.
         remedy: What helps, if the run knows it; empty otherwise.
         engine: The engine that ran it.
         vocabulary: Number of values of a result, V.
@@ -287,6 +318,7 @@ class RunResult(_Message):
         continuations: Greedy continuations, one per prompt.
         long: Long continuations; None if none were asked for.
         answers: Answers to the user's test inputs; None if there are none.
+        texts: How its runtime reads text; None if it reads none.
         architecture: Class of the model, if known.
         adapter: For the reference: description of its adapter.
         device: The device that computed it: ``cpu`` or the GPU's name.
@@ -307,6 +339,7 @@ class RunResult(_Message):
     continuations: tuple[tuple[int, ...], ...] = ()
     long: LongResult | None = None
     answers: Answers | None = None
+    texts: TextComparison | None = None
     architecture: str = ""
     adapter: str = ""
     device: str = ""

@@ -16,13 +16,14 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from queue import SimpleQueue
-from typing import NamedTuple, NoReturn, TextIO
+from typing import Any, NamedTuple, NoReturn, TextIO
 
 import numpy as np
 
 from slipway.folders.disk_full import is_disk_full
 from slipway.validation.speed import Memory
 from slipway.validation.survival import AdapterSurvival
+from slipway.validation.texts import TextComparison
 from slipway_validate.cases import family_named, native_case
 from slipway_validate.protocol.messages import (
     BASE_LOGITS_FILE,
@@ -37,11 +38,13 @@ from slipway_validate.protocol.messages import (
     WAITING,
     Answers,
     EncodedInputs,
+    ExplainSpec,
     LongResult,
     RunResult,
     RunSpec,
     Spec,
     SurvivalSpec,
+    TextSpec,
     TokenizeSpec,
 )
 from slipway_validate.runner import guard
@@ -49,6 +52,7 @@ from slipway_validate.runner.benchmark import time_round
 from slipway_validate.runner.collect import Collector
 from slipway_validate.runner.generation.answering import answer_inputs
 from slipway_validate.runner.model import LanguageModel, NotRunnable, Unusable, UnusableInput
+from slipway_validate.runner.texts import compare_texts
 from slipway_validate.samples import Samples
 
 
@@ -58,13 +62,23 @@ def loader(spec: RunSpec) -> Callable[[], LanguageModel]:
     Raises:
         NotRunnable: A library that it needs is not installed here.
     """
-    module, _, attribute = spec.runtime.partition(":")
-    try:
-        load = getattr(import_module(module), attribute)
-    except ImportError as error:
-        raise NotRunnable(f"its runtime cannot be used here ({error}): pip install {error.name or module}") from error
+    load = _imported(spec.runtime)
     folders = [spec.model, *filter(None, (spec.adapter, spec.base))]
     return lambda: load(*folders, threads=spec.threads)
+
+
+def _imported(reference: str) -> Callable[..., Any]:
+    """Import a function of a format, ``module:attribute``.
+
+    Raises:
+        NotRunnable: A library that it needs is not installed here.
+    """
+    module, _, attribute = reference.partition(":")
+    try:
+        function: Callable[..., Any] = getattr(import_module(module), attribute)
+    except ImportError as error:
+        raise NotRunnable(f"its runtime cannot be used here ({error}): pip install {error.name or module}") from error
+    return function
 
 
 def run_model(spec: RunSpec, folder: Path) -> tuple[RunResult, LanguageModel]:
@@ -103,6 +117,7 @@ def run_model(spec: RunSpec, folder: Path) -> tuple[RunResult, LanguageModel]:
         continuations=computed.continuations,
         long=computed.long,
         answers=computed.answers,
+        texts=computed.texts,
         architecture=model.architecture,
         adapter=computed.adapter,
         device=model.device,
@@ -117,6 +132,7 @@ class _Computed(NamedTuple):
     answers: Answers | None = None
     long: LongResult | None = None
     adapter: str = ""
+    texts: TextComparison | None = None
 
 
 def _compute(model: LanguageModel, spec: RunSpec, collector: Collector) -> _Computed:
@@ -130,9 +146,10 @@ def _compute(model: LanguageModel, spec: RunSpec, collector: Collector) -> _Comp
     answers = _answers(model, spec) if spec.write_logits else None
     long = collector.long_continuations(spec.long) if spec.long else None
     adapter = _base_logits(model, collector) if spec.adapter else ""
+    texts = compare_texts(model, spec.texts) if spec.texts else None
     if spec.benchmark:
         model.leave_comparison()
-    return _Computed(continuations, answers, long, adapter)
+    return _Computed(continuations, answers, long, adapter, texts)
 
 
 def _answers(model: LanguageModel, spec: RunSpec) -> Answers | None:
@@ -185,11 +202,36 @@ def tokenize(spec: TokenizeSpec) -> RunResult:
     return RunResult(source=source)
 
 
+def read_texts(spec: TextSpec) -> RunResult:
+    """Write what transformers reads of hard texts.
+
+    Raises:
+        Unusable: There is no tokenizer.
+    """
+    from slipway_validate.runner.texts import write_texts
+
+    write_texts(spec)
+    return RunResult()
+
+
+def explain(spec: ExplainSpec) -> RunResult:
+    """Return the format's explanation of why an output differs from the merged model.
+
+    Raises:
+        NotRunnable: A library that it needs is not installed here.
+    """
+    return RunResult(message=str(_imported(spec.function)(spec.output, spec.merged)))
+
+
 def execute(spec: Spec, folder: Path) -> tuple[RunResult, LanguageModel | None]:
     """Execute a spec; every failure becomes a result. Return the result and, if it ran, the model."""
     try:
         if spec.tokenize is not None:
             return tokenize(spec.tokenize), None
+        if spec.texts is not None:
+            return read_texts(spec.texts), None
+        if spec.explain is not None:
+            return explain(spec.explain), None
         return run_model(spec.run, folder) if spec.run is not None else (RunResult(), None)
     except (KeyboardInterrupt, SystemExit):
         raise

@@ -5,7 +5,7 @@ Axes: B = batch, S = tokens of this call, P = tokens already in the KV cache, V 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -83,6 +83,7 @@ class LanguageModel(Protocol):
         bounds: Largest shapes that it accepts.
         architecture: Class of the model, empty when unknown.
         embeds: Whether it gives the sentence embedding of a text. None: its runtime has no such result.
+        reads_text: Whether its runtime reads text and conversations with a tokenizer and chat template of the output itself.
     """
 
     engine: Engine
@@ -92,6 +93,7 @@ class LanguageModel(Protocol):
     bounds: Bounds
     architecture: str = ""
     embeds: bool | None = None
+    reads_text: bool = False
 
     def forward(self, step: Step) -> tuple[Logits, Past]:
         """Return results in float32, and the cache extended by this call's tokens.
@@ -104,6 +106,20 @@ class LanguageModel(Protocol):
     def embed(self, step: Step) -> Logits:
         """Return the sentence embedding of each row, (B, 1, V); only for a model that embeds."""
         raise Unusable(f"its runtime gives no sentence embedding of {len(step.input_ids)} texts")
+
+    def tokens_of(self, text: str) -> list[int]:
+        """Return the tokens of a text, special tokens in it and around it included; only for a runtime that reads text."""
+        raise Unusable(f"its runtime reads no text, such as {text[:20]!r}")
+
+    def rendered(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str | None:
+        """Return the prompt for the next turn of a conversation; None if the output has no chat template."""
+        raise Unusable(
+            f"its runtime renders no conversation, such as one of {len(messages)} turns with {len(tools)} tools"
+        )
+
+    def text_differences(self) -> tuple[str, ...]:
+        """Return the kinds of text (``slipway.validation.texts.TextKind``) that the output's runtime is known to split otherwise."""
+        return ()
 
     def prepare_comparison(self) -> None:
         """Switch to the arithmetic in which logits are compared: float32 if the runtime allows a choice."""

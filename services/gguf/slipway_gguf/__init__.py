@@ -1,0 +1,1 @@
+"""The format GGUF: one file with weights, vocabulary and chat template, which llama.cpp and Ollama run."""

@@ -1,0 +1,1 @@
+"""What llama.cpp computes of a model: its architecture, its numbers, its rotary embedding."""

@@ -1,0 +1,98 @@
+"""Say which tensors of a GGUF file are not those of the model, and what they are instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+from slipway.models.base_format import read_config
+from slipway.models.safetensors_file import read_weights
+from slipway_gguf.architectures.parameters import parameters_of
+from slipway_gguf.architectures.table import architecture_of
+from slipway_gguf.weights.tensors import EMBEDDING, HEAD, Planned, plan_tensors
+from slipway_gguf.weights.writing import float32_rows
+
+_ROWS = 8
+_STRANGE = 0.5
+"""Distance from the model's values, as a share of their energy, that no type explains: two independent weights have 1.4, 4 bits 0.2."""
+_SHOWN = 3
+
+
+def explain(folder: Path, merged: Path) -> str:
+    """Return in words what is wrong with the tensors of a file; empty if they are the model's.
+
+    Args:
+        folder: Folder of the file.
+        merged: Folder of the model of which it was made.
+
+    Raises:
+        GGUFExportError: The model has no place in a GGUF file.
+    """
+    config = read_config(merged)
+    architecture = architecture_of(config)
+    if architecture is None:
+        return ""
+    [file] = folder.glob("*.gguf")
+    weights, stored = read_weights(merged), {each.name: each for each in gguf.GGUFReader(file).tensors}
+    tied = bool(architecture.settings(config).get("tie_word_embeddings")) or "lm_head.weight" not in weights
+    planned = plan_tensors(weights, parameters_of(architecture, config), tied=tied)
+    said = _missing(planned, stored)
+    wrong = [each for each in planned if each.name in stored and _is_strange(each, stored[each.name])]
+    turned = [each for each in wrong if _has_own_order(each, stored[each.name])]
+    if turned:
+        said.append(
+            f"the rows of queries and keys are not in llama.cpp's order but in transformers' ({_names(turned)}): its rotary embedding turns "
+            "other pairs of values"
+        )
+    others = [each for each in wrong if each not in turned]
+    if others:
+        said.append(f"{len(others)} tensors hold other values than the model's ({_names(others)})")
+    return "; ".join(said)
+
+
+def _missing(planned: list[Planned], stored: Mapping[str, Any]) -> list[str]:
+    lacking = [each for each in planned if each.name not in stored]
+    said = [
+        f"its head is lost: the model has one of its own, and the file has no {HEAD}, for which llama.cpp takes {EMBEDDING}"
+        for each in lacking
+        if each.name == HEAD
+    ]
+    others = [each for each in lacking if each.name != HEAD]
+    return [*said, *([f"it lacks {len(others)} tensors ({_names(others)})"] if others else [])]
+
+
+def _names(tensors: list[Planned]) -> str:
+    more = ", …" if len(tensors) > _SHOWN else ""
+    return ", ".join(each.name for each in tensors[:_SHOWN]) + more
+
+
+def _pairs(planned: Planned, stored: Any, *, own_order: bool = False) -> Iterator[tuple[Any, Any]]:
+    """Yield rows of the model and the same rows of the file; with ``own_order``, rows as the model itself orders them."""
+    columns = planned.shape[-1]
+    data = stored.data.reshape(-1, *stored.data.shape[-1:]) if stored.data.ndim > 1 else stored.data[None]
+    for first, block in planned.samples():
+        part = block.swapaxes(1, 2) if own_order else block
+        rows = float32_rows(part, planned).reshape(-1, columns)[:_ROWS]
+        yield rows, gguf.quants.dequantize(data[first : first + len(rows)], stored.tensor_type).reshape(-1, columns)
+
+
+def _is_strange(planned: Planned, stored: Any, *, own_order: bool = False) -> bool:
+    """Return whether values differ by more than rounding."""
+    if tuple(int(size) for size in reversed(stored.shape)) != planned.shape[-len(stored.shape) :]:
+        return True
+    for wanted, found in _pairs(planned, stored, own_order=own_order):
+        energy = float(np.sqrt(np.mean(np.square(wanted, dtype=np.float64))))
+        distance = float(np.sqrt(np.mean(np.square(found.astype(np.float64) - wanted))))
+        if not distance <= _STRANGE * energy:
+            return True
+    return False
+
+
+def _has_own_order(planned: Planned, stored: Any) -> bool:
+    """Return whether a tensor whose rows change their order has that of the model."""
+    changes = all(block.ndim > len(planned.shape) for _, block in planned.samples())
+    return changes and not _is_strange(planned, stored, own_order=True)

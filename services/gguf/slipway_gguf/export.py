@@ -1,0 +1,131 @@
+"""Write a model's folder as GGUF: plan, write, check, and add what lies beside the file."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slipway.errors import GGUFExportError
+from slipway.models.base_format import read_config
+from slipway.models.model_files import copy_companions
+from slipway.models.safetensors_file import TensorInfo, read_weights
+from slipway.models.weights.reading import mapped
+from slipway.stage import Context, installed_version
+from slipway_gguf import modelfile, vocabulary
+from slipway_gguf.architectures.parameters import Parameters, parameters_of
+from slipway_gguf.architectures.table import architecture_of, refusal_reason
+from slipway_gguf.general import general_fields
+from slipway_gguf.levels import LEVELS, Level
+from slipway_gguf.params import GGUFParams
+from slipway_gguf.weights.checks import check_file
+from slipway_gguf.weights.importance import read_importance
+from slipway_gguf.weights.mixture import Sizes, stored_kind
+from slipway_gguf.weights.tensors import EMBEDDING, plan_tensors
+from slipway_gguf.weights.writing import Written, write_file
+
+_HEAD, _ROWS = "lm_head.weight", 4096
+_EMBEDDINGS = ("model.embed_tokens.weight", "transformer.wte.weight")
+DESCRIPTION = "gguf.json"
+_LIBRARIES = ("slipway", "gguf", "numpy", "xllamacpp")
+
+
+def export_model(inputs: Mapping[str, Path], params: GGUFParams, ctx: Context) -> Path:
+    """Write the model in ``inputs["pytorch"]`` to ``ctx.workdir / "gguf"`` and return that folder.
+
+    Raises:
+        GGUFExportError: With the reasons that the README lists.
+    """
+    started, model = time.monotonic(), inputs["pytorch"]
+    config, level = read_config(model), LEVELS[params.type]
+    found = architecture_of(config)
+    if found is None or refusal_reason(config):
+        raise GGUFExportError(
+            refusal_reason(config),
+            reason="FAMILY_UNSUPPORTED",
+            remedy="use another format for this model",
+            about={"model_type": str(config.get("model_type", ""))[:100]},
+        )
+    parameters, weights = parameters_of(found, config), read_weights(model)
+    if parameters.window:
+        ctx.warn(
+            f"llama.cpp computes no sliding window for {found.classes[0]}: the file's context length is the window's, "
+            f"{parameters.window} tokens, within which both are the same"
+        )
+    tied = bool(found.settings(config).get("tie_word_embeddings")) and _head_is_embedding(weights)
+    tensors = plan_tensors(weights, parameters, tied=tied)
+    rows = next(planned.shape[0] for planned in tensors if planned.name == EMBEDDING)
+    sizes = Sizes(found.name, parameters.layers, parameters.heads, parameters.kv_heads, parameters.experts, tied)
+    weighed = "importance" in inputs and level.weighs
+    importance = read_importance(inputs["importance"], tensors) if weighed else {}
+    kinds = {each.name: stored_kind(each.name, each.shape, level, sizes, weighed=weighed) for each in tensors}
+    lineage = ctx.input_digests.get("pytorch", "")
+    fields = (
+        *general_fields(found.name, params, level, tensors, experts=parameters.experts, lineage=lineage),
+        *parameters.fields,
+        *vocabulary.read(model, rows=rows),
+    )
+    folder = ctx.workdir / "gguf"
+    folder.mkdir()
+    written = write_file(
+        folder / f"{params.name}-{level.label}.gguf",
+        fields,
+        tensors,
+        kinds,
+        importance=importance,
+        threads=max(1, ctx.threads),
+        on_bytes=lambda done, total: ctx.progress("weights", done=done, total=total),
+    )
+    ctx.digest(written.path, written.sha256)
+    checks = check_file(written, tensors)
+    _warn_of_wide_tensors(written, ctx)
+    copy_companions(model, folder)
+    modelfile.write(folder, written.path.name, model)
+    facts = _facts(written, level, parameters, lineage) | {"weighed_tensors": len(importance)} | checks
+    (folder / DESCRIPTION).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    ctx.record(**facts, size_after_bytes=written.size, seconds=round(time.monotonic() - started, 3))
+    return folder
+
+
+def _head_is_embedding(weights: Mapping[str, TensorInfo]) -> bool:
+    """Return whether a model whose head is tied stores none, or the embedding again."""
+    if _HEAD not in weights:
+        return True
+    head = weights[_HEAD]
+    embedding = next((weights[name] for name in _EMBEDDINGS if name in weights), None)
+    if embedding is None or (head.shape, head.dtype) != (embedding.shape, embedding.dtype):
+        return False
+    one, other = mapped(head), mapped(embedding)
+    pieces = (slice(first, first + _ROWS) for first in range(0, len(one), _ROWS))
+    return all(np.array_equal(one[piece], other[piece]) for piece in pieces)
+
+
+def _warn_of_wide_tensors(written: Written, ctx: Context) -> None:
+    if written.widened:
+        ctx.warn(
+            f"{len(written.widened)} tensors have values beyond float16 (65504), first {written.widened[0]!r}; they are stored as "
+            "they are in the model, and not in the type of the level"
+        )
+
+
+def _facts(written: Written, level: Level, parameters: Parameters, lineage: str) -> dict[str, Any]:
+    sizes: Counter[str] = Counter()
+    for entry in written.entries:
+        sizes[entry.kind.name] += entry.nbytes
+    return {
+        "file": written.path.name,
+        "sha256": written.sha256,
+        "type": level.label,
+        "precision": level.precision,
+        "architecture": parameters.architecture.name,
+        "tensors": len(written.entries),
+        "bytes_by_type": dict(sorted(sizes.items())),
+        "stored_wider": list(written.widened),
+        "lineage": lineage,
+        "tools": {name: installed_version(name) for name in _LIBRARIES},
+    }

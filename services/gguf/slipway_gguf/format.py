@@ -1,0 +1,84 @@
+"""The format ``gguf``: one file with weights, vocabulary and chat template, for llama.cpp, Ollama and what is built on them."""
+
+from __future__ import annotations
+
+from slipway.formats import Format, FormatRequest, LevelSettings, ModelSize, PlannedTask, RefusedLevel, Runtime, Usage
+from slipway_gguf.levels import LEVELS, UNQUANTIZED
+from slipway_gguf.params import file_name
+from slipway_gguf.stage import output_bytes
+
+
+class GGUFConfiguration(LevelSettings):
+    """The model as one GGUF file per level, for llama.cpp and Ollama. ``f16`` in the list of levels is the unquantized file."""
+
+
+def plan(request: FormatRequest[GGUFConfiguration]) -> tuple[PlannedTask, ...]:
+    """Plan a file for each level, each made of the merged model alone; and before them the importance of inputs if there is text to measure it."""
+    wanted = [level for level in request.levels if LEVELS[level].weighs]
+    measured = PlannedTask(
+        id="importance",
+        stage="importance",
+        params={},
+        inputs={"model": request.model, "data": request.text},
+        output="importance",
+        fallback="all inputs count alike when weights are rounded",
+    )
+    files = tuple(
+        PlannedTask(
+            id="-".join(filter(None, ("gguf", level))),
+            stage="gguf",
+            params={
+                "type": level or UNQUANTIZED,
+                "name": file_name(request.model_name),
+                "base_model": request.base_model,
+            },
+            inputs={
+                "pytorch": request.model,
+                **({"importance": measured.reference} if request.text and level in wanted else {}),
+            },
+            format="-".join(filter(None, (request.name, level))),
+            output="gguf",
+        )
+        for level in ("", *request.levels)
+    )
+    return (measured, *files) if request.text and wanted else files
+
+
+def level_bytes(level: str, size: ModelSize) -> int:
+    """Estimate an output's size."""
+    return output_bytes({"type": level or UNQUANTIZED}, size)
+
+
+FORMAT = Format(
+    name="gguf",
+    title="GGUF",
+    settings=GGUFConfiguration,
+    plan=plan,
+    levels=tuple(name for name in LEVELS if name not in ("f32", UNQUANTIZED)),
+    unquantized_level=UNQUANTIZED,
+    text_levels=tuple(name for name, level in LEVELS.items() if level.weighs),
+    refused_levels={
+        "fp16": RefusedLevel("its unquantized file is float16", instead=UNQUANTIZED),
+        "int8": RefusedLevel("llama.cpp has types of its own", instead="q8_0"),
+        "w8a8": RefusedLevel("llama.cpp has types of its own", instead="q8_0"),
+        "int4": RefusedLevel("llama.cpp has types of its own", instead="q4_k_m"),
+        "int3": RefusedLevel("llama.cpp has types of its own", instead="q4_k_m"),
+    },
+    rank=30,
+    output_bytes=level_bytes,
+    runtime=Runtime(
+        name="llama.cpp",
+        files=("*.gguf",),
+        load="slipway_gguf.runtime:load",
+        reads_text=True,
+        explain="slipway_gguf.diagnosis:explain",
+        precision_file="gguf.json",
+    ),
+    usage=Usage(
+        template=("slipway_gguf", "usage.example.j2"),
+        library="gguf",
+        packages="xllamacpp",
+    ),
+    media_types={".gguf": "application/vnd.gguf"},
+    sample='{enabled: true, quantization: ["q8_0", "q4_k_m"]}',
+)

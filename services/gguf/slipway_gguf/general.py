@@ -1,0 +1,62 @@
+"""Keys of the metadata that say what a file is, and of what it was made."""
+
+from __future__ import annotations
+
+import math
+
+import gguf
+
+from slipway.stage import installed_version
+from slipway_gguf.levels import Level
+from slipway_gguf.metadata import Field
+from slipway_gguf.params import GGUFParams
+from slipway_gguf.weights.tensors import Planned
+
+_KIND = gguf.GGUFValueType
+_HUB = "https://huggingface.co/"
+
+
+def general_fields(
+    architecture: str, params: GGUFParams, level: Level, tensors: list[Planned], *, experts: int, lineage: str
+) -> tuple[Field, ...]:
+    """Return the keys.
+
+    Args:
+        architecture: GGUF's name of the architecture.
+        params: Parameters of the stage.
+        level: The level.
+        tensors: The file's tensors.
+        experts: Number of experts; 0 for none.
+        lineage: Digest of the artifact with the model; empty if it is not known.
+    """
+    texts = {
+        "general.architecture": architecture,
+        "general.type": gguf.GGUFType.MODEL,
+        "general.name": params.name,
+        "general.size_label": _size_label(tensors, experts=experts),
+        "general.quantized_by": f"slipway {installed_version('slipway')}".strip(),
+        "slipway.lineage": lineage,
+    }
+    if params.base_model:
+        organization, _, name = params.base_model.partition("/")
+        texts |= {
+            "general.base_model.0.name": name,
+            "general.base_model.0.organization": organization,
+            "general.base_model.0.repo_url": f"{_HUB}{params.base_model}",
+        }
+    numbers = {
+        "general.file_type": int(gguf.LlamaFileType[level.file_type]),
+        "general.quantization_version": gguf.GGML_QUANT_VERSION,
+        **({"general.base_model.count": 1} if params.base_model else {}),
+    }
+    return (
+        *(Field(key, str(value), _KIND.STRING) for key, value in texts.items() if value),
+        *(Field(key, value, _KIND.UINT32) for key, value in numbers.items()),
+    )
+
+
+def _size_label(tensors: list[Planned], *, experts: int) -> str:
+    """Return the size as names of models have it: ``0.6B``, or ``128x0.2B`` with experts."""
+    each = sum(math.prod(planned.shape) for planned in tensors if "_exps." in planned.name)
+    total = sum(math.prod(planned.shape) for planned in tensors)
+    return gguf.size_label(total, total - each, each // max(1, experts), experts)

@@ -1,0 +1,25 @@
+"""One key of a GGUF file's metadata."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import gguf
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One key of the metadata.
+
+    Attributes:
+        key: Name of the key, such as ``general.name``.
+        value: Its value; a sequence for an array.
+        kind: Type of the value.
+        item: Type of an array's elements; None for anything else.
+    """
+
+    key: str
+    value: Any
+    kind: gguf.GGUFValueType
+    item: gguf.GGUFValueType | None = None

@@ -1,0 +1,46 @@
+"""Parameters of the gguf stage."""
+
+from __future__ import annotations
+
+import re
+
+from pydantic import Field, field_validator
+
+from slipway.settings.problems import did_you_mean
+from slipway.stage import StageParams
+from slipway_gguf.levels import LEVELS, UNQUANTIZED
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
+MODEL = "model"
+"""Name of a model that has none."""
+
+
+def file_name(name: str) -> str:
+    """Return a model's name as the beginning of a file's name that is safe everywhere."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("._-")[:80] or MODEL
+
+
+class GGUFParams(StageParams):
+    """Parameters of the gguf stage."""
+
+    type: str = Field(default=UNQUANTIZED, description=f"type of most weights: {', '.join(LEVELS)}")
+    name: str = Field(default=MODEL, description="name of the model, with which the file's name begins")
+    base_model: str = Field(
+        default="",
+        max_length=200,
+        description="repository of the base model, such as Qwen/Qwen3-0.6B; empty if it is not known",
+    )
+
+    @field_validator("type")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value not in LEVELS:
+            raise ValueError(f"{value!r} is not a type of weights; {did_you_mean(value, tuple(LEVELS))}")
+        return value
+
+    @field_validator("name")
+    @classmethod
+    def _safe(cls, value: str) -> str:
+        if not _NAME.fullmatch(value):
+            raise ValueError(f"{value!r} is not safe as a file name; write, for example, {file_name(value)}")
+        return value

@@ -1,0 +1,208 @@
+"""A GGUF file as a model of the validation: logits of every token, row by row, through llama.cpp's cache."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slipway.validation.speed import Engine
+from slipway_gguf.runtime.chat import ChatServer
+from slipway_gguf.runtime.llama import AUTO_FLASH, F16, F32, NO_FLASH, Batch, Llama
+from slipway_validate.folders import stored_dtype
+from slipway_validate.numerics import Logits
+from slipway_validate.runner.model import Bounds, LanguageModel, Past, Step, Unusable
+
+_CALL = 128
+"""Tokens that llama.cpp computes at once: it keeps logits for each of them."""
+_FIRST_CONTEXT = 512
+_LONGEST_VALUE = 1 << 20
+DIFFERS = "slipway.tokenizer.differs"
+
+
+@dataclass(frozen=True, slots=True)
+class _Cached:
+    """A cache: the tokens in it, and the context that has it."""
+
+    tokens: tuple[int, ...]
+    context: int
+
+
+class GGUFModel(LanguageModel):
+    """A GGUF file in llama.cpp.
+
+    Logits are compared without flash attention and with a cache in float32; it is served and timed with llama.cpp's own choice and a cache
+    in float16. Products with weights round their other side as llama.cpp does: to float16 beside float16, to blocks of int8 beside
+    quantized weights.
+    """
+
+    device = "cpu"
+    has_cache = True
+    reads_text = True
+
+    def __init__(self, llama: Llama, file: Path, *, threads: int, stored: str) -> None:
+        self._llama, self._file, self._threads = llama, file, threads
+        functions = llama.functions
+        params = functions.llama_model_default_params()
+        params.n_gpu_layers = 0
+        self._model = functions.llama_model_load_from_file(str(file).encode(), params)
+        if not self._model:
+            raise Unusable(f"llama.cpp cannot load {file.name}: {llama.errors()}")
+        self._vocabulary = functions.llama_model_get_vocab(self._model)
+        self._values = functions.llama_vocab_n_tokens(self._vocabulary)
+        longest = max(1, functions.llama_model_n_ctx_train(self._model))
+        self.bounds = Bounds(batch=1, sequence=longest, past=longest)
+        self.native_dtype, self._comparing = "float16", False
+        self._context: int | None = None
+        self._size = self._number = 0
+        self._tokens: tuple[int, ...] = ()
+        self._chat: ChatServer | None = None
+        self.engine = Engine(
+            runtime="llama.cpp",
+            version=llama.version,
+            provider="cpu",
+            stored_dtype=stored or "float16",
+            compute_dtype="float32",
+            native_dtype=self.native_dtype,
+        )
+
+    def forward(self, step: Step) -> tuple[Logits, Past]:
+        """As :meth:`slipway_validate.runner.model.LanguageModel.forward`, for one row; padding gets zeros."""
+        if len(step.input_ids) != 1:
+            raise Unusable(f"it computes one row at a time, and got {len(step.input_ids)}")
+        width = step.input_ids.shape[1]
+        columns = np.flatnonzero(step.attention_mask[0, -width:])
+        past = step.past if isinstance(step.past, _Cached) else _Cached((), self._number)
+        ids, positions = step.input_ids[0, columns], step.position_ids[0, columns]
+        self._return_to(past, room=len(ids))
+        wanted = columns[-1:] if step.last_only else columns
+        results = np.zeros((1, 1 if step.last_only else width, self._values), dtype=np.float32)
+        if len(ids):
+            found = self._decode(ids, positions, last_only=step.last_only)
+            results[0, [0] if step.last_only else wanted] = found
+        return results, _Cached(self._tokens, self._number)
+
+    def prepare_comparison(self) -> None:
+        """As :meth:`LanguageModel.prepare_comparison`."""
+        self._comparing = True
+        self._open(self._size)
+
+    def leave_comparison(self) -> None:
+        """As :meth:`LanguageModel.leave_comparison`."""
+        self._comparing = False
+        self._open(self._size)
+
+    def tokens_of(self, text: str) -> list[int]:
+        """As :meth:`LanguageModel.tokens_of`."""
+        data = text.encode()
+        room = 2 * len(data) + 16
+        ids = (ctypes.c_int32 * room)()
+        count = self._llama.functions.llama_tokenize(self._vocabulary, data, len(data), ids, room, True, True)
+        if count < 0:
+            raise Unusable(f"llama.cpp cannot split a text of {len(data)} bytes: {self._llama.errors()}")
+        return list(ids[:count])
+
+    def rendered(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str | None:
+        """As :meth:`LanguageModel.rendered`; None if the file has no template, for which llama.cpp takes another one."""
+        if not self._value("tokenizer.chat_template"):
+            return None
+        if self._chat is None:
+            self._chat = ChatServer(self._file)
+        return self._chat.render(messages, tools)
+
+    def text_differences(self) -> tuple[str, ...]:
+        """As :meth:`LanguageModel.text_differences`: what the file itself says."""
+        import gguf
+
+        field = gguf.GGUFReader(self._file).get_field(DIFFERS)
+        return tuple(map(str, field.contents())) if field is not None else ()
+
+    def _value(self, key: str) -> str:
+        buffer = ctypes.create_string_buffer(_LONGEST_VALUE)
+        length = self._llama.functions.llama_model_meta_val_str(self._model, key.encode(), buffer, _LONGEST_VALUE)
+        return buffer.value.decode(errors="replace") if length > 0 else ""
+
+    def _open(self, size: int) -> None:
+        """Open an empty context."""
+        functions = self._llama.functions
+        if self._context:
+            functions.llama_free(self._context)
+        params = functions.llama_context_default_params()
+        params.n_ctx = self._size = max(_FIRST_CONTEXT, size)
+        params.n_batch = params.n_ubatch = _CALL
+        params.n_seq_max = 1
+        params.n_threads = params.n_threads_batch = max(1, self._threads)
+        params.flash_attn_type = NO_FLASH if self._comparing else AUTO_FLASH
+        params.type_k = params.type_v = F32 if self._comparing else F16
+        params.swa_full = True  # a cache that is cut back needs what left the window
+        params.no_perf = True
+        self._context = functions.llama_init_from_model(self._model, params)
+        if not self._context:
+            raise Unusable(f"llama.cpp cannot open a context of {self._size} tokens: {self._llama.errors()}")
+        self._number += 1
+        self._tokens = ()
+
+    def _return_to(self, past: _Cached, *, room: int) -> None:
+        """Make the cache hold the tokens of ``past``, with room for more."""
+        functions, needed = self._llama.functions, len(past.tokens) + room
+        if not self._context or needed > self._size:
+            size = _FIRST_CONTEXT
+            while size < needed:
+                size *= 2
+            self._open(size)
+        same = self._tokens[: len(past.tokens)] == past.tokens
+        memory = functions.llama_get_memory(self._context)
+        if not past.tokens:
+            functions.llama_memory_clear(memory, True)
+        elif not same or not functions.llama_memory_seq_rm(memory, 0, len(past.tokens), -1):
+            functions.llama_memory_clear(memory, True)
+            self._tokens = ()
+            ids = np.array(past.tokens)
+            self._decode(ids, np.arange(len(ids)), last_only=True)
+        self._tokens = past.tokens
+
+    def _decode(self, ids: Any, positions: Any, *, last_only: bool) -> Logits:
+        """Compute tokens behind those in the cache; return the logits of all of them, or of the last one, (S, V)."""
+        found = []
+        for start in range(0, len(ids), _CALL):
+            piece = slice(start, start + _CALL)
+            is_last = start + _CALL >= len(ids)
+            found += self._call(ids[piece], positions[piece], outputs=int(is_last) if last_only else len(ids[piece]))
+        self._tokens += tuple(map(int, ids))
+        return np.concatenate(found)
+
+    def _call(self, ids: Any, positions: Any, *, outputs: int) -> list[Logits]:
+        count = len(ids)
+        row = ctypes.c_int32(0)
+        batch = Batch(
+            n_tokens=count,
+            token=(ctypes.c_int32 * count)(*map(int, ids)),
+            pos=(ctypes.c_int32 * count)(*map(int, positions)),
+            n_seq_id=(ctypes.c_int32 * count)(*[1] * count),
+            seq_id=(ctypes.POINTER(ctypes.c_int32) * count)(*[ctypes.pointer(row)] * count),
+            logits=(ctypes.c_int8 * count)(*[0] * (count - outputs), *[1] * outputs),
+        )
+        failed = self._llama.functions.llama_decode(self._context, batch)
+        if failed:
+            raise Unusable(f"llama.cpp could not compute {count} tokens ({failed}): {self._llama.errors()}")
+        if not outputs:
+            return []
+        logits = self._llama.functions.llama_get_logits(self._context)
+        return [np.ctypeslib.as_array(logits, shape=(outputs, self._values)).copy()]
+
+
+def load(folder: Path, *, threads: int) -> GGUFModel:
+    """Load the GGUF file in a folder.
+
+    Raises:
+        NotRunnable: llama.cpp is missing here, or of another version.
+        Unusable: The folder has no single GGUF file, or llama.cpp cannot load it.
+    """
+    llama, files = Llama(), sorted(folder.glob("*.gguf"))
+    if len(files) != 1:
+        raise Unusable(f"the folder has {len(files)} GGUF files, and one is needed")
+    return GGUFModel(llama, files[0], threads=threads, stored=stored_dtype(folder))

@@ -1,0 +1,48 @@
+"""The gguf stage: write a merged model as one GGUF file, at one level."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from slipway.estimates import ModelSize
+from slipway.stage import Context, Effort, Stage
+from slipway_gguf.architectures.table import refusal_reason
+from slipway_gguf.levels import LEVELS
+from slipway_gguf.params import GGUFParams
+
+_SHARE_OF_FLOAT32 = 1.02
+"""Norms and the like stay in float32."""
+
+
+def run(inputs: Mapping[str, Path], params: GGUFParams, ctx: Context) -> dict[str, Path]:
+    """Write the model in ``inputs["pytorch"]``, weighed by ``inputs["importance"]`` if that is there; the README describes the output folder.
+
+    Raises:
+        GGUFExportError: With the reasons that the README lists.
+    """
+    from slipway_gguf.export import export_model
+
+    return {"gguf": export_model(inputs, params, ctx)}
+
+
+def output_bytes(params: Mapping[str, Any], size: ModelSize) -> int:
+    """Estimate a folder's size from above: the file with the vocabulary, and the tokenizer's own files."""
+    each = LEVELS[params["type"]].bytes_per_weight if params.get("type") in LEVELS else 2.0
+    return int(size.weights * each * _SHARE_OF_FLOAT32) + 3 * size.companion_bytes
+
+
+STAGE = Stage(
+    name="gguf",
+    version=1,
+    inputs=("pytorch",),
+    optional_inputs=("importance",),
+    outputs=("gguf",),
+    params=GGUFParams,
+    run=run,
+    libraries=("gguf", "numpy", "xllamacpp"),
+    effort=Effort(seconds=2.0, seconds_per_gb=6.0, phases={"weights": (0.05, 0.95)}),
+    output_bytes=output_bytes,
+    refuses=lambda _, config: refusal_reason(config),
+)

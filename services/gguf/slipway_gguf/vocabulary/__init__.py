@@ -1,0 +1,104 @@
+"""Turn a tokenizer's files into the keys of a GGUF file with which llama.cpp reads text the same way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gguf import GGUFValueType as Kind
+
+from slipway.texts import quoted
+from slipway.validation.texts import TextKind
+from slipway_gguf.metadata import Field
+from slipway_gguf.vocabulary.documents import TokenizerFiles, read_files, unsupported
+from slipway_gguf.vocabulary.marks import around, numbers_of
+from slipway_gguf.vocabulary.merging import merge_texts, pairs_of, scores_of
+from slipway_gguf.vocabulary.spaces import spaces_of
+from slipway_gguf.vocabulary.splitting import splitting_of
+from slipway_gguf.vocabulary.templates import DEFAULT, templates_of
+from slipway_gguf.vocabulary.tokens import list_tokens
+
+_PREFIX = "tokenizer.ggml"
+DIFFERS = "slipway.tokenizer.differs"
+"""Key of our own: the kinds of text that llama.cpp is known to read otherwise, so that validation tells them from a fault."""
+
+
+def read(model: Path, *, rows: int) -> tuple[Field, ...]:
+    """Return the keys of a model's tokenizer and chat templates.
+
+    Args:
+        model: Folder of the model.
+        rows: Rows of its embedding.
+
+    Raises:
+        GGUFExportError: ``GGUF_TOKENIZER_UNSUPPORTED``: llama.cpp has no code for such a tokenizer, or its files cannot be used.
+    """
+    files = read_files(model)
+    spaces = spaces_of(files.tokenizer)
+    tokens, pairs = list_tokens(files, rows=rows, spaces=spaces is not None), pairs_of(files)
+    templates = templates_of(files)
+    numbers = numbers_of(files, rows=rows, template=templates.get(DEFAULT, ""))
+    begin, end = around(files, numbers)
+    differs = [TextKind.SPECIAL_SPACES] if any(each.strips for each in files.added.values()) else []
+    own: tuple[Field, ...]
+    if spaces is None:
+        pre, approximate = splitting_of(
+            files.tokenizer.get("pre_tokenizer"), whole=bool(files.model.get("ignore_merges"))
+        )
+        differs += [*approximate, *([TextKind.DECOMPOSED] if _composes(files) else [])]
+        own = (_text("model", "gpt2"), _text("pre", pre), _array("merges", tuple(merge_texts(pairs)), Kind.STRING))
+    else:
+        differs += spaces.differs
+        own = (
+            _text("model", "llama"),
+            _text("pre", "default"),
+            _array("scores", scores_of(pairs, tokens), Kind.FLOAT32),
+            Field(f"{_PREFIX}.add_space_prefix", spaces.prefix, Kind.BOOL),
+        )
+    known = tuple(dict.fromkeys(each.value for each in differs))
+    return (
+        *own,
+        _array("tokens", tokens.texts, Kind.STRING),
+        _array("token_type", tuple(map(int, tokens.types)), Kind.INT32),
+        *(Field(f"{_PREFIX}.{name}_token_id", number, Kind.UINT32) for name, number in numbers.items()),
+        Field(f"{_PREFIX}.add_bos_token", begin, Kind.BOOL),
+        Field(f"{_PREFIX}.add_eos_token", end, Kind.BOOL),
+        *_templates(templates),
+        *((Field(DIFFERS, known, Kind.ARRAY, Kind.STRING),) if known else ()),
+    )
+
+
+def _text(name: str, value: str) -> Field:
+    return Field(f"{_PREFIX}.{name}", value, Kind.STRING)
+
+
+def _array(name: str, values: tuple[object, ...], item: Kind) -> Field:
+    return Field(f"{_PREFIX}.{name}", values, Kind.ARRAY, item)
+
+
+def _templates(templates: dict[str, str]) -> tuple[Field, ...]:
+    others = sorted(set(templates) - {DEFAULT})
+    plain = (Field("tokenizer.chat_template", templates[DEFAULT], Kind.STRING),) if DEFAULT in templates else ()
+    named = tuple(Field(f"tokenizer.chat_template.{name}", templates[name], Kind.STRING) for name in others)
+    return (
+        *plain,
+        *((Field("tokenizer.chat_templates", tuple(others), Kind.ARRAY, Kind.STRING),) if others else ()),
+        *named,
+    )
+
+
+def _composes(files: TokenizerFiles) -> bool:
+    """Return whether text is composed first (NFC), which changes no text that is composed already.
+
+    Raises:
+        GGUFExportError: ``GGUF_TOKENIZER_UNSUPPORTED``: text is changed in another way.
+    """
+    normalizer = files.tokenizer.get("normalizer")
+    kind = normalizer.get("type") if isinstance(normalizer, dict) else normalizer
+    steps = normalizer.get("normalizers") if kind == "Sequence" and isinstance(normalizer, dict) else None
+    kinds = [each.get("type") for each in steps if isinstance(each, dict)] if isinstance(steps, list) else [kind]
+    other = [each for each in kinds if each not in (None, "NFC")]
+    if other:
+        raise unsupported(
+            f"it changes text before it splits ({', '.join(map(quoted, other))}), which llama.cpp does not"
+        )
+    return "NFC" in kinds

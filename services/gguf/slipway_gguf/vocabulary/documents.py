@@ -1,0 +1,156 @@
+"""Read a tokenizer's files with limits, and check their shape before anything is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slipway.errors import GGUFExportError
+from slipway.files.json_documents import LARGEST_LIST, read_json_object
+from slipway.models.model_files import CONFIG, GENERATION_CONFIG
+from slipway.texts import quoted
+
+MOST_TOKENS = 1 << 21
+MOST_TOKEN_BYTES = 1 << 16
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+SPECIAL_TOKENS = "special_tokens_map.json"
+
+
+def unsupported(
+    message: str, remedy: str = "use another format for this model, or another tokenizer"
+) -> GGUFExportError:
+    """Return the error for a tokenizer that llama.cpp cannot be told."""
+    return GGUFExportError(message, reason="GGUF_TOKENIZER_UNSUPPORTED", remedy=remedy)
+
+
+@dataclass(frozen=True, slots=True)
+class AddedToken:
+    """A token that is found in the text before anything else.
+
+    Attributes:
+        id: Its number.
+        content: Its text.
+        special: Whether it is no text, but a mark such as the end of a turn.
+        strips: Whether it takes spaces beside it along, or counts as a whole word only: llama.cpp has no such marks.
+    """
+
+    id: int
+    content: str
+    special: bool
+    strips: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """What the files of a tokenizer say.
+
+    Attributes:
+        folder: The model's folder.
+        tokenizer: ``tokenizer.json``.
+        model: The part ``model`` of it.
+        vocabulary: Number of each token by its text.
+        added: Tokens that are found in the text first, by number.
+        settings: ``tokenizer_config.json``, with what ``special_tokens_map.json`` adds to it.
+        config: ``config.json``.
+        generation: ``generation_config.json``.
+    """
+
+    folder: Path
+    tokenizer: Mapping[str, Any]
+    model: Mapping[str, Any]
+    vocabulary: Mapping[str, int]
+    added: Mapping[int, AddedToken]
+    settings: Mapping[str, Any]
+    config: Mapping[str, Any]
+    generation: Mapping[str, Any]
+
+    def number_of(self, text: str) -> int | None:
+        """Return the number of the token with this text; None if there is none."""
+        return next((each.id for each in self.added.values() if each.content == text), self.vocabulary.get(text))
+
+    def special(self, name: str) -> int | None:
+        """Return the number of the token that the tokenizer's settings name, such as ``eos_token``; None without one."""
+        value = self.settings.get(name)
+        text = value.get("content") if isinstance(value, dict) else value
+        return self.number_of(text) if isinstance(text, str) else None
+
+
+def read_files(folder: Path) -> TokenizerFiles:
+    """Read the files of a tokenizer.
+
+    Raises:
+        GGUFExportError: ``GGUF_TOKENIZER_UNSUPPORTED``: a file is missing, too large or no tokenizer that llama.cpp has code for.
+    """
+    tokenizer = _document(folder, TOKENIZER, required=True)
+    model = tokenizer.get("model")
+    if not isinstance(model, dict):
+        raise unsupported(f"{TOKENIZER} has no model of tokens")
+    kind = model.get("type", "BPE" if "merges" in model else None)
+    if kind != "BPE":
+        raise unsupported(f"the tokenizer is of the kind {quoted(kind)}, and only BPE is written so far")
+    return TokenizerFiles(
+        folder=folder,
+        tokenizer=tokenizer,
+        model=model,
+        vocabulary=_vocabulary(model.get("vocab")),
+        added=_added(tokenizer.get("added_tokens")),
+        settings={**_document(folder, SPECIAL_TOKENS), **_document(folder, TOKENIZER_CONFIG)},
+        config=_document(folder, CONFIG),
+        generation=_document(folder, GENERATION_CONFIG),
+    )
+
+
+def _document(folder: Path, name: str, *, required: bool = False) -> dict[str, Any]:
+    try:
+        return read_json_object(folder / name, largest=LARGEST_LIST, lenient=True)
+    except FileNotFoundError:
+        if not required:
+            return {}
+        raise unsupported(
+            f"the model has no {name}", "save the tokenizer with transformers beside the base model or the adapter"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise unsupported(f"{name} cannot be read: {error}", "save the tokenizer again with transformers") from error
+
+
+def _vocabulary(found: Any) -> dict[str, int]:
+    """Check the numbers of the tokens: each from 0 on, none twice."""
+    if not isinstance(found, dict) or not found:
+        raise unsupported(f"{TOKENIZER} has no vocabulary")
+    if len(found) > MOST_TOKENS:
+        raise unsupported(f"the vocabulary has {len(found)} tokens, more than {MOST_TOKENS}")
+    seen = set()
+    for text, number in found.items():
+        _check_token(text, number)
+        if number in seen:
+            raise unsupported(f"two tokens of the vocabulary have the number {number}, one of them is {quoted(text)}")
+        seen.add(number)
+    return found
+
+
+def _added(found: Any) -> dict[int, AddedToken]:
+    tokens: dict[int, AddedToken] = {}
+    for each in found if isinstance(found, list) else []:
+        if not isinstance(each, dict):
+            raise unsupported(f"{TOKENIZER} has {quoted(each)} among its added tokens")
+        content, number = each.get("content"), each.get("id")
+        _check_token(content, number)
+        assert isinstance(content, str)
+        assert isinstance(number, int)
+        strips = any(bool(each.get(flag)) for flag in ("lstrip", "rstrip", "single_word"))
+        tokens[number] = AddedToken(number, content, bool(each.get("special")), strips)
+    return tokens
+
+
+def _check_token(text: Any, number: Any) -> None:
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < MOST_TOKENS:
+        raise unsupported(
+            f"the token {quoted(text)} has the number {quoted(number)}, which is none from 0 to {MOST_TOKENS}"
+        )
+    if not isinstance(text, str) or len(text.encode(errors="surrogatepass")) > MOST_TOKEN_BYTES or "\0" in text:
+        raise unsupported(
+            f"token {number} is {quoted(text)}: not a text of at most {MOST_TOKEN_BYTES} bytes without NUL"
+        )

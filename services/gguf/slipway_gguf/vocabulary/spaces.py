@@ -1,0 +1,70 @@
+"""Tell a vocabulary in the manner of SentencePiece, where a space is a character of its own, from one of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slipway.texts import quoted
+from slipway.validation.texts import TextKind
+from slipway_gguf.vocabulary.documents import unsupported
+from slipway_gguf.vocabulary.tokens import SPACE
+
+
+@dataclass(frozen=True, slots=True)
+class Spaces:
+    """How spaces are written.
+
+    Attributes:
+        prefix: Whether a space is put before a text.
+        differs: Kinds of text that llama.cpp splits otherwise.
+    """
+
+    prefix: bool
+    differs: tuple[TextKind, ...] = ()
+
+
+def spaces_of(tokenizer: Mapping[str, Any]) -> Spaces | None:
+    """Return how a tokenizer writes spaces as :data:`SPACE`; None for a tokenizer of bytes.
+
+    Raises:
+        GGUFExportError: ``GGUF_TOKENIZER_UNSUPPORTED``: it changes text in a way that llama.cpp does not.
+    """
+    pre = tokenizer.get("pre_tokenizer")
+    steps = _steps(tokenizer.get("normalizer"), "normalizers")
+    kinds = [step.get("type") for step in steps]
+    meta = pre if isinstance(pre, dict) and pre.get("type") == "Metaspace" else None
+    replaced = any(step.get("type") == "Replace" and step.get("content") == SPACE for step in steps)
+    if meta is None and not replaced:
+        return None
+    if any(kind not in ("Prepend", "Replace") for kind in kinds):
+        raise unsupported(
+            f"it changes text before it splits ({', '.join(map(quoted, kinds))}), which llama.cpp does not"
+        )
+    if meta is None:
+        _check_inert(pre)
+        prepended = [step.get("prepend") for step in steps if step.get("type") == "Prepend"]
+        if prepended not in ([], [SPACE]):
+            raise unsupported(f"it writes {quoted(prepended)} before each text, and llama.cpp only a space")
+        return Spaces(bool(prepended))
+    if meta.get("split", True):
+        raise unsupported(
+            "it splits text at spaces (Metaspace with split), which llama.cpp does not do with such vocabularies"
+        )
+    scheme = meta.get("prepend_scheme", "always" if meta.get("add_prefix_space", True) else "never")
+    return Spaces(scheme != "never", (TextKind.SPECIAL, TextKind.SPECIAL_SPACES) if scheme == "first" else ())
+
+
+def _check_inert(pre: Any) -> None:
+    """Refuse a pre-tokenizer that splits; splitting at spaces does nothing, as there are none any more."""
+    pattern = pre.get("pattern") if isinstance(pre, dict) else None
+    if pre is not None and not (isinstance(pattern, dict) and pattern == {"String": " "}):
+        raise unsupported(f"it splits text by {quoted(pre)}, which llama.cpp does not do with such vocabularies")
+
+
+def _steps(found: Any, key: str) -> list[Mapping[str, Any]]:
+    if isinstance(found, dict) and found.get("type") == "Sequence":
+        listed = found.get(key)
+        return [each for each in (listed if isinstance(listed, list) else []) if isinstance(each, dict)]
+    return [found] if isinstance(found, dict) else []

@@ -1,0 +1,113 @@
+"""Choose the type of each tensor at a level, as llama.cpp's quantizer does (``src/llama-quant.cpp``), so that files are what users expect."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import gguf
+from gguf import GGMLQuantizationType as Kind
+
+from slipway_gguf.levels import Level
+
+_BLOCK = re.compile(r"blk\.(\d+)\.")
+_FLOAT32 = ("_norm.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")
+"""Ends of the names of tensors that are computed with in float32 only."""
+_POSITIONS = ("position_embd.weight", "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+_NARROWER = {Kind.Q4_K: Kind.Q5_0, Kind.Q5_K: Kind.Q5_1, Kind.Q6_K: Kind.Q8_0, Kind.IQ4_XS: Kind.IQ4_NL}
+"""Type with blocks of 32 weights for rows that blocks of 256 do not divide."""
+_MIXED = ("q4_k_m", "q5_k_m")
+_LARGE_LAYERS, _EIGHT = 80, 8
+"""Layers of the model of 70 billion weights, and experts of a mixture for which llama.cpp widens small tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What the mixture depends on.
+
+    Attributes:
+        architecture: GGUF's name of the architecture.
+        layers: Number of layers.
+        heads: Number of attention heads.
+        kv_heads: Number of heads of keys and values.
+        experts: Number of experts; 0 for none.
+        tied: Whether the embedding is the head too.
+    """
+
+    architecture: str
+    layers: int
+    heads: int
+    kv_heads: int
+    experts: int
+    tied: bool
+
+
+def stored_kind(name: str, shape: tuple[int, ...], level: Level, sizes: Sizes, *, weighed: bool = False) -> Kind:
+    """Return the type of a tensor.
+
+    Args:
+        name: GGUF's name.
+        shape: Its shape, columns last.
+        level: The level.
+        sizes: Sizes of the model.
+        weighed: Whether the rounding is weighed by importance.
+    """
+    if len(shape) < 2 or not name.endswith(".weight") or name.endswith(_FLOAT32) or name in _POSITIONS:
+        return Kind.F32
+    base = Kind[level.type]
+    if base in (Kind.F32, Kind.F16, Kind.BF16):
+        return base
+    chosen = _mixed(name, shape[-1], level, sizes, base, weighed=weighed)
+    return _fitting(chosen, shape[-1])
+
+
+def _mixed(name: str, columns: int, level: Level, sizes: Sizes, base: Kind, *, weighed: bool) -> Kind:
+    """Return the type that a level has for a tensor, before the length of rows is considered."""
+    if name == "output.weight" or (sizes.tied and name == "token_embd.weight"):
+        wide = base is Kind.Q8_0 or columns % gguf.GGML_QUANT_SIZES[base][0]
+        return Kind.Q8_0 if wide else Kind.Q6_K
+    found = _BLOCK.match(name)
+    layer = int(found[1]) if found else 0
+    if ".attn_v." in name or ".attn_qkv." in name:
+        return _values(layer, level, sizes, base)
+    if ".ffn_down" in name:
+        return _down(layer, level, sizes, base, weighed=weighed)
+    of_eight = {".attn_k.": Kind.Q8_0, ".attn_output.": Kind.Q5_K if level.name in ("q4_k_m", "iq4_xs") else base}
+    return next((kind for part, kind in of_eight.items() if part in name and sizes.experts == _EIGHT), base)
+
+
+def _down(layer: int, level: Level, sizes: Sizes, base: Kind, *, weighed: bool) -> Kind:
+    """Return the type of the last projection of a layer, whose inputs have outliers."""
+    if level.name in _MIXED:
+        return Kind.Q6_K if _gets_more_bits(layer, sizes.layers) else base
+    if layer >= sizes.layers // 8:
+        return base
+    if level.name == "iq4_xs" and not weighed:
+        return Kind.Q5_K
+    return Kind.Q4_1 if level.name == "q4_0" and weighed else base
+
+
+def _values(layer: int, level: Level, sizes: Sizes, base: Kind) -> Kind:
+    """Return the type of the projection of values, which is small where heads share them, and sensitive."""
+    grouped = sizes.heads // max(1, sizes.kv_heads) >= 4
+    if sizes.experts == _EIGHT:
+        return Kind.Q8_0
+    if level.name in _MIXED and _gets_more_bits(layer, sizes.layers):
+        return Kind.Q6_K
+    if level.name == "iq4_xs" and grouped:
+        return Kind.Q5_K
+    shared = sizes.architecture == "llama" and sizes.layers == _LARGE_LAYERS and sizes.heads != sizes.kv_heads
+    return Kind.Q5_K if shared and base is Kind.Q4_K else base
+
+
+def _gets_more_bits(layer: int, layers: int) -> bool:
+    """Return whether a layer is one of the first or last eighth, or every third between them."""
+    return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
+
+
+def _fitting(kind: Kind, columns: int) -> Kind:
+    """Return a type whose blocks divide the rows."""
+    if columns % gguf.GGML_QUANT_SIZES[kind][0] == 0:
+        return kind
+    narrower = _NARROWER.get(kind, Kind.F16)
+    return narrower if columns % gguf.GGML_QUANT_SIZES[narrower][0] == 0 else Kind.F16

@@ -1,0 +1,233 @@
+"""Plan the tensors of a file from the tensors of a model: their names, shapes and types, and which values they get.
+
+Each is described by views of mapped files, so that planning reads nothing, and writing holds a few rows.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway.errors import GGUFExportError
+from slipway.models.dtypes import FLOATS
+from slipway.models.safetensors_file import TensorInfo
+from slipway.models.weights.reading import mapped
+from slipway_gguf.architectures.parameters import Parameters
+
+Array = NDArray[Any]
+View = Callable[[Array], Array]
+_NO_WEIGHTS = re.compile(r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$")
+"""Tensors that old checkpoints have, and that no class has as weights."""
+_EXPERT = re.compile(r"^(.*\.mlp\.experts\.)(\d+)(\.(?:gate|up|down)_proj\.weight)$")
+_FUSED_EXPERTS = re.compile(r"^(.*\.mlp\.experts)\.(gate_up_proj|down_proj)$")
+_BLOCK = re.compile(r"^blk\.(\d+)\.(.*)$")
+HEAD, EMBEDDING = "output.weight", "token_embd.weight"
+_NEEDED = (EMBEDDING, "output_norm.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Values of a tensor of the model.
+
+    Attributes:
+        tensor: The tensor.
+        view: What is taken of it, and in which order.
+    """
+
+    tensor: TensorInfo
+    view: View
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A tensor of the file.
+
+    Attributes:
+        name: GGUF's name.
+        shape: Its shape, columns last.
+        parts: Where its values come from, one behind the other.
+        offset: Number that is added to each value.
+        values: The values themselves, if they come from no tensor.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    parts: tuple[Part, ...] = ()
+    offset: float = 0.0
+    values: NDArray[np.float32] | None = None
+
+    def samples(self) -> Iterator[tuple[int, Array]]:
+        """Yield blocks at the beginning, in the middle and at the end, each with the number of its first row."""
+        if self.values is not None:
+            yield 0, self.values[None]
+            return
+        wholes = [part.view(mapped(part.tensor)) for part in self.parts]
+        wholes = [whole[None] for whole in wholes] if len(self.shape) == 1 else wholes
+        last = len(wholes) - 1
+        places = [(0, 0), (last // 2, wholes[last // 2].shape[0] // 2), (last, wholes[last].shape[0] - 1)]
+        for index, first in dict.fromkeys(places):
+            before = sum(whole.size for whole in wholes[:index]) + wholes[index][:first].size
+            yield before // self.shape[-1], wholes[index][first : first + 1]
+
+    def blocks(self, most: int) -> Iterator[tuple[Part | None, Array]]:
+        """Yield views of blocks of whole rows, in order, each with its part: about ``most`` values, more where one index of the first axis has more."""
+        if self.values is not None:
+            yield None, self.values
+        for part in self.parts:
+            whole = part.view(mapped(part.tensor))
+            whole = whole[None] if len(self.shape) == 1 else whole
+            step = max(1, most // max(1, math.prod(whole.shape[1:])))
+            for first in range(0, whole.shape[0], step):
+                yield part, whole[first : first + step]
+
+
+def plan_tensors(tensors: Mapping[str, TensorInfo], parameters: Parameters, *, tied: bool) -> list[Planned]:
+    """Plan the tensors of a file, in the order of layers.
+
+    Args:
+        tensors: The model's tensors.
+        parameters: The model's numbers.
+        tied: Whether the embedding is the head too.
+
+    Raises:
+        GGUFExportError: ``GGUF_INVALID`` for a tensor that has no place in the file, or for a place without a tensor;
+            ``DTYPE_UNSUPPORTED``.
+    """
+    architecture = gguf.MODEL_ARCH[parameters.architecture.name.upper()]
+    names = gguf.get_tensor_name_map(architecture, parameters.layers)
+    found = [Planned(name, values.shape, values=values) for name, values in parameters.factors.items()]
+    experts: dict[str, dict[int, TensorInfo]] = defaultdict(dict)
+    for name, info in tensors.items():
+        if _NO_WEIGHTS.search(name) or (tied and name == "lm_head.weight"):
+            continue
+        if info.dtype not in FLOATS:
+            raise _wrong(f"tensor {name!r} is stored as {info.dtype}", name, reason="DTYPE_UNSUPPORTED")
+        if expert := _EXPERT.match(name):
+            experts[expert[1] + expert[3][1:]][int(expert[2])] = info
+        elif fused := _FUSED_EXPERTS.match(name):
+            found += _unfused(fused[1], fused[2], info, names)
+        else:
+            found.append(_single(name, info, parameters, names))
+    found += [_stacked(name, each, parameters, names) for name, each in experts.items()]
+    _check_complete(found, parameters, tied=tied)
+    return sorted(found, key=_place)
+
+
+def _single(name: str, info: TensorInfo, parameters: Parameters, names: gguf.TensorNameMap) -> Planned:
+    architecture, shape = parameters.architecture, info.shape
+    view: View = _same
+    counts = {".self_attn.q_proj.": parameters.heads, ".self_attn.k_proj.": parameters.kv_heads}
+    heads = next((count for part, count in counts.items() if architecture.paired and part in name), 0)
+    if heads and (not shape or shape[0] != heads * parameters.width):
+        raise _wrong(f"tensor {name!r} has the shape {shape}, which config.json's heads do not divide", name)
+    if heads:
+        view = partial(_pairs, heads)
+    elif name.endswith(architecture.transposed or ("\0",)):
+        view, shape = _transposed, shape[::-1]
+    offset = architecture.norm_offset if name.endswith("norm.weight") else 0.0
+    return Planned(_mapped_name(name, names), shape or (1,), (Part(info, view),), offset)
+
+
+def _unfused(prefix: str, which: str, info: TensorInfo, names: gguf.TensorNameMap) -> list[Planned]:
+    """Return the tensors of all experts of a layer from one of them. info: (experts, rows, columns)."""
+    if len(info.shape) != 3 or (which == "gate_up_proj" and info.shape[1] % 2):
+        raise _wrong(f"tensor {info.name!r} has the shape {info.shape}, which is not that of experts", info.name)
+    experts, rows, columns = info.shape
+    if which == "down_proj":
+        name = _mapped_name(f"{prefix}.down_proj.weight", names)
+        return [Planned(name, info.shape, (Part(info, _same),))]
+    half = rows // 2
+    return [
+        Planned(
+            _mapped_name(f"{prefix}.{part}_proj.weight", names),
+            (experts, half, columns),
+            (Part(info, partial(_rows, first, first + half)),),
+        )
+        for part, first in (("gate", 0), ("up", half))
+    ]
+
+
+def _stacked(
+    name: str, experts: Mapping[int, TensorInfo], parameters: Parameters, names: gguf.TensorNameMap
+) -> Planned:
+    """Return one tensor of the same weight of all experts of a layer."""
+    parts = [experts.get(index) for index in range(parameters.experts)]
+    shapes = {each.shape for each in parts if each is not None}
+    if None in parts or len(parts) != len(experts) or len(shapes) != 1:
+        raise _wrong(f"the experts of {name!r} are {len(experts)} of {parameters.experts}, of shapes {shapes}", name)
+    [shape] = shapes
+    stacked = tuple(Part(each, _same) for each in parts if each is not None)
+    return Planned(_mapped_name(name, names), (len(parts), *shape), stacked)
+
+
+def _check_complete(found: list[Planned], parameters: Parameters, *, tied: bool) -> None:
+    """Refuse names that occur twice, and layers that lack a tensor that others have."""
+    names = [each.name for each in found]
+    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if twice:
+        raise _wrong(f"two tensors of the model are {twice[0]!r} of the file", twice[0])
+    layers: dict[str, set[int]] = defaultdict(set)
+    for name in names:
+        if match := _BLOCK.match(name):
+            layers[match[2]].add(int(match[1]))
+    expected = set(range(parameters.layers))
+    lacking = [f"blk.{min(expected - have)}.{part}" for part, have in sorted(layers.items()) if expected - have]
+    lacking += [name for name in (*_NEEDED, *(() if tied else (HEAD,))) if name not in names]
+    if not layers:
+        lacking.append("blk.0.attn_norm.weight")
+    if lacking:
+        raise _wrong(f"the model has no tensor for {lacking[0]!r} of the file", lacking[0])
+
+
+def _place(planned: Planned) -> tuple[int, str]:
+    match = _BLOCK.match(planned.name)
+    if match:
+        return int(match[1]), planned.name
+    return (-1 if planned.name == EMBEDDING else 1 << 30), planned.name
+
+
+def _mapped_name(name: str, names: gguf.TensorNameMap) -> str:
+    found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    if found is None:
+        raise _wrong(f"tensor {name[:200]!r} has no place in a GGUF file of this architecture", name)
+    return found
+
+
+def _wrong(what: str, tensor: str, *, reason: str = "GGUF_INVALID") -> GGUFExportError:
+    return GGUFExportError(
+        what,
+        reason=reason,
+        remedy="use another format for this model, or report it: the model has a part that llama.cpp's graph lacks",
+        about={"tensor": tensor[:200]},
+    )
+
+
+def _same(whole: Array) -> Array:
+    return whole
+
+
+def _transposed(whole: Array) -> Array:
+    return whole.T
+
+
+def _rows(first: int, end: int, whole: Array) -> Array:
+    """Return rows of each expert. whole: (experts, rows, columns)."""
+    return whole[:, first:end]
+
+
+def _pairs(heads: int, whole: Array) -> Array:
+    """Return the rows of each head so that the two values that the rotary embedding turns together are neighbours.
+
+    transformers has the first of all pairs of a head in its first half, and the second in its second half.
+    whole: (heads · width, …) → (heads, width / 2, 2, …).
+    """
+    return whole.reshape(heads, 2, -1, *whole.shape[1:]).swapaxes(1, 2)

@@ -1,0 +1,58 @@
+"""Judge how an output's runtime reads text and conversations."""
+
+from __future__ import annotations
+
+from slipway.validation.comparisons import Check
+from slipway.validation.texts import TextComparison
+
+TOKENS, TEMPLATE = "tokens", "chat_template"
+CHECKS = (TOKENS, TEMPLATE)
+
+
+def checks(found: TextComparison | None) -> list[Check]:
+    """Return the checks: no text may have other tokens, and no conversation another prompt."""
+    if found is None or found.not_compared:
+        return []
+    counts = [(TOKENS, found.different)]
+    if found.conversations:
+        counts.append((TEMPLATE, found.rendered_otherwise))
+    return [
+        Check(name=name, value=float(count), limit=0.0, comparison="<=", passed=not count, unit="count")
+        for name, count in counts
+    ]
+
+
+def notes(found: TextComparison | None) -> tuple[str, ...]:
+    """Return remarks on what was not judged."""
+    if found is None:
+        return ()
+    if found.not_compared:
+        return (f"its tokens and chat template were not compared with transformers': {found.not_compared}",)
+    if not found.excused:
+        return ()
+    kinds = ", ".join(found.excused_kinds)
+    return (
+        f"its runtime splits {found.excused} of {found.texts} texts otherwise than transformers, which is known of it: {kinds}",
+    )
+
+
+def explain(found: TextComparison) -> tuple[str, str]:
+    """Return explanation and remedy of failed checks."""
+    causes, remedies = [], []
+    if found.different:
+        causes.append(
+            f"{found.different} of {found.texts} texts get other tokens than by transformers, first {found.first_difference}"
+        )
+        remedies.append("check its tokenizer's pre-tokenizer and added tokens")
+    if found.template_missing:
+        causes.append(
+            "it has no chat template, so that its runtime writes prompts in a format of its own without a word"
+        )
+        remedies.append("give the model its chat template, and export again")
+    elif found.rendered_otherwise:
+        causes.append(
+            f"{found.rendered_otherwise} of {found.conversations} conversations become another prompt than by transformers, first "
+            f"{found.first_rendered}"
+        )
+        remedies.append("give its runtime the chat template in another spelling, or the prompts as text")
+    return "; ".join(causes), "; ".join(remedies)

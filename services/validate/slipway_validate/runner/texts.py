@@ -1,0 +1,117 @@
+"""Read hard texts and conversations: first as transformers does, then as a runtime does with what an output holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from slipway.texts import shortened
+from slipway.validation.texts import TextComparison, TextKind
+from slipway_validate.hard_texts import CONVERSATIONS, TEXTS
+from slipway_validate.protocol.messages import TextSpec
+from slipway_validate.protocol.texts import Conversation, ReadText, ReadTexts
+from slipway_validate.runner.model import LanguageModel, Unusable
+from slipway_validate.runner.windows import load_tokenizer
+
+_MOST_SPECIAL = 24
+_SHOWN = 160
+
+
+def write_texts(spec: TextSpec) -> None:
+    """Write what transformers reads.
+
+    Raises:
+        Unusable: There is no tokenizer.
+    """
+    tokenizer = load_tokenizer(spec.tokenizer)
+    texts = [(kind, text) for kind, several in TEXTS.items() for text in several]
+    texts += _special_texts(tokenizer)
+    found = ReadTexts(
+        texts=tuple(
+            ReadText(kind=kind, text=text, ids=tuple(tokenizer(text, verbose=False)["input_ids"]))
+            for kind, text in texts
+        ),
+        conversations=tuple(_conversations(tokenizer)) if tokenizer.chat_template else (),
+        begin=tokenizer.bos_token or "",
+    )
+    spec.file.write_text(found.model_dump_json(), encoding="utf-8")
+
+
+def compare_texts(model: LanguageModel, file: Path) -> TextComparison | None:
+    """Return how a runtime reads texts, compared with transformers; None if it reads none."""
+    if not model.reads_text:
+        return None
+    wanted, known = ReadTexts.model_validate_json(file.read_bytes()), model.text_differences()
+    different = [each for each in wanted.texts if tuple(model.tokens_of(each.text)) != each.ids]
+    excused = [each for each in different if each.kind in known]
+    wrong = [each for each in different if each.kind not in known]
+    rendered = [(each, _rendered(model, each, wanted.begin)) for each in wanted.conversations]
+    otherwise = [(each, got) for each, got in rendered if got != each.prompt]
+    return TextComparison(
+        texts=len(wanted.texts),
+        different=len(wrong),
+        excused=len(excused),
+        excused_kinds=tuple(dict.fromkeys(each.kind.value for each in excused)),
+        first_difference=_tokens_shown(model, wrong[0]) if wrong else "",
+        conversations=len(wanted.conversations),
+        rendered_otherwise=len(otherwise),
+        first_rendered=_prompts_shown(*otherwise[0]) if otherwise else "",
+        template_missing=any(got is None for _, got in otherwise),
+    )
+
+
+def _special_texts(tokenizer: Any) -> Iterator[tuple[TextKind, str]]:
+    """Yield texts with the tokenizer's own special tokens, alone, among text and beside spaces."""
+    added = sorted(tokenizer.added_tokens_decoder.items())
+    # The first, the last and some between: the first are those of the text's structure, the last those that were added later.
+    chosen = added if len(added) <= _MOST_SPECIAL else added[: _MOST_SPECIAL // 2] + added[-_MOST_SPECIAL // 2 :]
+    for _, token in chosen:
+        text = str(token.content)
+        yield TextKind.SPECIAL, f"{text}"
+        yield TextKind.SPECIAL, f"word{text}word\n{text}{text}"
+        yield TextKind.SPECIAL_SPACES, f"a {text} b  {text}\n\n {text} "
+
+
+def _conversations(tokenizer: Any) -> Iterator[Conversation]:
+    """Yield the conversations that the chat template takes."""
+    template = str(tokenizer.chat_template)
+    for name, (messages, tools) in CONVERSATIONS.items():
+        if tools and "tools" not in template:
+            continue
+        try:
+            prompt = tokenizer.apply_chat_template(
+                list(messages), tools=list(tools) or None, add_generation_prompt=True, tokenize=False
+            )
+        except Exception:  # noqa: BLE001, S112 - a template refuses conversations by errors of any class
+            continue
+        yield Conversation(name=name, messages=messages, tools=tools, prompt=str(prompt))
+
+
+def _rendered(model: LanguageModel, conversation: Conversation, begin: str) -> str | None:
+    """Render a conversation. A begin of text that the runtime adds itself is put back."""
+    try:
+        found = model.rendered(conversation.messages, conversation.tools)
+    except Unusable as error:
+        return str(error)
+    if found is not None and begin and begin + found == conversation.prompt:
+        return conversation.prompt
+    return found
+
+
+def _tokens_shown(model: LanguageModel, text: ReadText) -> str:
+    found = model.tokens_of(text.text)
+    place = next((at for at, pair in enumerate(zip(found, text.ids, strict=False)) if pair[0] != pair[1]), 0)
+    ours, theirs = (shortened(str(list(ids[place : place + 8])), _SHOWN) for ids in (found, text.ids))
+    return f"{text.kind.value}, {shortened(repr(text.text), _SHOWN)}: from token {place} on {ours} instead of {theirs}"
+
+
+def _prompts_shown(conversation: Conversation, found: str | None) -> str:
+    if found is None:
+        return f"{conversation.name}: there is no chat template"
+    place = next(
+        (at for at, pair in enumerate(zip(found, conversation.prompt, strict=False)) if pair[0] != pair[1]),
+        min(len(found), len(conversation.prompt)),
+    )
+    ours, theirs = (repr(text[max(0, place - 20) : place + 60]) for text in (found, conversation.prompt))
+    return f"{conversation.name}: {ours} instead of {theirs}"
