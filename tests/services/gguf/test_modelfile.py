@@ -28,7 +28,9 @@ def test_a_plain_template_is_written_in_ollamas_language(tmp_path: Path) -> None
         "repetition_penalty": 1.1,
         "eos_token_id": [tokenizer.token_to_id(MARKS[2]), tokenizer.token_to_id(MARKS[1])],
     }
-    write(tmp_path, "tiny-F16.gguf", save(tokenizer, tmp_path / "model", settings=settings, generation_config=generation))
+    write(
+        tmp_path, "tiny-F16.gguf", save(tokenizer, tmp_path / "model", settings=settings, generation_config=generation)
+    )
     assert (tmp_path / NAME).read_text(encoding="utf-8").splitlines() == [
         "FROM ./tiny-F16.gguf",
         'TEMPLATE """{{ range .Messages }}<|im_start|>{{ .Role }}',

@@ -17,7 +17,15 @@ from slipway.errors import GGUFExportError
 from slipway.validation.texts import TextKind
 from slipway_gguf.vocabulary import DIFFERS, read
 from slipway_gguf.vocabulary.splitting import KNOWN
-from support.models.tokenizers_of_kinds import MARKS, Vocabulary, begin_texts, byte_level, save, with_spaces, write_vocabulary
+from support.models.tokenizers_of_kinds import (
+    MARKS,
+    Vocabulary,
+    begin_texts,
+    byte_level,
+    save,
+    with_spaces,
+    write_vocabulary,
+)
 
 _QWEN2 = next(expressions for expressions, each in KNOWN.items() if each.pre == "qwen2")
 _LLAMA3 = next(expressions for expressions, each in KNOWN.items() if each.whole == "llama-bpe")
@@ -129,7 +137,11 @@ def test_ends_of_texts_and_turns_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_chat_templates_are_taken_as_transformers_takes_them(tmp_path: Path) -> None:
-    listed = [{"name": "default", "template": "A"}, {"name": "tool_use", "template": "B"}, {"name": "Not ok", "template": "C"}]
+    listed = [
+        {"name": "default", "template": "A"},
+        {"name": "tool_use", "template": "B"},
+        {"name": "Not ok", "template": "C"},
+    ]
     model = save(byte_level(_QWEN2), tmp_path / "model", settings={"chat_template": listed})
     assert (values(model)["chat_template"], values(model)["chat_templates"], values(model)["tool_use"]) == (
         "A",

@@ -24,12 +24,16 @@ def byte_level(expressions: Sequence[str], *, whole: bool = False, normalizer: A
     """Train a tokenizer of bytes that splits by these expressions, one after the other."""
     tokenizer = Tokenizer(models.BPE(ignore_merges=whole))
     steps = [pre_tokenizers.Split(Regex(each), "isolated") for each in expressions]
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     if normalizer is not None:
         tokenizer.normalizer = normalizer
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=list(MARKS), initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=700, special_tokens=list(MARKS), initial_alphabet=alphabet, show_progress=False
+    )
     tokenizer.train_from_iterator(_CORPUS, trainer)
     tokenizer.add_tokens([AddedToken("<think>", normalized=False, special=False)])
     return tokenizer
@@ -49,7 +53,10 @@ def with_spaces(*, prefix: str = "") -> Tokenizer:
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prefix, split=False)
     words = [word for text in _CORPUS for word in text.replace(" ", " ▁").split(" ") if word]
     trainer = trainers.BpeTrainer(
-        vocab_size=500, special_tokens=["<unk>", *MARKS, *(f"<0x{byte:02X}>" for byte in range(256))], show_progress=False, max_token_length=8
+        vocab_size=500,
+        special_tokens=["<unk>", *MARKS, *(f"<0x{byte:02X}>" for byte in range(256))],
+        show_progress=False,
+        max_token_length=8,
     )
     learner = Tokenizer(models.BPE())
     learner.train_from_iterator(words, trainer)
