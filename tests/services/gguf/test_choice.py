@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("gguf", reason="names types: pip install 'slipway[gguf]'")
 from slipway.configuration import parse
+from slipway.formats.tasks import PlannedTask
 from slipway.planning.plan import plan
 from slipway_gguf.architectures.table import refusal_reason
 from slipway_gguf.levels import LEVELS
@@ -80,16 +81,20 @@ def test_models_that_llama_cpp_computes_otherwise_are_refused(name: str, setting
     assert bool(reason) == bool(words)
 
 
-def _tasks(**section: Any) -> dict[str, Any]:
+def _planned(*, calibration: str = "", **section: Any) -> tuple[PlannedTask, ...]:
     formats = {"pytorch": {"enabled": False}, "onnx": {"enabled": False}, "gguf": {"enabled": True, **section}}
     export = {
         "checkpoint": {"path": "runs/my model/checkpoint-40"},
         "base_model": {"name": "hf://Qwen/Qwen3-0.6B@main"},
         "formats": formats,
         "validation": {"enabled": False},
+        "optimization": {"calibration": calibration},
     }
-    planned = plan(parse(export), ("base", "adapter"))
-    return {task.format: dict(task.params) for task in planned if task.format}
+    return plan(parse(export), ("base", "adapter", *(["calibration"] if calibration else [])))
+
+
+def _tasks(**section: Any) -> dict[str, Any]:
+    return {task.format: dict(task.params) for task in _planned(**section) if task.format}
 
 
 def test_each_level_is_a_file_of_the_merged_model() -> None:
@@ -106,6 +111,15 @@ def test_f16_in_the_list_is_the_unquantized_file() -> None:
     assert set(_tasks(quantization=["f16", "q8_0"])) == {"gguf", "gguf-q8_0"}
     assert set(_tasks(quantization=["f16"], unquantized=False)) == {"gguf"}
     assert set(_tasks(quantization=["q8_0"], unquantized=False)) == {"gguf-q8_0"}
+
+
+def test_text_that_the_export_names_weighs_the_rounding() -> None:
+    planned = {task.id: task for task in _planned(calibration="text", quantization=["q8_0", "q4_k_m"])}
+    assert planned["importance"].fallback
+    assert planned["gguf-q4_k_m"].inputs["importance"] == planned["importance"].reference
+    assert {"importance"} & (set(planned["gguf"].inputs) | set(planned["gguf-q8_0"].inputs)) == set()
+    assert "importance" not in {task.id for task in _planned(quantization=["q4_k_m"])}
+    assert "importance" not in {task.id for task in _planned(calibration="text", quantization=["q8_0"])}
 
 
 def test_levels_of_other_formats_name_the_nearest_of_this_one() -> None:

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 import transformers as tf
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from slipway.stage import Context
 from slipway_gguf.params import GGUFParams
 from slipway_gguf.stage import STAGE
 
-VOCABULARY = 160
+VOCABULARY = 320
+"""More rows than the tokenizer has tokens, as in many models."""
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
@@ -88,13 +90,13 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "phi3-long": _of(
         "Phi3Config", "Phi3ForCausalLM", original_max_position_embeddings=16, rope_parameters=_longrope(16, 16)
     ),
-    # llama.cpp chooses by the length of its context, which is 256 at least.
+    # llama.cpp chooses by the length of its context.
     "phi3-short": _of(
         "Phi3Config",
         "Phi3ForCausalLM",
-        max_position_embeddings=512,
-        original_max_position_embeddings=256,
-        rope_parameters=_longrope(16, 256),
+        max_position_embeddings=1024,
+        original_max_position_embeddings=512,
+        rope_parameters=_longrope(16, 512),
     ),
     "smollm3": _of("SmolLM3Config", "SmolLM3ForCausalLM", num_hidden_layers=5, tie_word_embeddings=True),
     "granite": _of(
@@ -117,40 +119,47 @@ def save_family(family: str, folder: Path, *, dtype: torch.dtype = torch.float32
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * (0.2 if parameter.dim() == 1 else 0.08))
     model.to(dtype).save_pretrained(folder)
+    _save_tokenizer(folder)
     return model
 
 
-def write_gguf(model: Path, workdir: Path, *, level: str = "f16", **context: Any) -> tuple[Path, Context]:
+def _save_tokenizer(folder: Path) -> None:
+    """Save a byte-level tokenizer of some 300 tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    special = ["<unk>", "<bos>", "<eos>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(["the weights of the model are the weights of the file"] * 3, trainer)
+    tf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<bos>", eos_token="<eos>").save_pretrained(folder)
+
+
+def write_gguf(
+    model: Path, workdir: Path, *, level: str = "f16", importance: Path | None = None, **context: Any
+) -> tuple[Path, Context]:
     """Run the stage; return the file, and the context with its facts."""
     workdir.mkdir(exist_ok=True)
     ctx = Context(workdir=workdir, **context)
-    folder = STAGE.run({"pytorch": model}, GGUFParams(type=level, name="tiny"), ctx)["gguf"]
+    inputs = {"pytorch": model} | ({"importance": importance} if importance else {})
+    folder = STAGE.run(inputs, GGUFParams(type=level, name="tiny"), ctx)["gguf"]
     [file] = folder.glob("*.gguf")
     return file, ctx
 
 
-def llama_distributions(file: Path, tokens: Sequence[int], *, context: int = 128) -> np.ndarray:
+def llama_distributions(file: Path, tokens: Sequence[int]) -> np.ndarray:
     """Return llama.cpp's log probabilities of the next token behind each token. (tokens, vocabulary)."""
-    import xllamacpp
+    from slipway_gguf.runtime.model import load
+    from slipway_validate.runner.model import Step
 
-    params = xllamacpp.CommonParams()
-    params.model.path = str(file)
-    params.n_ctx = context
-    params.n_parallel = 1
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
-    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
-    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
-    params.warmup = False
-    server = xllamacpp.Server(params)
-    found = np.full((len(tokens), VOCABULARY), -np.inf)
-    for end in range(1, len(tokens) + 1):
-        prompt = [int(token) for token in tokens[:end]]
-        answer = server.handle_completions(
-            {"prompt": prompt, "n_predict": 1, "logprobs": VOCABULARY, "temperature": -1}
-        )
-        for entry in answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]:
-            found[end - 1, entry["id"]] = entry["logprob"]
-    return found
+    model, ids = load(file.parent, threads=1), np.array([list(tokens)])
+    model.prepare_comparison()
+    logits, _ = model.forward(
+        Step(input_ids=ids, attention_mask=np.ones_like(ids), position_ids=np.arange(ids.size)[None])
+    )
+    return torch.log_softmax(torch.from_numpy(logits[0]).double(), -1).numpy()
 
 
 def torch_distributions(model: Any, tokens: Sequence[int]) -> np.ndarray:

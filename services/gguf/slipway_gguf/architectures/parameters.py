@@ -100,7 +100,7 @@ def parameters_of(found: Architecture, config: Mapping[str, Any]) -> Parameters:
         "vocab_size": whole(settings, "vocab_size"),
         **({"expert_count": experts} if experts else {}),
         **{key: whole(settings, name) for key, name in _COUNTS.items() if experts and settings.get(name) is not None},
-        **({"attention.sliding_window": whole(settings, "sliding_window")} if found.windows else {}),
+        **_window_keys(found, settings),
     }
     numbers = {key: value for key, name in _NUMBERS.items() if (value := optional_number(settings, name)) is not None}
     fields = (
@@ -109,6 +109,16 @@ def parameters_of(found: Architecture, config: Mapping[str, Any]) -> Parameters:
         *rope.fields,
     )
     return Parameters(found, fields, layers, heads, kv_heads, width, experts, rope.tensors, limit)
+
+
+def _window_keys(found: Architecture, settings: Mapping[str, Any]) -> dict[str, int]:
+    """Return the keys of a sliding window; older versions of llama.cpp refuse Phi-3 without one, where 0 stands for none."""
+    if found.windows:
+        return {"attention.sliding_window": whole(settings, "sliding_window")}
+    if found.name != "phi3":
+        return {}
+    window = settings.get("sliding_window")
+    return {"attention.sliding_window": 0 if window is None else whole(settings, "sliding_window")}
 
 
 def _uncomputed_window(found: Architecture, settings: Mapping[str, Any]) -> int:

@@ -61,6 +61,9 @@ def rope_of(found: Architecture, settings: Mapping[str, Any], width: int) -> Rop
     if found.windows and found.name == "gemma3":
         local = local_base or number(settings, "rope_local_base_freq", _DEFAULT_BASE)
         fields.append(Field(f"{found.name}.rope.freq_base_swa", local, _KIND.FLOAT32))
+    if found.name == "phi3":  # also without scaling
+        length = _original_length(settings, whole_layers)
+        fields.append(Field(f"{found.name}.rope.scaling.original_context_length", length, _KIND.UINT32))
     kind = str(whole_layers.get("rope_type") or whole_layers.get("type") or "default")
     if kind == "default":
         return Rope(tuple(fields))
@@ -149,7 +152,6 @@ def _longrope(
     fields = (
         *_scaling(found, "longrope"),
         _float(found, "rope.scaling.attn_factor", attention),
-        Field(f"{found.name}.rope.scaling.original_context_length", original, _KIND.UINT32),
     )
     return Rope(fields, tensors)
 
