@@ -11,7 +11,6 @@ TEXTS: Mapping[TextKind, tuple[str, ...]] = {
     TextKind.WORDS: (
         "",
         "The quick brown fox jumps over the lazy dog.",
-        " leading and trailing space ",
         "I'm sure you're right: they've said he'd go, we'll see, and it'S NOT 'RE or 'LL.",
         "Ein Satz mit Umlauten: Äpfel, Öl, Übermut, groß; un été très chaud à Noël.",
         "Some… “quoted” text — with dashes – and ‘marks’ !!! ??? ...... ====---",
@@ -31,15 +30,14 @@ TEXTS: Mapping[TextKind, tuple[str, ...]] = {
         "你好，世界！今天天气怎么样？我在北京工作了3年。",
         "吾輩は猫である。名前はまだ無い。カタカナとひらがな。",
         "안녕하세요. 오늘 날씨가 좋네요. abc한글def",
-        "สวัสดีครับ ภาษาไทย नमस्ते दुनिया",
     ),
     TextKind.EMOJI: (
         "🚀 ✅ 😶‍🌫️ 👩‍👩‍👧‍👦 🇩🇪🇯🇵 👍🏽👍🏿 ☕️ ❤️‍🔥",
         "text🦙text🦙🦙 ∑∫√≠≤ 𝔘𝔫𝔦𝔠𝔬𝔡𝔢 𐍈",
         "\u200bzero\u200dwidth\ufeff and \u00a0no-break\u3000wide",
     ),
+    TextKind.LEADING: (" ", " a space at either end ", "  two spaces"),
     TextKind.SPACES: (
-        " ",
         "\n",
         "\n\n\n \n  \n   \n",
         "a  b   c    d     e        f                g",
@@ -47,7 +45,7 @@ TEXTS: Mapping[TextKind, tuple[str, ...]] = {
         "line\r\nline\r\n\r\n  indented\n    more\n        most   \n",
     ),
     TextKind.CASED: ("Привет, МИР! ПрИвЕт ЁЖИК", "ΑΒΓ αβγ Ὀδυσσεύς", "HTTPServer camelCaseWord İstanbul ŁÓDŹ ǅ"),
-    TextKind.MARKS: ("हिन्दी में निर्देश", "כָּל בְּנֵי הָאָדָם", "العَرَبِيَّة", "កាន់តែពិសេស"),
+    TextKind.MARKS: ("สวัสดีครับ ภาษาไทย नमस्ते दुनिया", "हिन्दी में निर्देश", "כָּל בְּנֵי הָאָדָם", "العَرَبِيَّة", "កាន់តែពិសេស"),
     TextKind.DECOMPOSED: ("e\u0301te\u0301 A\u030angstro\u0308m", "n\u0303 \u1100\u1161\u11a8", "\u212b \ufb01"),
     TextKind.LONG: ("a" * 300, "Donaudampfschifffahrtsgesellschaft" * 8, "=" * 257, "ab1" * 60, "漢" * 130),
 }

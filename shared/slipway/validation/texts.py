@@ -15,6 +15,7 @@ class TextKind(StrEnum):
     CODE = "code"
     CJK = "CJK"
     EMOJI = "emoji"
+    LEADING = "a space at the begin"
     SPACES = "runs of spaces"
     CASED = "letters of two cases"
     MARKS = "marks on letters"

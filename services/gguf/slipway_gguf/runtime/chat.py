@@ -18,7 +18,7 @@ _LARGEST = 16 << 20
 class ChatServer:
     """llama.cpp's server in this process, on a port of this machine alone. It has the file's vocabulary and template."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, *, threads: int) -> None:
         import xllamacpp
 
         params = xllamacpp.CommonParams()
@@ -26,6 +26,7 @@ class ChatServer:
         params.n_ctx, params.n_parallel, params.warmup, params.verbosity = 256, 1, False, 1
         params.hostnames, params.port, params.ui = ["127.0.0.1"], 0, False
         params.n_gpu_layers = 0
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = max(1, threads)
         self._server = xllamacpp.Server(params)
         self._address = urlsplit(self._server.listening_address)
 

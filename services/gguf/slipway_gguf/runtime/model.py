@@ -111,7 +111,7 @@ class GGUFModel(LanguageModel):
         if not self._value("tokenizer.chat_template"):
             return None
         if self._chat is None:
-            self._chat = ChatServer(self._file)
+            self._chat = ChatServer(self._file, threads=self._threads)
         return self._chat.render(messages, tools)
 
     def text_differences(self) -> tuple[str, ...]:

@@ -53,7 +53,9 @@ def spaces_of(tokenizer: Mapping[str, Any]) -> Spaces | None:
             "it splits text at spaces (Metaspace with split), which llama.cpp does not do with such vocabularies"
         )
     scheme = meta.get("prepend_scheme", "always" if meta.get("add_prefix_space", True) else "never")
-    return Spaces(scheme != "never", (TextKind.SPECIAL, TextKind.SPECIAL_SPACES) if scheme == "first" else ())
+    # This step puts no space before one that is there; llama.cpp always does, and behind special tokens too.
+    behind = (TextKind.SPECIAL,) if scheme == "first" else ()
+    return Spaces(scheme != "never", (TextKind.LEADING, TextKind.SPECIAL_SPACES, *behind) if scheme != "never" else ())
 
 
 def _check_inert(pre: Any) -> None:

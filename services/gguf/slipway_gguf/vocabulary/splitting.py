@@ -40,7 +40,7 @@ _DEEPSEEK = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|"
     + _REST
 )
-APPROXIMATE = (TextKind.CASED, TextKind.MARKS)
+APPROXIMATE = (TextKind.CASED, TextKind.MARKS, TextKind.DECOMPOSED)
 """Where llama.cpp's expression is another one than the tokenizer's, because its engine knows no classes such as ``\\p{Lu}``."""
 
 

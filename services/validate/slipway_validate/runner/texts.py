@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -74,14 +75,15 @@ def _special_texts(tokenizer: Any) -> Iterator[tuple[TextKind, str]]:
 
 
 def _conversations(tokenizer: Any) -> Iterator[Conversation]:
-    """Yield the conversations that the chat template takes."""
+    """Yield the conversations that the chat template takes. Runtimes give it today's date, for which transformers leaves a fixed one."""
     template = str(tokenizer.chat_template)
+    today = datetime.now().astimezone().strftime("%d %b %Y")
     for name, (messages, tools) in CONVERSATIONS.items():
         if tools and "tools" not in template:
             continue
         try:
             prompt = tokenizer.apply_chat_template(
-                list(messages), tools=list(tools) or None, add_generation_prompt=True, tokenize=False
+                list(messages), tools=list(tools) or None, add_generation_prompt=True, tokenize=False, date_string=today
             )
         except Exception:  # noqa: BLE001, S112 - a template refuses conversations by errors of any class
             continue

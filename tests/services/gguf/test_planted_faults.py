@@ -1,0 +1,131 @@
+"""Faults of GGUF files that people report are each found by name: no template, wrong pre-tokenizer, rows in another order, a lost head."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("xllamacpp", reason="llama.cpp runs the files: pip install 'slipway[gguf]'")
+from slipway.stage import Context
+from slipway.validation.findings import OutputStatus, ValidationReport
+from slipway.validation.texts import TextComparison
+from slipway_gguf.diagnosis import explain
+from slipway_gguf.runtime import load
+from slipway_validate.judging import texts
+from slipway_validate.params import ValidateParams
+from slipway_validate.protocol.messages import TextSpec
+from slipway_validate.runner.texts import compare_texts, write_texts
+from slipway_validate.stage import STAGE
+from support.models.gguf_faults import (
+    faulty,
+    in_own_order,
+    save_models,
+    with_other_values,
+    without_head,
+    write,
+)
+
+_TEMPLATE, _PRE = {"tokenizer.chat_template": None}, {"tokenizer.ggml.pre": "gpt-2"}
+
+
+class _Tiny:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.base, self.adapter, self.merged = save_models(root)
+        self.good = write(self.merged, root / "work")
+        self.expected = root / "texts.json"
+        write_texts(TextSpec(tokenizer=self.base, file=self.expected))
+
+    def compared(self, folder: Path) -> TextComparison:
+        found = compare_texts(load(folder, threads=1), self.expected)
+        assert found is not None
+        return found
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> _Tiny:
+    return _Tiny(tmp_path_factory.mktemp("tiny"))
+
+
+def test_a_good_file_reads_text_as_transformers_does(tiny: _Tiny) -> None:
+    found = tiny.compared(tiny.good)
+    assert (found.different, found.rendered_otherwise, found.excused) == (0, 0, 0), found
+    assert found.texts > 40
+    assert found.conversations == 4  # this template takes no tools
+    assert all(check.passed for check in texts.checks(found))
+    assert explain(tiny.good, tiny.merged) == ""
+
+
+def test_a_missing_template_is_named(tiny: _Tiny, tmp_path: Path) -> None:
+    found = tiny.compared(faulty(tiny.good, tmp_path / "bad", fields=_TEMPLATE))
+    assert (found.template_missing, found.different, found.rendered_otherwise) == (True, 0, 4)
+    assert "no chat template" in texts.explain(found)[0]
+    assert [check.name for check in texts.checks(found) if not check.passed] == ["chat_template"]
+
+
+@pytest.mark.slow
+def test_another_template_is_shown(tiny: _Tiny, tmp_path: Path) -> None:
+    other = {"tokenizer.chat_template": "{% for message in messages %}<{{ message['content'] }}>{% endfor %}"}
+    found = tiny.compared(faulty(tiny.good, tmp_path / "bad", fields=other))
+    assert not found.template_missing
+    assert "a question: '<What is" in found.first_rendered
+
+
+def test_a_wrong_pre_tokenizer_is_named(tiny: _Tiny, tmp_path: Path) -> None:
+    found = tiny.compared(faulty(tiny.good, tmp_path / "bad", fields=_PRE))
+    assert found.different > 5
+    assert [check.name for check in texts.checks(found) if not check.passed] == ["tokens"]
+    said, remedy = texts.explain(found)
+    assert "get other tokens than by transformers, first digits, '1 12 123" in said or "first words" in said
+    assert "pre-tokenizer" in remedy
+
+
+def test_rows_in_another_order_are_named(tiny: _Tiny, tmp_path: Path) -> None:
+    said = explain(faulty(tiny.good, tmp_path / "bad", change=in_own_order), tiny.merged)
+    assert said.startswith(
+        "the rows of queries and keys are not in llama.cpp's order but in transformers' (blk.0.attn_k.weight, blk.0.attn_q.weight"
+    )
+
+
+def test_a_lost_head_is_named(tiny: _Tiny, tmp_path: Path) -> None:
+    said = explain(faulty(tiny.good, tmp_path / "bad", change=without_head), tiny.merged)
+    assert said.startswith("its head is lost")
+
+
+def test_other_values_are_named(tiny: _Tiny, tmp_path: Path) -> None:
+    said = explain(faulty(tiny.good, tmp_path / "bad", change=with_other_values), tiny.merged)
+    assert said == "2 tensors hold other values than the model's (blk.0.ffn_up.weight, blk.1.ffn_up.weight)"
+
+
+@pytest.mark.slow
+def test_validation_names_each_of_them(tiny: _Tiny, tmp_path: Path) -> None:
+    """The whole stage, in processes of its own; names of levels are those of copies of one f16 file."""
+    outputs = {
+        "gguf": tiny.good,
+        "gguf-bf16": faulty(tiny.good, tmp_path / "a", fields=_TEMPLATE),
+        "gguf-q8_0": faulty(tiny.good, tmp_path / "b", fields=_PRE),
+        "gguf-q6_k": faulty(tiny.good, tmp_path / "c", change=in_own_order),
+        "gguf-q4_0": faulty(tiny.good, tmp_path / "d", change=without_head),
+    }
+    inputs = {"base": tiny.base, "adapter": tiny.adapter, "pytorch": tiny.merged, **outputs}
+    work = tmp_path / "work"
+    work.mkdir()
+    params = ValidateParams(effort="quick", sequence_length=48, test_samples=2, benchmark_performance=False)
+    report = ValidationReport.read(STAGE.run(inputs, params, Context(workdir=work))["validation"])
+    assert report.output("pytorch").status is OutputStatus.PASSED
+    good = report.output("gguf")
+    assert good.status is OutputStatus.PASSED, good.explanation
+    assert good.texts is not None
+    assert good.texts.texts > 40
+    named = {
+        "gguf-bf16": "no chat template",
+        "gguf-q8_0": "other tokens than by transformers",
+        "gguf-q6_k": "not in llama.cpp's order",
+        "gguf-q4_0": "its head is lost",
+    }
+    for name, said in named.items():
+        found = report.output(name)
+        assert found.status is OutputStatus.FAILED, name
+        assert said in found.explanation, (name, found.explanation)
+    assert {check.name for check in report.output("gguf-q6_k").failed_checks} >= {"mean_kl"}

@@ -1,0 +1,38 @@
+"""The usage example of a GGUF file runs, with a chat template and without."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("xllamacpp", reason="llama.cpp runs the file: pip install 'slipway[gguf]'")
+from slipway.results.report import write_report
+from support.commands.report_parts import result
+from support.commands.usage_examples import usage_examples
+from support.models.gguf_faults import save_models, write
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chat", [True, False], ids=["chat", "text"])
+def test_the_example_continues_a_text(chat: bool, tmp_path: Path) -> None:
+    _, _, merged = save_models(tmp_path)
+    delivered = tmp_path / "delivered"
+    delivered.mkdir()
+    shutil.copytree(write(merged, tmp_path / "work"), delivered / "gguf")
+    if not chat:
+        settings = delivered / "gguf" / "tokenizer_config.json"
+        settings.write_text('{"bos_token": "<s>"}', encoding="utf-8")
+    write_report(delivered, result=result(None, ("gguf",)))
+    code = usage_examples((delivered / "README.md").read_text(encoding="utf-8"))["gguf"]
+    assert ("handle_chat_completions" in code) is chat
+    assert "ollama create my-model -f gguf/Modelfile" in code
+    assert "llama-cli -m gguf/tiny-F16.gguf" in code
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=delivered, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    assert ran.stdout.strip()

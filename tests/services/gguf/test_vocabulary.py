@@ -1,0 +1,212 @@
+"""A file's vocabulary gives llama.cpp the tokenizer's own tokens, or the tokenizer is refused by name."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("xllamacpp", reason="llama.cpp splits the texts: pip install 'slipway[gguf]'")
+from tokenizers import AddedToken, normalizers
+
+from slipway.errors import GGUFExportError
+from slipway.validation.texts import TextKind
+from slipway_gguf.vocabulary import DIFFERS, read
+from slipway_gguf.vocabulary.splitting import KNOWN
+from support.models.tokenizers_of_kinds import (
+    MARKS,
+    Vocabulary,
+    begin_texts,
+    byte_level,
+    save,
+    with_spaces,
+    write_vocabulary,
+)
+
+_QWEN2 = next(expressions for expressions, each in KNOWN.items() if each.pre == "qwen2")
+_LLAMA3 = next(expressions for expressions, each in KNOWN.items() if each.whole == "llama-bpe")
+_NAMES = [
+    pytest.param(name, expressions, name == each.whole, id=name)
+    for expressions, each in KNOWN.items()
+    for name in filter(None, (each.pre, each.whole))
+]
+
+
+def values(model: Path, *, rows: int = 800) -> dict[str, Any]:
+    """Return the values of a model's keys by the last part of their name."""
+    return {field.key.rpartition(".")[2]: field.value for field in read(model, rows=rows)}
+
+
+def changed(folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """Save a tokenizer whose document is changed."""
+    save(byte_level(_QWEN2), folder)
+    document = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    change(document)
+    (folder / "tokenizer.json").write_text(json.dumps(document), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(("name", "expressions", "whole"), _NAMES)
+def test_each_way_to_split_gives_the_tokenizers_tokens(
+    name: str, expressions: tuple[str, ...], whole: bool, tmp_path: Path
+) -> None:
+    tokenizer = byte_level(expressions, whole=whole)
+    begin_texts(tokenizer)
+    model = save(tokenizer, tmp_path / "model")
+    found = values(model)
+    assert (found["model"], found["pre"], found["add_bos_token"]) == ("gpt2", name, True)
+    file = write_vocabulary(model, tmp_path / "vocabulary.gguf", rows=800)
+    assert {kind.value for kind in Vocabulary(file).different(tokenizer)} == set(found.get("differs", ()))
+
+
+@pytest.mark.parametrize("prefix", ["", "legacy", "always", "first"])
+def test_a_vocabulary_with_spaces_gives_the_tokenizers_tokens(prefix: str, tmp_path: Path) -> None:
+    tokenizer = with_spaces(prefix=prefix)
+    begin_texts(tokenizer)
+    model = save(tokenizer, tmp_path / "model")
+    found = values(model)
+    assert (found["model"], found["add_space_prefix"], found["token_type"][0]) == ("llama", bool(prefix), 2)
+    file = write_vocabulary(model, tmp_path / "vocabulary.gguf", rows=800)
+    different = {kind.value for kind in Vocabulary(file).different(tokenizer)}
+    assert different == set(found.get("differs", ()))
+    assert not different & {TextKind.WORDS, TextKind.EMOJI, TextKind.CODE}
+
+
+def test_the_wrong_name_of_a_way_to_split_gives_other_tokens(tmp_path: Path) -> None:
+    tokenizer = byte_level(_LLAMA3, whole=True)
+    model = save(tokenizer, tmp_path / "model")
+    file = write_vocabulary(model, tmp_path / "vocabulary.gguf", rows=800, pre="gpt-2")
+    assert TextKind.DIGITS in Vocabulary(file).different(tokenizer)
+
+
+def test_text_that_transformers_composes_first_is_named(tmp_path: Path) -> None:
+    tokenizer = byte_level(_QWEN2, normalizer=normalizers.NFC())
+    model = save(tokenizer, tmp_path / "model")
+    assert values(model)["differs"] == (TextKind.DECOMPOSED.value,)
+    file = write_vocabulary(model, tmp_path / "vocabulary.gguf", rows=800)
+    assert Vocabulary(file).different(tokenizer) == {TextKind.DECOMPOSED}
+
+
+def test_rows_without_a_token_are_filled_and_texts_occur_once(tmp_path: Path) -> None:
+    """llama.cpp ends the process at two tokens of one text."""
+
+    def repeat(document: dict[str, Any]) -> None:
+        vocabulary, merges = document["model"]["vocab"], document["model"]["merges"]
+        unused = next(text for text in vocabulary if len(text) == 1 and not any(text in merge for merge in merges))
+        document["added_tokens"].append(_added(len(vocabulary) + 1, unused))
+        document["added_tokens"].append(_added(len(vocabulary) + 2, "[PAD750]"))
+
+    model = changed(tmp_path / "model", repeat)
+    found = values(model)
+    assert len(found["tokens"]) == len(set(found["tokens"])) == 800
+    assert found["tokens"][750] == "[PAD750]_"
+    assert (found["tokens"][799], found["token_type"][799]) == ("[PAD799]", 5)
+    Vocabulary(write_vocabulary(model, tmp_path / "vocabulary.gguf", rows=800))
+
+
+def _added(number: int, content: str) -> dict[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    return {"id": number, "content": content, **flags}
+
+
+def test_ends_of_texts_and_turns_are_told_apart(tmp_path: Path) -> None:
+    """A chat model ends a turn by another token than a text, and names both only for generation."""
+    tokenizer = byte_level(_QWEN2)
+    begin, end, turn = (tokenizer.token_to_id(mark) for mark in MARKS)
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in ("<|eom_id|>", "<|fim_prefix|>")])
+    template = "{% for message in messages %}{{ message.content }}<|end|>{% endfor %}"
+    model = save(
+        tokenizer,
+        tmp_path / "model",
+        settings={"eos_token": {"content": MARKS[1]}, "pad_token": "<think>", "chat_template": template},
+        generation_config={"bos_token_id": begin, "eos_token_id": [turn, end, 10**9]},
+        config={"eos_token_id": end},
+    )
+    found = values(model)
+    assert (found["bos_token_id"], found["eos_token_id"], found["eot_token_id"]) == (begin, end, turn)
+    assert found["padding_token_id"] == tokenizer.token_to_id("<think>")
+    assert found["eom_token_id"] == tokenizer.token_to_id("<|eom_id|>")
+    assert found["fim_pre_token_id"] == tokenizer.token_to_id("<|fim_prefix|>")
+    assert (found["add_bos_token"], found["add_eos_token"]) == (False, False)
+    types = dict(zip(found["tokens"], found["token_type"], strict=True))
+    assert (types["<|end|>"], types["<think>"], types["a"]) == (3, 4, 1)
+
+
+def test_chat_templates_are_taken_as_transformers_takes_them(tmp_path: Path) -> None:
+    listed = [
+        {"name": "default", "template": "A"},
+        {"name": "tool_use", "template": "B"},
+        {"name": "Not ok", "template": "C"},
+    ]
+    model = save(byte_level(_QWEN2), tmp_path / "model", settings={"chat_template": listed})
+    assert (values(model)["chat_template"], values(model)["chat_templates"], values(model)["tool_use"]) == (
+        "A",
+        ("tool_use",),
+        "B",
+    )
+    (model / "chat_template.jinja").write_text("D", encoding="utf-8")
+    assert values(model)["chat_template"] == "D"
+
+
+def test_no_template_is_none(tmp_path: Path) -> None:
+    assert "chat_template" not in values(save(byte_level(_QWEN2), tmp_path / "model"))
+
+
+def _set(part: str, key: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda document: (document[part] if part else document).__setitem__(key, value)
+
+
+def _nested(depth: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"type": "ByteLevel"}
+    for _ in range(depth):
+        found = {"type": "Sequence", "pretokenizers": [found]}
+    return found
+
+
+_OTHER = {"type": "Split", "pattern": {"Regex": r"\p{L}+|\p{N}{1,2}"}, "behavior": "Isolated", "invert": False}
+_REFUSED: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
+    "unknown-split": (_set("", "pre_tokenizer", _OTHER), r"no name for how .*\\p{N}{1,2}.*nearest that it has is '"),
+    "no-split": (_set("", "pre_tokenizer", None), "pre-tokenizer is None"),
+    "other-step": (_set("", "pre_tokenizer", {"type": "Whitespace"}), "no pre-tokenizer like 'Whitespace'"),
+    "removed": (_set("", "pre_tokenizer", {**_OTHER, "behavior": "Removed"}), "which llama.cpp cannot"),
+    "prefixed": (_set("", "pre_tokenizer", {"type": "ByteLevel", "add_prefix_space": True}), "add_prefix_space"),
+    "nested": (_set("", "pre_tokenizer", _nested(20)), "splits nothing that llama.cpp knows"),
+    "lower-case": (_set("", "normalizer", {"type": "Lowercase"}), "changes text before it splits .'Lowercase'"),
+    "unigram": (_set("model", "type", "Unigram"), "kind 'Unigram'"),
+    "twice": (_set("model", "vocab", {"a": 0, "b": 0}), "two tokens of the vocabulary have the number 0"),
+    "negative": (_set("model", "vocab", {"a": -1}), "has the number -1"),
+    "large": (_set("model", "vocab", {"a": 1 << 40}), "has the number"),
+    "no-number": (_set("model", "vocab", {"a": "0"}), "has the number '0'"),
+    "nul": (_set("", "added_tokens", [_added(3, "a\0b")]), "without NUL"),
+    "no-token": (_set("", "added_tokens", ["x"]), "among its added tokens"),
+    "rows": (_set("", "added_tokens", [_added(800, "more")]), "the number 800, and the embedding has 800 rows"),
+    "merge": (_set("model", "merges", [["a", "☃"]]), "are no tokens"),
+    "merge-shape": (_set("model", "merges", [["a"]]), "among its merges"),
+    "no-merges": (_set("model", "merges", None), "no list"),
+}
+
+
+@pytest.mark.parametrize("fault", _REFUSED)
+def test_what_llama_cpp_cannot_read_alike_is_refused(fault: str, tmp_path: Path) -> None:
+    change, said = _REFUSED[fault]
+    with pytest.raises(GGUFExportError, match=said) as caught:
+        read(changed(tmp_path / "model", change), rows=800)
+    assert caught.value.reason == "GGUF_TOKENIZER_UNSUPPORTED"
+    assert caught.value.remedy
+
+
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    with pytest.raises(GGUFExportError, match=r"no tokenizer\.json"):
+        read(tmp_path, rows=800)
+    os.mkfifo(tmp_path / "tokenizer.json")
+    with pytest.raises(GGUFExportError, match="a pipe"):
+        read(tmp_path, rows=800)
+
+
+def test_the_key_of_known_differences_is_read_back(tmp_path: Path) -> None:
+    model = save(byte_level(_QWEN2, normalizer=normalizers.NFC()), tmp_path / "model")
+    assert DIFFERS in {field.key for field in read(model, rows=800)}
