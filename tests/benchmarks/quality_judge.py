@@ -47,7 +47,8 @@ class Judge:
 
         session = ort.InferenceSession(graph)
         windows = self._subject.heldout
-        made = [session.run(["logits"], _inputs(session, part.numpy()))[0] for part in windows.split(16)]
+        config = tf.AutoConfig.from_pretrained(self._subject.source)
+        made = [session.run(["logits"], _inputs(session, part.numpy(), config))[0] for part in windows.split(16)]
         return self._compared(torch.from_numpy(np.concatenate(made)).float().log_softmax(-1))
 
     def _compared(self, other: torch.Tensor) -> tuple[float, float]:
@@ -68,7 +69,7 @@ class Judge:
         return torch.cat([model(part).logits.log_softmax(-1) for part in subject.heldout.split(16)])
 
 
-def _inputs(session: Any, tokens: Any) -> dict[str, Any]:
+def _inputs(session: Any, tokens: Any, config: Any) -> dict[str, Any]:
     """Return the inputs of a decoder's graph: tokens, all of them visible, and no past."""
     made = {}
     for wanted in session.get_inputs():
@@ -78,7 +79,8 @@ def _inputs(session: Any, tokens: Any) -> dict[str, Any]:
             made[wanted.name] = np.ones_like(tokens, np.int64)
         elif wanted.name == "position_ids":
             made[wanted.name] = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape).astype(np.int64)
-        else:  # past_key_values.N.key|value: (batch, heads, past, width)
+        else:  # past_key_values.N.key|value: (batch, heads, past, width), where heads and width may only be named
             dtype = np.float16 if "16" in wanted.type else np.float32
-            made[wanted.name] = np.zeros((len(tokens), wanted.shape[1], 0, wanted.shape[3]), dtype)
+            width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+            made[wanted.name] = np.zeros((len(tokens), config.num_key_value_heads, 0, width), dtype)
     return made
