@@ -116,10 +116,7 @@ class GGUFModel(LanguageModel):
 
     def text_differences(self) -> tuple[str, ...]:
         """As :meth:`LanguageModel.text_differences`: what the file itself says."""
-        import gguf
-
-        field = gguf.GGUFReader(self._file).get_field(DIFFERS)
-        return tuple(map(str, field.contents())) if field is not None else ()
+        return tuple(filter(None, self._value(DIFFERS).split("; ")))
 
     def _value(self, key: str) -> str:
         buffer = ctypes.create_string_buffer(_LONGEST_VALUE)

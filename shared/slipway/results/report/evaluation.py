@@ -39,6 +39,8 @@ _MEASURES = {
     "cosine_distance": Measure("Cosine distance"),
     "perplexity_ratio": Measure("Perplexity, as a multiple of the reference's", figures.number),
     "adapter_strength_error": Measure("Error of the adapter's strength", figures.share),
+    "tokens": Measure("Texts with other tokens", figures.number),
+    "chat_template": Measure("Conversations with another prompt", figures.number),
 }
 """Checks against the reference that the table shows, by name; the others are counted."""
 _METRICS = (
