@@ -14,7 +14,7 @@ from support.commands.usage_examples import usage_examples
 from support.models.judged_families import make
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
-pytest.importorskip("openvino", reason="openvino is not installed")
+pytest.importorskip("slipway_openvino.library", reason="openvino is not installed", exc_type=ImportError)
 
 OUTPUTS = ("openvino", "openvino-fp16", "openvino-int8", "openvino-int4")
 QUESTION = "How do I open a file in Python?"
