@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import openvino as ov
-from openvino import opset13 as ops
+
+from slipway_openvino.library import ops, ov
 
 
 def simplify_attention(model: ov.Model) -> None:

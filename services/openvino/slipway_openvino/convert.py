@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import openvino as ov
 from google.protobuf.message import DecodeError
 
 from slipway.errors import CheckpointValidationError, OpenVinoExportError
@@ -18,6 +17,7 @@ from slipway.stage import Context, installed_version
 from slipway_openvino.attention import simplify_attention
 from slipway_openvino.families import refusal_reason
 from slipway_openvino.integers import sign_integers
+from slipway_openvino.library import ov
 from slipway_openvino.lookups import GRAPH, readable_graph
 from slipway_openvino.names import number_nodes
 from slipway_openvino.params import OpenVinoParams

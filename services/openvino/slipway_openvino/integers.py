@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import openvino as ov
-from openvino import opset13 as ops
+
+from slipway_openvino.library import ops, ov
 
 _SIGNED: Mapping[str, tuple[Any, int, int]] = {"u4": (ov.Type.i4, 8, 0x88), "u8": (ov.Type.i8, 128, 0x80)}
 """Type of integers without a zero point, by that of integers with one: the zero point that it replaces, and the bits that differ."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-import openvino as ov
+from slipway_openvino.library import ov
 
 _NUMBERED = re.compile(r"(\w+?)_\d+")
 

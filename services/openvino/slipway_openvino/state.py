@@ -6,9 +6,8 @@ Axes of a cache: batch, heads, tokens, head size.
 from __future__ import annotations
 
 import numpy as np
-import openvino as ov
-from openvino import opset13 as ops
-from openvino._offline_transformations import apply_make_stateful_transformation
+
+from slipway_openvino.library import apply_make_stateful_transformation, ops, ov
 
 PAST, PRESENT = "past_key_values.", "present."
 BEAM = "beam_idx"

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import openvino as ov
-
 from slipway.models.model_files import tokenizer_files
 from slipway.stage import Context
+from slipway_openvino.library import ov
 
 TOKENIZER, DETOKENIZER = "openvino_tokenizer.xml", "openvino_detokenizer.xml"
 

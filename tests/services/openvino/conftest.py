@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("openvino", reason="openvino is not installed")
+pytest.importorskip("slipway_openvino.library", reason="openvino is not installed", exc_type=ImportError)
 
 from support.models.openvino_models import converted, exported
 from support.models.quantize_models import save_tiny

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +84,12 @@ def test_integers_are_those_of_the_graph(graph: Path, tmp_path: Path) -> None:
     assert "i4" in kinds
     assert "u4" not in kinds
     assert (folder / "openvino_model.bin").stat().st_size < (rounded / "model.onnx.data").stat().st_size
+
+
+def test_nothing_reports_its_use() -> None:
+    code = "import threading, slipway_openvino.convert, openvino.tools.ovc as ovc; print(ovc.telemetry.__class__.__module__, threading.active_count())"
+    said = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert said == ["openvino.tools.ovc.telemetry_stub", "1"]
 
 
 def test_two_conversions_have_the_same_bytes(graph: Path, folder: Path, tmp_path: Path) -> None:

@@ -1,0 +1,110 @@
+"""The converted tokenizer against transformers' on hard texts: what differs is named."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from slipway.stage import Context
+from slipway_openvino.tokenizers import HARD_TEXTS, compare, write_tokenizer
+
+pytestmark = pytest.mark.slow
+
+QWEN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+TEXTS = [*HARD_TEXTS.values(), "the cat sat on the mat and it was 12 years old; don't you know?"]
+
+
+def byte_level(*, pattern: str = "") -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not pattern)
+    split = [pre_tokenizers.Split(Regex(pattern), "isolated")] if pattern else []
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*split, plain])
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trained(tokenizer, trainers.BpeTrainer(vocab_size=700, initial_alphabet=alphabet, special_tokens=["<eos>"]))
+    return tokenizer
+
+
+def trained(tokenizer: Tokenizer, trainer: trainers.Trainer) -> None:
+    tokenizer.train_from_iterator(TEXTS, trainer)
+
+
+def qwen() -> Tokenizer:
+    tokenizer = byte_level(pattern=QWEN)
+    tokenizer.normalizer = normalizers.NFC()
+    return tokenizer
+
+
+def sentence_piece() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    special = ["<eos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trained(tokenizer, trainers.BpeTrainer(vocab_size=600, special_tokens=special, limit_alphabet=80))
+    return tokenizer
+
+
+def word_piece() -> Tokenizer:
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    special = ["<eos>", "[UNK]", "[CLS]", "[SEP]"]
+    trained(tokenizer, trainers.WordPieceTrainer(vocab_size=500, special_tokens=special))
+    ends = [(name, tokenizer.token_to_id(name)) for name in ("[SEP]", "[CLS]")]
+    tokenizer.post_processor = processors.BertProcessing(*ends)
+    return tokenizer
+
+
+KINDS: dict[str, Callable[[], Tokenizer]] = {
+    "GPT-2": byte_level,
+    "Qwen": qwen,
+    "SentencePiece": sentence_piece,
+    "BERT": word_piece,
+}
+
+
+def save(kind: str, folder: Path) -> None:
+    PreTrainedTokenizerFast(tokenizer_object=KINDS[kind](), eos_token="<eos>").save_pretrained(folder)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_and_texts_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
+    save(kind, tmp_path)
+    ctx = Context(workdir=tmp_path, log=logging.getLogger("test"))
+    record = write_tokenizer(tmp_path, ctx)
+    assert record == {"converted": True, "differing": {}, "compared": len(HARD_TEXTS)}
+    assert "warnings" not in ctx.facts
+
+
+def test_a_wrong_pre_tokenizer_is_found_by_name(tmp_path: Path) -> None:
+    """The folder's tokenizer splits digits one by one; the converted one does not."""
+    save("GPT-2", tmp_path)
+    write_tokenizer(tmp_path, Context(workdir=tmp_path, log=logging.getLogger("test")))
+    wrong = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    wrong.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    wrong.save(str(tmp_path / "tokenizer.json"))
+    differing = compare(tmp_path, AutoTokenizer.from_pretrained(tmp_path))
+    assert "digits" in differing["splits text"]
+    assert "plain" not in differing["splits text"]
+    assert "joins tokens" not in differing
+
+
+def test_a_tokenizer_that_cannot_be_converted_is_a_warning(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.UnicodeScripts()
+    trained(tokenizer, trainers.BpeTrainer(vocab_size=100, special_tokens=["<eos>"]))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>").save_pretrained(tmp_path)
+    ctx = Context(workdir=tmp_path, log=logging.getLogger("test"))
+    record = write_tokenizer(tmp_path, ctx)
+    assert record["converted"] is False
+    assert "openvino-genai cannot run the folder" in ctx.facts["warnings"][0]
+    assert not list(tmp_path.glob("openvino_*"))
