@@ -29,7 +29,7 @@ def round_weights(model: Any, group_size: int) -> tuple[str, ...]:
     quantize_(
         model,
         Int8DynamicActivationIntxWeightConfig(
-            weight_dtype=torch.int4,
+            weight_dtype=torch.int4,  # type: ignore[attr-defined] # torch's stubs lack it
             weight_granularity=PerGroup(group_size),
             intx_choose_qparams_algorithm="hqq_scale_only",
         ),
