@@ -50,13 +50,13 @@ def attend(
     share = query.shape[1] // groups
     scale = width**-0.5 if scaling is None else scaling
     # Axes are joined and parted by flatten and unflatten: torch.export cannot prove that other forms hold for any S.
-    queries = (query[0] * scale).contiguous().unflatten(0, (groups, share)).flatten(1, 2)  # (G, H/G · S, D)
-    scores = torch.bmm(queries, key[0].transpose(1, 2))  # (G, H/G · S, L)
+    queries = (query.flatten(0, 1) * scale).contiguous().unflatten(0, (groups, share)).flatten(1, 2)  # (G, H/G · S, D)
+    scores = torch.bmm(queries, key.flatten(0, 1).transpose(1, 2))  # (G, H/G · S, L)
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     scores = scores.unflatten(1, (share, tokens)).flatten(0, 1)  # (H, S, L)
     if attention_mask is not None:
-        scores = scores + attention_mask[0]
+        scores = scores + attention_mask.flatten(0, 1)
     weights = torch.softmax(scores, dim=-1).unflatten(0, (groups, share)).flatten(1, 2)
-    found = torch.bmm(weights, value[0]).unflatten(1, (share, tokens)).flatten(0, 1)  # (H, S, D)
-    return found.transpose(0, 1)[None], None
+    found = torch.bmm(weights, value.flatten(0, 1)).unflatten(1, (share, tokens)).flatten(0, 1)  # (H, S, D)
+    return found.transpose(0, 1).unsqueeze(0), None

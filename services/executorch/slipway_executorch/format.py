@@ -18,8 +18,8 @@ from slipway.formats import (
     Usage,
 )
 from slipway.models.families import FAMILIES
+from slipway_executorch.families import TAKEN
 from slipway_executorch.params import GROUP_SIZES, LEVEL
-from slipway_executorch.stage import TAKEN
 
 PROGRAM_BYTES = 4 << 20
 """Size of a program's instructions, without weights."""

@@ -14,7 +14,7 @@ from slipway.models.base_format import read_config
 from slipway.models.families import Family, auto_model, described, family_of
 from slipway.models.model_facts import CannotBuildError, check_loadable
 from slipway_executorch.attention import use_grouped_attention
-from slipway_executorch.stage import refusal_reason
+from slipway_executorch.families import refusal_reason
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,8 @@ def _as_linear(model: Any) -> None:
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
             if isinstance(layer, transformers.pytorch_utils.Conv1D):
-                linear = torch.nn.Linear(*layer.weight.shape, device="meta")
+                given, made = layer.weight.shape
+                linear = torch.nn.Linear(given, made, device="meta")
                 linear.weight = torch.nn.Parameter(layer.weight.t().contiguous(), requires_grad=False)
                 linear.bias = layer.bias
                 setattr(parent, name, linear)

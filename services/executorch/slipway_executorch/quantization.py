@@ -18,6 +18,7 @@ def round_weights(model: Any, group_size: int) -> tuple[str, ...]:
 
     table = model.get_input_embeddings()
     kept = [name for name, layer in model.named_modules() if _is_linear(layer) and layer.in_features % group_size]
+    table.padding_idx = None  # it matters in training only, and ExecuTorch's patterns of rounded embeddings lack it
     # The head may share its weight with the table. Each gets integers of its own.
     if table.embedding_dim % group_size == 0:
         quantize_(
@@ -28,7 +29,7 @@ def round_weights(model: Any, group_size: int) -> tuple[str, ...]:
     quantize_(
         model,
         Int8DynamicActivationIntxWeightConfig(
-            weight_dtype=torch.int4,
+            weight_dtype=torch.int4,  # type: ignore[attr-defined] # torch's stubs lack it
             weight_granularity=PerGroup(group_size),
             intx_choose_qparams_algorithm="hqq_scale_only",
         ),

@@ -8,8 +8,8 @@ from pydantic import ValidationError
 from slipway.configuration import parse
 from slipway.planning.plan import plan
 from slipway.registry import load_stage
+from slipway_executorch.families import refusal_reason
 from slipway_executorch.params import ExecutorchParams
-from slipway_executorch.stage import refusal_reason
 
 ENCODER = {"model_type": "bert", "vocab_size": 9}
 

@@ -40,6 +40,7 @@ def tokens(rows: int, length: int, vocabulary: int = 64) -> np.ndarray:
     return np.random.default_rng(3).integers(4, vocabulary, (rows, length))
 
 
+@pytest.mark.slow
 def test_a_decoder_answers_as_pytorch_however_it_is_called(tmp_path: Path, export: Export) -> None:
     """In one call, in calls that are too long for the program, through the cache, with padding, and rows in turn."""
     source = save_tiny(tmp_path / "source")
@@ -69,6 +70,7 @@ def test_a_decoder_answers_as_pytorch_however_it_is_called(tmp_path: Path, expor
     assert ctx.facts["sha256"] == described["sha256"]
 
 
+@pytest.mark.slow
 def test_a_text_beyond_the_cache_is_not_run(tmp_path: Path, export: Export) -> None:
     from slipway_validate.runner.model import NotRunnable
 

@@ -150,6 +150,10 @@ _ROUNDING = {
         "rounding to 4 bits moves this model too far",
         "use int8, or a smaller group_size (16 instead of 32) for int4",
     ),
+    "8da4w": (
+        "rounding weights to 4 bits and activations to 8 bits moves this model too far",
+        "use none, or the smallest group_size (32)",
+    ),
     "nvfp4": (_FLOATS_OF_4_BITS, "use int4, which text can calibrate (optimization.method), or int8"),
     "mxfp4": (_FLOATS_OF_4_BITS, "use nvfp4 or int4, which are closer at nearly the same size"),
     "int3": ("rounding to 3 bits moves this model too far", "calibrate it (optimization.method: auto), or use int4"),
