@@ -34,6 +34,7 @@ REFERENCE: Mapping[str, tuple[str, ...]] = {
             "QuantizationError",
         ),
         *("FormatExportError", "ONNXExportError", "TracerWarningError", "UnorderedMapError", "TensorRTBuildError"),
+        "AdapterExportError",
         *("ValidationError", "ArtifactError", "StageError", "ServiceError"),
     ),
 }

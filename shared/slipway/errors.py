@@ -178,6 +178,7 @@ ERROR_TYPES: Mapping[str, type[ModelExportError]] = {
         TracerWarningError,
         UnorderedMapError,
         TensorRTBuildError,
+        AdapterExportError,
         ValidationError,
         ArtifactError,
         StageError,
