@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from slipway.configuration import load as load_configuration
     from slipway.configuration import parse as parse_configuration
     from slipway.errors import (
+        AdapterExportError,
         ArtifactError,
         CheckpointValidationError,
         ConfigurationError,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from slipway.stage import Context, Progress, Provider, Stage, StageParams
 
 __all__ = [
+    "AdapterExportError",
     "ArtifactError",
     "AsyncClient",
     "AttemptResult",

@@ -203,6 +203,7 @@ ERROR_TYPES: Mapping[str, type[ModelExportError]] = {
         ExecutorchExportError,
         AdapterExportError,
         GGUFExportError,
+        AdapterExportError,
         ValidationError,
         ArtifactError,
         StageError,

@@ -41,10 +41,11 @@ def plan(request: FormatRequest[AdapterConfiguration]) -> tuple[PlannedTask, ...
         ConfigurationError: ``CONFIGURATION_INVALID``: the export has no adapter.
     """
     if not request.adapter:
+        remedy = f"set checkpoint.path to a training run, or formats.{request.name}.enabled to false"
         raise ConfigurationError(
             f"the format {request.name} delivers an adapter, and this export has none: a model is exported as it is",
             reason="CONFIGURATION_INVALID",
-            remedy=f"set checkpoint.path to a training run, or formats.{request.name}.enabled to false",
+            remedy=remedy,
             about={"key": f"formats.{request.name}.enabled"},
         )
     inputs = {"base": request.base, "adapter": request.adapter}
@@ -86,6 +87,7 @@ FORMAT = Format(
         library="peft",
         packages="peft transformers torch",
         chat_packages="peft transformers torch jinja2",
+        level_packages={ONNX: "onnxruntime numpy"},
     ),
     media_types={".onnx_adapter": "application/vnd.onnxruntime.adapter"},
 )

@@ -87,13 +87,19 @@ def plan(
             text=data.reference,
         )
     used = used_calibrations(calibrated.values(), data, of_formats)
-    tasks = [*trunk, merged, *used, *of_formats]
+    others = [*used, *of_formats]
+    tasks = [*trunk, *([merged] if merged.format or _is_read(merged, others) else []), *others]
     if configuration.validation.enabled and configuration.validation.compare_outputs:
         # Otherwise the comparison within the export to ONNX, which needs the weights, is the only proof of a graph.
         tasks = defer_weights(tasks)
     if configuration.validation.enabled:
         tasks += _validation(configuration, source_names, base=base, adapter=adapter, tasks=tasks)
     return tuple(tasks)
+
+
+def _is_read(task: PlannedTask, others: Sequence[PlannedTask]) -> bool:
+    """Return whether another task uses a task's output, or may."""
+    return any(task.reference in (*other.inputs.values(), *other.reserve.values()) for other in others)
 
 
 def is_plain(configuration: ExportConfiguration, source_names: Collection[str]) -> bool:

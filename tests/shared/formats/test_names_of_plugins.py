@@ -14,9 +14,10 @@ from slipway.registry import stage_names
 
 ROOT = Path(__file__).parents[3]
 ROOMS = (ROOT / "shared" / "slipway", ROOT / "services" / "coordinator" / "slipway_coordinator")
-FORMATS = tuple(formats())
-STAGES = tuple(name for name in stage_names() if name != "reference")
-"""The stage reference has the name of what it makes, which reports speak of."""
+_WORDS = ("adapter", "reference")
+"""Formats and stages with the name of what they make, which everything speaks of."""
+FORMATS = tuple(name for name in formats() if name not in _WORDS)
+STAGES = tuple(name for name in stage_names() if name not in _WORDS)
 _FORMAT = re.compile(rf"(?<!\w)({'|'.join(FORMATS)})(?!\w)")
 _OTHER_TEXTS = (".j2", ".yaml")
 

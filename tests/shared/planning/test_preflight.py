@@ -22,6 +22,7 @@ class Task:
     params: dict[str, Any] = field(default_factory=dict)
     format: str = ""
     fallback: str = ""
+    inputs: dict[str, str] = field(default_factory=dict)
 
 
 PLAN = (

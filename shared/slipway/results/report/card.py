@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import yaml
 
 from slipway.errors import CheckpointValidationError, ModelExportError
-from slipway.formats.contract import Usage
+from slipway.formats.contract import Format, Usage
 from slipway.formats.registry import formats, split_output, translate_format_errors
 from slipway.models.families import DECODER, Family, model_family
 from slipway.models.model_files import has_chat_template
@@ -30,7 +31,7 @@ class _Example:
     """Code for the folders of one format.
 
     Attributes:
-        kind: Name of the format.
+        kind: Name of the format, or of the variant.
         folders: Folders for which the code runs; the code names the first one.
         needs: Packages for all of them.
         more: Further packages by folder, for folders that need them.
@@ -90,9 +91,8 @@ def _examples(report: Report, directory: Path) -> list[_Example]:
     """Return one example per format that runs this family. A folder's name becomes code, so folders with unusual names are left out."""
     folders = [name for name in report.result.formats if _FOLDER.fullmatch(name)]
     found = []
-    for kind, each in formats().items():
-        mine = [name for name in folders if split_output(name)[0] == kind]
-        family = _family(directory / mine[0]) if mine else None
+    for kind, each, mine in _groups(folders):
+        family = _family(directory / mine[0])
         if family is not None and each.usage is not None:
             chat = all(has_chat_template(directory / name) for name in mine)
             try:
@@ -102,6 +102,16 @@ def _examples(report: Report, directory: Path) -> list[_Example]:
             except ModelExportError as error:  # the models are worth more than the example
                 _LOG.warning("the model card has no usage example: %s", one_line(str(error)))
     return sorted(found, key=lambda example: folders.index(example.folders[0]))
+
+
+def _groups(folders: list[str]) -> Iterator[tuple[str, Format[Any], list[str]]]:
+    """Yield folders that one example can run, with its title: those of a format and its levels; a variant is one of its own."""
+    for kind, each in formats().items():
+        mine = [name for name in folders if split_output(name)[0] == kind]
+        alike = [name for name in mine if split_output(name)[1] in ("", *each.levels)]
+        for title, group in ((kind, alike), *((name, [name]) for name in mine if name not in alike)):
+            if group:
+                yield title, each, group
 
 
 def _family(folder: Path) -> Family | None:

@@ -1,0 +1,113 @@
+"""``slipway export`` of adapters unmerged: proven equal to the trained model, refused before work, and run as the card says."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipway.stage import Context
+from slipway_validate.params import ValidateParams
+from slipway_validate.stage import STAGE as VALIDATE
+from support.commands.cli import Done, slipway
+from support.commands.usage_examples import usage_examples
+from support.models import tiny_models
+from support.models.saved_adapters import edit
+
+pytestmark = [pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("beside")
+    base = tiny_models.make_base(root / "base")
+    for seed, name in enumerate(("first", "second"), 3):
+        tiny_models.make_checkpoint(base, root / name, seed=seed)
+    return root
+
+
+def export(project: Path, run: str, *more: str | Path) -> Done:
+    where = (
+        "--base-model",
+        project / "base",
+        "--out",
+        project / "out" / run,
+        *(("--checkpoint", project / run) if run else ()),
+    )
+    only = ("formats.pytorch.enabled=false", "formats.onnx.enabled=false", "formats.adapter.enabled=true")
+    fast = ("validation.benchmark_performance=false", "validation.test_samples=2", "formats.adapter.targets=peft,onnx")
+    assignments = [part for each in (*only, *fast) for part in ("--set", each)]
+    return slipway("export", "--json", *where, *assignments, *more, home=project / "home")
+
+
+@pytest.fixture(scope="module")
+def exported(project: Path) -> dict[str, Any]:
+    done = export(project, "first")
+    assert done.code == 0, done.err[-3000:]
+    return done.json
+
+
+def test_both_forms_are_proven_without_a_merge(project: Path, exported: dict[str, Any]) -> None:
+    report = json.loads((Path(exported["output_directory"]) / "report.json").read_text())
+    found = {output["name"]: output for output in report["validation"]["outputs"]}
+    assert {name: output["status"] for name, output in found.items()} == {"adapter": "passed", "adapter-onnx": "passed"}
+    assert all(output["to_reference"]["mean_kl"] < 1e-6 for output in found.values())
+    assert all(output["survival"] is None for output in found.values())  # their weights are the base's
+    planned = export(project, "first", "--plan").json
+    tasks = [task["id"] for task in planned["tasks"]]
+    assert tasks == ["adapter", "onnx_export-adapter", "adapter-onnx", "reference", "validate"]
+
+
+def test_the_examples_of_the_card_run(project: Path, exported: dict[str, Any]) -> None:
+    folder = Path(exported["output_directory"])
+    edit(folder / "adapter", base_model_name_or_path=str(project / "base"))
+    examples = usage_examples((folder / "README.md").read_text())
+    assert set(examples) == {"adapter", "adapter-onnx"}
+    for code in examples.values():
+        assert subprocess.run(
+            [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True
+        ).stdout
+
+
+def test_another_fine_tune_has_the_same_graph(project: Path, exported: dict[str, Any]) -> None:
+    done = export(project, "second", "--set", "formats.adapter.targets=onnx")
+    assert done.code == 0, done.err[-3000:]
+    assert set(done.json["paths"]) == {"adapter-onnx"}
+    ours, theirs = (Path(found["paths"]["adapter-onnx"]) for found in (done.json, exported))
+    for name, same in (("model.onnx", True), ("model.onnx.data", True), ("model.onnx_adapter", False)):
+        assert ((ours / name).read_bytes() == (theirs / name).read_bytes()) is same
+
+
+def test_what_servers_refuse_is_refused_before_anything_runs(project: Path) -> None:
+    shutil.copytree(project / "first", project / "dora")
+    (checkpoint,) = (project / "dora").glob("checkpoint-*")
+    edit(checkpoint, use_dora=True)
+    done = export(project, "dora")
+    assert done.code == 6
+    assert "use_dora" in done.err
+    assert not (project / "out" / "dora").exists()
+    plain = export(project, "", "--set", "checkpoint.path=none")
+    assert plain.code == 3
+    assert "the format adapter delivers an adapter" in plain.err
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"), [({"lora_alpha": 1}, "adapter_strength_error"), ({"target_modules": ["q_proj"]}, "leaves out")]
+)
+def test_a_folder_that_means_something_else_fails(
+    project: Path, exported: dict[str, Any], tmp_path: Path, fault: dict[str, Any], said: str
+) -> None:
+    shutil.copytree(exported["paths"]["adapter"], tmp_path / "adapter")
+    edit(tmp_path / "adapter", **fault)
+    (tmp_path / "work").mkdir()
+    (checkpoint,) = (project / "first").glob("checkpoint-*")
+    inputs = {"base": project / "base", "adapter": checkpoint, "output.adapter": tmp_path / "adapter"}
+    ctx = Context(workdir=tmp_path / "work", threads=1)
+    VALIDATE.run(inputs, ValidateParams(test_samples=2, benchmark_performance=False), ctx)
+    assert ctx.facts["failed_outputs"] == ["adapter"]
+    assert said in ctx.facts["outputs"]["adapter"]["explanation"]
