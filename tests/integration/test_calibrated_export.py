@@ -61,6 +61,22 @@ def test_both_formats_have_the_integers_of_one_calibration(project: Path) -> Non
     assert "Text for calibration" in page
 
 
+def test_three_bits_are_calibrated_too(project: Path) -> None:
+    asked = (
+        "optimization.quantization=int3",
+        "formats.onnx.enabled=false",
+        f"optimization.calibration={project / 'train'}",
+    )
+    limits = "validation.limits=int3.mean_kl=9,int3.case_mean_kl=9,int3.top1_agreement=0"  # random weights, nearly flat distributions
+    found = {}
+    for method in ("rtn", "gptq"):
+        done = export(project, *asked, limits, f"optimization.method={method}", "optimization.group_size=32")
+        assert done.code == 0, done.err
+        found[method] = done.json["formats"]["pytorch-int3"]["mean_kl"]
+    assert set(quantization(done, "pytorch-int3")["weights_by_method"]) == {"gptq"}
+    assert found["gptq"] < found["rtn"]
+
+
 def test_a_second_run_gives_the_same_digests(project: Path) -> None:
     """In another home, so nothing is reused: of the calibration, tuned by gradients, and of every file of both folders."""
     asked = ("optimization.method=autoround", "optimization.time_budget=1", "validation.enabled=false")

@@ -194,21 +194,13 @@ def _losses(logits: Logits, labels: Ints) -> Floats:
     return block.losses(labels)
 
 
-def perplexity(logits: npt.NDArray[np.float32], labels: Ints) -> float | None:
-    """Compute exp of the mean negative log-likelihood per label. logits: (N, P, V), labels: (N, L), N windows.
-
-    Source: Jelinek et al., 1977.
-    """
-    return perplexity_of(window_losses(logits, labels))
-
-
 def window_losses(logits: npt.NDArray[np.float32], labels: Ints) -> Floats:
     """Compute the mean negative log-likelihood per label of each window, in nats. logits: (N, P, V), labels: (N, L) -> (N,)."""
     return np.array([negative_log_likelihood(window, ids).mean() for window, ids in zip(logits, labels, strict=True)])
 
 
 def perplexity_of(losses: Floats) -> float | None:
-    """Compute the perplexity of windows of equal length from their mean losses. losses: (N,)."""
+    """Compute the perplexity of windows of equal length from their mean losses. losses: (N,). Source: Jelinek et al., 1977."""
     mean = float(losses.mean())
     return finite(math.exp(mean)) if math.isfinite(mean) and mean < 700 else None  # exp overflows beyond 709
 

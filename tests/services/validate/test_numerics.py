@@ -14,7 +14,8 @@ from slipway_validate.numerics import (
     adapter_strength,
     common_prefix,
     logit_scale,
-    perplexity,
+    perplexity_of,
+    window_losses,
 )
 
 
@@ -74,12 +75,12 @@ def test_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch, block:
     random = np.random.default_rng(0)
     other, own = (random.normal(size=(50, 20)).astype(np.float32) for _ in range(2))
     tokens = random.integers(0, 20, 50)
-    whole = compared(other, own), perplexity(own[None], tokens[None, 1:])
+    whole = compared(other, own), perplexity_of(window_losses(own[None], tokens[None, 1:]))
     monkeypatch.setattr(
         numerics, "BLOCK_VALUES", block
     )  # three rows or all, seven columns, six or all: a test needs small ones
     monkeypatch.setattr(numerics, "PART_VALUES", part)
-    parts = compared(other, own), perplexity(own[None], tokens[None, 1:])
+    parts = compared(other, own), perplexity_of(window_losses(own[None], tokens[None, 1:]))
     assert parts[0].mean_kl == pytest.approx(whole[0].mean_kl, rel=1e-12)
     assert parts[0].max_abs_diff == whole[0].max_abs_diff
     assert parts[1] == pytest.approx(whole[1], rel=1e-12)
@@ -104,16 +105,16 @@ def test_shapes_have_to_agree() -> None:
 def test_perplexity_by_hand() -> None:
     # p(x1 = 0 | x0) = 1/2, p(x2 = 1 | x0 x1) = 1/8: mean nll = log(16) / 2, perplexity 4. The last row predicts nothing.
     logits = np.concatenate([logs(0.5, 0.5), logs(0.875, 0.125), logs(0.9, 0.1)])[None]
-    assert perplexity(logits, np.array([[0, 1]])) == pytest.approx(4, rel=1e-6)
+    assert perplexity_of(window_losses(logits, np.array([[0, 1]]))) == pytest.approx(4, rel=1e-6)
 
 
 def test_perplexity_of_a_uniform_model_is_its_vocabulary() -> None:
-    assert perplexity(np.zeros((3, 5, 7), dtype=np.float32), np.zeros((3, 4), dtype=np.int64)) == pytest.approx(7)
+    assert perplexity_of(window_losses(np.zeros((3, 5, 7), np.float32), np.zeros((3, 4), np.int64))) == pytest.approx(7)
 
 
 def test_perplexity_beyond_all_bounds_is_none() -> None:
     logits = np.array([[[0.0, 3000.0], [0.0, 3000.0]]], dtype=np.float32)
-    assert perplexity(logits, np.array([[0]])) is None
+    assert perplexity_of(window_losses(logits, np.array([[0]]))) is None
 
 
 def test_logit_scale() -> None:

@@ -24,6 +24,7 @@ from slipway.counts import counted
 from slipway.errors import ModelExportError, ModelMergeError
 from slipway.models.dtypes import FLOATS, torch_dtypes
 from slipway.models.safetensors_file import TensorInfo
+from slipway.models.weights import reading
 from slipway_merge.peft.bounds import Bounded, most_bytes
 from slipway_merge.tensors.samples import COMPUTING_UNITS, DEVIATIONS, UNIT_ROUNDOFF
 
@@ -77,10 +78,8 @@ def mapped(info: TensorInfo) -> torch.Tensor:
             remedy="use a 16-bit or 32-bit version",
             about={"tensor": info.name, "dtype": info.dtype},
         )
-    if not info.numel:
-        return torch.empty(info.shape, dtype=dtype)
-    raw = np.memmap(info.file, mode="c", dtype=np.uint8, offset=info.start, shape=(info.nbytes,))
-    return torch.from_numpy(raw).view(dtype).reshape(info.shape)
+    raw = torch.from_numpy(reading.mapped(info).reshape(-1).view(np.uint8))
+    return raw.view(dtype).reshape(info.shape)
 
 
 def read_finite(info: TensorInfo, where: str, part: tuple[slice, ...] = ()) -> torch.Tensor:

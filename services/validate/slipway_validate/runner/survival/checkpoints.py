@@ -13,6 +13,7 @@ from torch import Tensor
 
 from slipway.models.dtypes import DTYPES, FLOATS, torch_dtypes
 from slipway.models.safetensors_file import TensorInfo, read_weights
+from slipway.models.weights import reading
 from slipway_validate.runner.survival.stored import (
     Coded,
     Dense,
@@ -154,7 +155,5 @@ def mapped(info: TensorInfo) -> Tensor:
     if not DTYPES[info.dtype].torch:
         raise NotUnderstoodError(f"tensor {info.name!r} has the type {info.dtype}")
     dtype = torch_dtypes(info.dtype)[info.dtype]
-    if not info.numel:
-        return torch.empty(info.shape, dtype=dtype)
-    raw = np.memmap(info.file, mode="c", dtype=np.uint8, offset=info.start, shape=(info.nbytes,))
-    return torch.from_numpy(raw).view(dtype).reshape(info.shape)
+    raw = torch.from_numpy(reading.mapped(info).reshape(-1).view(np.uint8))
+    return raw.view(dtype).reshape(info.shape)
