@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,7 +108,7 @@ class OutputRuns:
         self._ahead = ahead
         self._next: Runner | None = None
 
-    def take(self, outputs: Mapping[str, Path], folder: Path) -> Iterator[OutputRun]:
+    def take(self, outputs: Mapping[str, Path], folder: Path) -> Generator[OutputRun]:
         """Run and time outputs; yield each while the process of the next one already loads its model."""
         planned = [
             self._plan(name, model, folder / name, label=f"output {number} of {len(outputs)}: {name}")

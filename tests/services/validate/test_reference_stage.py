@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import threading
@@ -270,8 +271,9 @@ def test_a_validation_with_little_memory_runs_one_process_at_a_time(
 
     def watch() -> None:
         while not done.wait(0.02):
-            lines = [child.cmdline() for child in psutil.Process().children() if child.is_running()]
-            most[0] = max(most[0], sum("outputs" in line[-1] for line in lines if line))
+            with contextlib.suppress(psutil.Error):  # one may end meanwhile
+                lines = [child.cmdline() for child in psutil.Process().children()]
+                most[0] = max(most[0], sum("outputs" in line[-1] for line in lines if line))
 
     watching = threading.Thread(target=watch)
     watching.start()
