@@ -16,6 +16,7 @@ class Evidence:
         most_windows: Largest number of windows, whatever is requested.
         windows_factor: Windows, and disk for their logits, as a multiple of those requested.
         every_case: Whether all shape cases are computed; otherwise only those with padding and, where there is one, a cache.
+        repeats_shapes: Whether shape cases are computed also by outputs for which the reference's results speak (:mod:`slipway_validate.same_code`).
         continues: Whether prompts are continued greedily.
         beside_reference: Whether outputs are timed in turn with the reference; otherwise alone.
         rounds: Rounds of timing after which stable figures suffice; 0 always takes all.
@@ -26,6 +27,7 @@ class Evidence:
     most_windows: int = 1 << 30
     windows_factor: int = 1
     every_case: bool = True
+    repeats_shapes: bool = False
     continues: bool = True
     beside_reference: bool = True
     rounds: int = 0
@@ -43,5 +45,9 @@ EVIDENCE: Mapping[Effort, Evidence] = {
         difference="at most 4 windows, the padded shapes only, no continuations, and speed was not measured beside the reference",
     ),
     "standard": Evidence(rounds=3, most_rounds=5),
-    "thorough": Evidence(windows_factor=4, difference="four times the windows, and every round of timing was taken"),
+    "thorough": Evidence(
+        windows_factor=4,
+        repeats_shapes=True,
+        difference="four times the windows, every shape also where the reference speaks for it, and every round of timing was taken",
+    ),
 }

@@ -145,6 +145,16 @@ class LogitComparer:
         self._kl.append(np.concatenate(self._parts))
         self._parts = []
 
+    def absorb(self, other: LogitComparer) -> None:
+        """Add the windows of another comparer after those so far."""
+        self._tokens += other._tokens
+        self._values += other._values
+        self._sum_abs += other._sum_abs
+        self._max_abs = float(np.maximum(self._max_abs, other._max_abs))
+        self._same_top1 += other._same_top1
+        self._same_choice += other._same_choice
+        self._kl += other._kl
+
     def result(self) -> LogitComparison:
         """Return all figures over all added windows.
 
@@ -247,6 +257,11 @@ class StrengthMeter:
         self._along -= float((found * effect).sum()) / self._width
         self._square -= float((effect * effect).sum()) / self._width
         self._sums, self._width = [], 0
+
+    def absorb(self, other: StrengthMeter) -> None:
+        """Add the complete blocks of another meter."""
+        self._along += other._along
+        self._square += other._square
 
     def result(self) -> float | None:
         """Return the share; None if the adapter has no effect or a value is not finite."""

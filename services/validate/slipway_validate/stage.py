@@ -51,7 +51,7 @@ STAGE = Stage(
     effort=Effort(
         seconds=10.0,
         seconds_per_gb=40.0,
-        phases={"tokenize": (0.0, 0.02), "reference": (0.02, 0.15), "output": (0.15, 0.97)},
+        phases={"tokenize": (0.0, 0.02), "reference": (0.02, 0.15), "stored": (0.15, 0.2), "output": (0.15, 0.97)},
     ),
     model_memory=2.0,  # a graph in 32 bits is loaded as a whole; the weights of PyTorch models are mapped
     recovery=Path(__file__).with_name("recovery.yaml"),

@@ -1,8 +1,9 @@
-"""Compare the weights that the outputs store with base and adapter, in a process of its own."""
+"""Compare the weights that the outputs store with base and adapter, in the process that times the reference, or one of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 
 from slipway.files.json_documents import LARGEST_LIST, read_json_object
@@ -14,36 +15,72 @@ from slipway_validate.protocol import process
 from slipway_validate.protocol.messages import SURVIVAL_FILE, Spec, SurvivalSpec
 
 
-def compare_stored_weights(
-    inputs: Mapping[str, Path], ctx: Context, *, folder: Path, timeout_seconds: float
-) -> dict[str, AdapterSurvival]:
-    """Return what the stored weights of each output hold of the adapter, by the output's name; nothing without an adapter.
-
-    Args:
-        inputs: Inputs of the validation.
-        ctx: The stage.
-        folder: A new folder for the process.
-        timeout_seconds: Longest time that it may take.
-
-    Raises:
-        StageError: ``CANCELLED``, ``DISK_FULL``.
-    """
+def survival_spec(inputs: Mapping[str, Path]) -> SurvivalSpec | None:
+    """Return what is compared in a validation with these inputs; None without an adapter."""
     if "adapter" not in inputs:
-        return {}
+        return None
     names = [output_of(name) for name in inputs if name not in NOT_OUTPUTS]
-    spec = SurvivalSpec(
+    return SurvivalSpec(
         base=inputs["base"].absolute(),
         adapter=inputs["adapter"].absolute(),
         outputs={name: inputs[input_of(name)].absolute() for name in names if not _stands_beside(name)},
     )
-    with process.start_runner(
-        Spec(survival=spec), folder, ctx, label="stored weights", timeout_seconds=timeout_seconds
-    ):
-        pass
+
+
+class StoredWeights:
+    """What the stored weights of outputs hold of the adapter.
+
+    Args:
+        spec: What is compared; None for nothing.
+        ctx: The stage.
+        folder: A new folder for a process that compares them.
+        timeout_seconds: Longest time that it may take.
+        beside: The process that compares them beside the first output, and its folder. If there is none, or it ends early, they are
+            compared in a process of their own when they are asked for.
+    """
+
+    def __init__(
+        self,
+        spec: SurvivalSpec | None,
+        ctx: Context,
+        *,
+        folder: Path,
+        timeout_seconds: float,
+        beside: tuple[process.Runner, Path] | None = None,
+    ) -> None:
+        self._spec = spec
+        self._ctx = ctx
+        self._folder = folder
+        self._timeout_seconds = timeout_seconds
+        self._beside = beside
+
+    @cached_property
+    def found(self) -> dict[str, AdapterSurvival]:
+        """Return the findings by the output's name, for which the first call waits; nothing without an adapter.
+
+        Raises:
+            StageError: ``CANCELLED``, ``DISK_FULL``.
+        """
+        if self._spec is None:
+            return {}
+        found = None
+        if self._beside is not None:
+            runner, folder = self._beside
+            _ = runner.result  # until then the process compares
+            found = _read(folder)
+        if found is None:
+            label, timeout = "stored weights", self._timeout_seconds
+            process.run(Spec(survival=self._spec), self._folder, self._ctx, label=label, timeout_seconds=timeout)
+            found = _read(self._folder)
+        why = "the process that compared them ended early"
+        return found or dict.fromkeys(self._spec.outputs, AdapterSurvival(not_run=why))
+
+
+def _read(folder: Path) -> dict[str, AdapterSurvival] | None:
     try:
         found = read_json_object(folder / SURVIVAL_FILE, largest=LARGEST_LIST)
     except (OSError, ValueError):
-        return dict.fromkeys(spec.outputs, AdapterSurvival(not_run="the process that compared them ended early"))
+        return None
     return {name: AdapterSurvival.model_validate(each) for name, each in found.items()}
 
 

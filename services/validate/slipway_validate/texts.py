@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,8 +26,7 @@ class Texts:
 
 
 def read_texts(
-    inputs: Mapping[str, Path],
-    outputs: Sequence[str],
+    outputs: Mapping[str, Path],
     tokenizer: Path,
     ctx: Context,
     *,
@@ -39,7 +38,7 @@ def read_texts(
     Raises:
         StageError: ``CANCELLED``.
     """
-    runtimes = [runtime_for(name, inputs[name]) for name in outputs]
+    runtimes = [runtime_for(name, folder) for name, folder in outputs.items()]
     if not any(runtime is not None and runtime.reads_text for runtime in runtimes):
         return Texts()
     file = folder.with_suffix(".json")

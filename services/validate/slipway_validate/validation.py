@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
 
 from slipway.errors import ValidationError
@@ -22,16 +22,17 @@ from slipway.validation.findings import (
     failed_validation,
 )
 from slipway.validation.inputs import NOT_OUTPUTS, TEST_INPUTS, input_of, output_of
-from slipway.validation.speed import Engine, Speed
+from slipway.validation.speed import Engine
 from slipway.validation.texts import TextComparison
 from slipway_validate.answers.records import FORMS, answered_records
 from slipway_validate.continuing import long_spec
 from slipway_validate.explaining import explained
-from slipway_validate.folders import float32_bytes, runtime_for, why_not_run
+from slipway_validate.folders import float32_bytes, runtime_for
 from slipway_validate.judging.answers import Scorer
 from slipway_validate.judging.evaluate import MERGED, Evaluator, begin_result, result_not_run
 from slipway_validate.judging.limits import LIMITS, limits_by_level
 from slipway_validate.judging.reference_run import ReferenceRun
+from slipway_validate.output_runs import OutputRun, OutputRuns, has_room
 from slipway_validate.params import ValidateParams
 from slipway_validate.preparation import (
     Prepared,
@@ -46,22 +47,19 @@ from slipway_validate.protocol import process
 from slipway_validate.protocol.messages import (
     INPUTS_FILE,
     EncodedInputs,
-    LongSpec,
     RunResult,
-    RunSpec,
-    Spec,
 )
 from slipway_validate.reference.describing import describe, warn_of_weak_effect
 from slipway_validate.reference.files import read_reference
 from slipway_validate.reference.running import merged_level, run_reference, start_timing
 from slipway_validate.speed.slower import note_slower
-from slipway_validate.speed.stopwatch import NO_REFERENCE, NO_ROOM, QUICK, Stopwatch
-from slipway_validate.stored_weights import compare_stored_weights
+from slipway_validate.speed.stopwatch import NO_REFERENCE, QUICK, Stopwatch
+from slipway_validate.stored_weights import StoredWeights, survival_spec
 from slipway_validate.texts import Texts, read_texts
 
 REFERENCE = "reference"
-OUT_OF_MEMORY = ("STAGE_KILLED", "OUT_OF_MEMORY")
-"""Failures of an output that the waiting reference may have caused: the output is run again without it."""
+TIMING = "timing"
+"""Folder of the process of the reference that is timed."""
 
 
 def validate(inputs: Mapping[str, Path], params: ValidateParams, ctx: Context) -> Path:
@@ -131,46 +129,42 @@ def _validated(
     with ExitStack() as running:
         begun = _begin({**inputs, "base": settings}, inputs, family, params, ctx, work=work, running=running)
         prepared, reference, params = begun.prepared, begun.reference, begun.params
-        if reference is not None:
-            timeout = params.output_timeout_seconds
-            stored = compare_stored_weights(inputs, ctx, folder=work / "stored_weights", timeout_seconds=timeout)
-            reference = replace(reference, survival=stored)
+        stored = StoredWeights(
+            survival_spec(inputs) if reference else None,
+            ctx,
+            folder=work / "stored_weights",
+            timeout_seconds=params.output_timeout_seconds,
+            beside=(begun.waiting, work / TIMING) if begun.waiting and REFERENCE in inputs else None,
+        )
         evaluator = Evaluator(
             reference,
             family,
             limits_by_level(params.limits),
             decode=decoder(prepared.tokenizer),
+            survival=lambda: stored.found,
             scorer=_scorer({**inputs, "base": settings}, prepared, params, ctx),
+            threads=ctx.threads,
         )
-        stopwatch = Stopwatch(begun.waiting, params, ctx, model_bytes=float32_bytes(inputs["base"]), why=begun.alone)
-        long = long_spec(prepared, settings, params, reference=reference.result) if reference else None
-        texts = read_texts(
-            inputs,
-            outputs,
-            prepared.tokenizer,
-            ctx,
-            folder=work / "texts",
-            timeout_seconds=params.output_timeout_seconds,
-        )
-        one = _OneOutput(
+        model_bytes = float32_bytes(inputs["base"])
+        stopwatch = Stopwatch(begun.waiting, params, ctx, model_bytes=model_bytes, why=begun.alone)
+        folders = {name: inputs[input_of(name)] for name in outputs}
+        timeout = params.output_timeout_seconds
+        texts = read_texts(folders, prepared.tokenizer, ctx, folder=work / "texts", timeout_seconds=timeout)
+        outputs_run = OutputRuns(
             prepared,
             params,
             ctx,
             base=inputs["base"],
-            evaluator=evaluator,
             stopwatch=stopwatch,
-            long=long,
+            long=long_spec(prepared, settings, params, reference=reference.result) if reference else None,
             texts=texts,
-            merged=inputs.get(MERGED),
+            settings=settings if reference else None,
+            ahead=has_room(model_bytes, params, ctx, work=work),
         )
+        taken = outputs_run.take(folders, work / "outputs")
+        merged = inputs.get(MERGED)
         results = [
-            one.validate(
-                name,
-                inputs[input_of(name)],
-                work / "outputs" / name,
-                label=f"output {number} of {len(outputs)}: {name}",
-            )
-            for number, name in enumerate(outputs, 1)
+            _judged(run, evaluator, ctx, texts, timeout, merged=merged) for run in running.enter_context(closing(taken))
         ]
         of_reference = describe(reference, stopwatch.reference_speed())
     return ValidationReport(
@@ -254,7 +248,8 @@ def _begin(
     params = params.model_copy(update=of_samples)
     if timed is None:
         return _Begun(prepared, params, reference, alone=QUICK, warnings=file.warnings)
-    started = start_timing(inputs, prepared, params, ctx, folder=work / "timing", benchmark=timed)
+    survival = survival_spec(inputs)
+    started = start_timing(inputs, prepared, params, ctx, folder=work / TIMING, benchmark=timed, survival=survival)
     return _Begun(prepared, params, reference, running.enter_context(started), alone=QUICK, warnings=file.warnings)
 
 
@@ -284,84 +279,28 @@ def _not_run(inputs: Mapping[str, Path], outputs: list[str], params: ValidatePar
     )
 
 
-class _OneOutput:
-    """Runs, times and judges one output after the other."""
-
-    def __init__(
-        self,
-        prepared: Prepared,
-        params: ValidateParams,
-        ctx: Context,
-        *,
-        base: Path,
-        evaluator: Evaluator,
-        stopwatch: Stopwatch,
-        long: LongSpec | None,
-        texts: Texts,
-        merged: Path | None,
-    ) -> None:
-        self._base = base
-        self._merged = merged
-        self._long, self._texts = long, texts
-        self._prepared = prepared
-        self._params = params
-        self._ctx = ctx
-        self._evaluator = evaluator
-        self._stopwatch = stopwatch
-
-    def validate(self, name: str, model: Path, folder: Path, *, label: str) -> OutputValidation:
-        """Validate one output in a new folder; its progress is reported as ``label``."""
-        runtime = runtime_for(name, model)
-        spec = self._prepared.spec(
-            runtime.load if runtime else "",
-            model,
-            params=self._params,
-            threads=self._ctx.threads,
-            compare=self._params.compare_outputs,
-            benchmark=benchmark_of(self._params),
-        )
-        reads = runtime is not None and runtime.reads_text
-        beside = self._base.absolute() if runtime and runtime.on_base else None
-        more = {"long": self._long, "base": beside, "texts": self._texts.file if reads else None}
-        spec = spec.model_copy(update=more)
-        speed, note = None, ""
-        result = why_not_run(name, model, runtime, self._prepared.family)
-        if result is None:
-            result, speed, note = self._run(spec, folder, label)
-        if result.reason == "DISK_FULL":
-            require_success(result, what=name, remedy="")
-        if reads and self._texts.missing:
-            result = result.model_copy(update={"texts": TextComparison(not_compared=self._texts.missing)})
-        found = self._evaluator.evaluate(name, model, spec=spec, result=result, run_folder=folder)
-        found = explained(
-            found,
-            runtime,
-            output=model,
-            merged=self._merged,
-            ctx=self._ctx,
-            folder=folder.with_name(f"{folder.name}.explain"),
-            timeout_seconds=self._params.output_timeout_seconds,
-        )
-        if found.status is OutputStatus.FAILED:
-            self._ctx.warn(f"{failed_validation(name)}{found.explanation}; {found.remedy}")
-        return found.model_copy(update={"speed": speed, "notes": (*found.notes, *filter(None, (note,)))})
-
-    def _run(self, spec: RunSpec, folder: Path, label: str) -> tuple[RunResult, Speed | None, str]:
-        """Run an output; return its result, its speed, and why there is no speed."""
-        self._stopwatch.make_room()
-        result, speed, note = self._run_once(spec, folder, label)
-        if result.reason in OUT_OF_MEMORY and self._stopwatch.waits:
-            self._stopwatch.release(NO_ROOM)
-            shutil.rmtree(folder)
-            result, speed, note = self._run_once(spec, folder, label)
-        return result, speed, note
-
-    def _run_once(self, spec: RunSpec, folder: Path, label: str) -> tuple[RunResult, Speed | None, str]:
-        timeout = self._params.output_timeout_seconds
-        with process.start_runner(Spec(run=spec), folder, self._ctx, label=label, timeout_seconds=timeout) as runner:
-            if runner.result.status != "done" or spec.benchmark is None:
-                return runner.result, None, ""
-            return runner.result, *self._stopwatch.time(runner)
+def _judged(
+    run: OutputRun, evaluator: Evaluator, ctx: Context, texts: Texts, timeout_seconds: float, *, merged: Path | None
+) -> OutputValidation:
+    """Return the result of an output that was run and timed."""
+    result, runtime = run.result, runtime_for(run.name, run.model)
+    if result.reason == "DISK_FULL":
+        require_success(result, what=run.name, remedy="")
+    if texts.missing and runtime is not None and runtime.reads_text:
+        result = result.model_copy(update={"texts": TextComparison(not_compared=texts.missing)})
+    found = evaluator.evaluate(run.name, run.model, spec=run.spec, result=result, run_folder=run.folder)
+    found = explained(
+        found,
+        runtime,
+        output=run.model,
+        merged=merged,
+        ctx=ctx,
+        folder=run.folder.with_name(f"{run.folder.name}.explain"),
+        timeout_seconds=timeout_seconds,
+    )
+    if found.status is OutputStatus.FAILED:
+        ctx.warn(f"{failed_validation(run.name)}{found.explanation}; {found.remedy}")
+    return found.model_copy(update={"speed": run.speed, "notes": (*found.notes, *filter(None, (run.note,)))})
 
 
 def _record(report: ValidationReport, ctx: Context) -> None:

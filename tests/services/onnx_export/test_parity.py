@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,35 @@ def _worst(source: Path, exported: Exported, pads: list[int], calls: list[int]) 
             alone = model(input_ids=torch.from_numpy(tokens[row : row + 1, pad:])).logits.numpy()
         worst = max(worst, float(np.abs(logits[row, pad:] - alone[0]).max()))
     return worst
+
+
+@pytest.mark.parametrize(
+    ("stored", "mapped"), [({"BF16"}, True), ({"F16"}, True), ({"F32"}, False), ({"BF16", "F32"}, False)]
+)
+def test_weights_of_one_short_type_stay_as_they_are_stored(
+    family: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: set[str], mapped: bool
+) -> None:
+    """The configuration names bfloat16 in each case: where weights are wider, it would round them."""
+    import torch
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoModelForCausalLM
+
+    from slipway.models.dtypes import torch_dtypes
+    from slipway.models.pytorch import wide_layers
+    from slipway_onnx_export.parity.check import _in_float32
+
+    monkeypatch.setattr(wide_layers, "SMALLEST_VALUES", 1 << 6)
+    folder = Path(shutil.copytree(family("qwen3-tied"), tmp_path / "model"))
+    first, last = (torch_dtypes(*stored)[name] for name in (min(stored), max(stored)))
+    tensors = load_file(folder / "model.safetensors")
+    tensors = {name: value.to(last if "norm" in name else first) for name, value in tensors.items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
+    model, ids = _in_float32(folder, AutoModelForCausalLM), torch.arange(3, 15)[None]
+    assert any(type(layer) is wide_layers.WideLinear for layer in model.modules()) == mapped
+    with torch.no_grad():
+        assert (model(ids).logits - _reference(folder)(ids).logits).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("name", FAMILIES)

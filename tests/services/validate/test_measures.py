@@ -7,6 +7,7 @@ import pytest
 
 from slipway.models.families import Comparison
 from slipway_validate.judging.measures import choose_measure, distance_of
+from slipway_validate.judging.together import Together, compare_together
 from slipway_validate.numerics import LogitComparer, adapter_strength
 from slipway_validate.runner.row_selectors import NOWHERE, join_rows
 from slipway_validate.vectors import VectorComparer
@@ -78,3 +79,24 @@ def test_places_that_a_shorter_row_lacks_are_never_chosen() -> None:
     comparer = LogitComparer()
     comparer.add(rows, rows)
     assert comparer.result().mean_kl == 0
+
+
+def test_windows_compared_side_by_side_give_the_figures_of_one_after_the_other() -> None:
+    random = np.random.default_rng(3)
+    reference, base, merged, own = (random.normal(size=(5, 9, 40)).astype(np.float32) for _ in range(4))
+    labels = random.integers(0, 40, size=(5, 8))
+    measure = choose_measure(Comparison.NEXT_TOKEN, width=40)
+    others = Together(reference=reference, base=base, merged=merged, labels=labels)
+    one, three = (compare_together(own, others, measure, threads=threads) for threads in (1, 3))
+    assert one == three
+    whole = LogitComparer()
+    for theirs, ours in zip(reference, own, strict=True):
+        whole.add(theirs, ours)
+    found, expected = one["to_reference"], whole.result()
+    assert found.kl_per_window == expected.kl_per_window
+    assert found.mean_abs_diff == pytest.approx(expected.mean_abs_diff)
+    assert one["adapter_strength"] == pytest.approx(adapter_strength(base, reference, own))
+    own[2, 3, 4] = np.nan
+    broken = compare_together(own, others, measure, threads=3)
+    assert broken["to_reference"].max_abs_diff is None
+    assert broken["adapter_strength"] is None

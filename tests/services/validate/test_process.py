@@ -151,6 +151,29 @@ class TestWhileBeingTimed:
             time.sleep(1)
             assert runner.cpu_seconds() - used < 0.2
 
+    def test_a_held_one_imports_and_waits(self, spec: Spec, context: Context) -> None:
+        assert spec.run is not None
+        held = Spec(run=spec.run.model_copy(update={"held": True}))
+        with self.waiting(held, context) as runner:
+            runner.wait_for_imports()
+            time.sleep(0.5)
+            used = runner.cpu_seconds()
+            time.sleep(1)
+            assert runner.cpu_seconds() - used < 0.2
+            assert not (context.workdir / "run" / "result.json").is_file()
+            runner.begin()
+            assert runner.result.status == "done"
+            assert runner.time_round().prefill_seconds
+
+    def test_a_held_one_that_dies_has_a_reason(self, spec: Spec, context: Context) -> None:
+        assert spec.run is not None
+        held = Spec(run=spec.run.model_copy(update={"held": True}))
+        with self.waiting(held, context) as runner:
+            os.kill(pid_of(context), signal.SIGKILL)
+            runner.wait_for_imports()
+            runner.begin()
+            assert (runner.result.status, runner.result.reason) == ("failed", "STAGE_KILLED")
+
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
     def test_a_crash_leaves_the_output_its_comparison(self, spec: Spec, context: Context, number: int) -> None:
         with self.waiting(spec, context) as runner:
@@ -211,7 +234,7 @@ def test_a_time_limit_holds(inputs: dict[str, Path], tiny_onnx: Path, context: C
 def test_what_native_code_prints_never_reaches_the_pipe(tmp_path: Path) -> None:
     program = (
         "import os, sys; from slipway_validate.runner import main as runner\n"
-        "def execute(spec, folder):\n"
+        "def execute(spec, folder, commands):\n"
         "    os.write(1, b'native \\xff without an end')\n"
         "    runner._report('windows', 1, 2)\n"
         "    return runner.RunResult(), None\n"

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from slipway.errors import ModelExportError
 from slipway.stage import Context
 from slipway.validation.findings import ValidationReport
 from slipway_validate.params import SampleParams, ValidateParams
+from slipway_validate.protocol.messages import RunSpec, Spec
+from slipway_validate.protocol.process import start_runner
 from slipway_validate.reference.files import FILE, read_reference
 from slipway_validate.reference.stage import STAGE as REFERENCE
 from slipway_validate.stage import STAGE as VALIDATE
+from slipway_validate.stored_weights import StoredWeights, survival_spec
 from support.models.validation_models import Models
 
 SAMPLES: dict[str, Any] = {"sequence_length": 48, "test_samples": 3, "max_new_tokens": 4, "continuation_tokens": 16}
@@ -234,3 +240,49 @@ def test_outputs_are_timed_beside_a_reference_that_was_run_elsewhere(
     assert speed.interleaved
     assert report.reference.speed is not None
     assert report.reference.speed.rounds == 2
+
+
+@pytest.mark.slow
+def test_stored_weights_are_compared_again_if_the_process_beside_the_first_output_ended_early(
+    sources: dict[str, Path], tiny: Models, tmp_path: Path
+) -> None:
+    """A finding must not depend on whether the reference could be loaded to be timed."""
+    ctx, spec = context(tmp_path / "work"), survival_spec({**sources, "pytorch": tiny.merged})
+    broken = Spec(
+        run=RunSpec(runtime="slipway_validate.runner.runtime_reference:load", model=tmp_path, samples=tmp_path)
+    )
+    folder = ctx.workdir / "timing"
+    with start_runner(broken, folder, ctx, label="timing", timeout_seconds=240) as runner:
+        stored = StoredWeights(spec, ctx, folder=ctx.workdir / "stored", timeout_seconds=240, beside=(runner, folder))
+        found = stored.found["pytorch"]
+    assert not found.not_run
+    assert len(found.modules) == 14
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_validation_with_little_memory_runs_one_process_at_a_time(
+    reference: Path, sources: dict[str, Path], tiny: Models, tiny_onnx: Path, tmp_path: Path, ahead: bool
+) -> None:
+    ctx, most = context(tmp_path / "work"), [0]
+    if not ahead:
+        ctx.max_memory_bytes = 1 << 30
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.02):
+            with contextlib.suppress(psutil.Error):  # one may end meanwhile
+                lines = [child.cmdline() for child in psutil.Process().children()]
+                most[0] = max(most[0], sum("outputs" in line[-1] for line in lines if line))
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    params = ValidateParams(**SAMPLES, benchmark_repeats=1, benchmark_decode_steps=1)
+    inputs = {**sources, "reference": reference, "onnx": tiny_onnx, "pytorch": tiny.merged}
+    try:
+        report = ValidationReport.read(VALIDATE.run(inputs, params, ctx)["validation"])
+    finally:
+        done.set()
+        watching.join()
+    assert report.passed
+    assert most[0] == (2 if ahead else 1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +16,14 @@ from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from compressed_tensors.quantization.lifecycle.forward import forward_quantize, set_forward_quantized
 from torch import nn
 
+from slipway.models.pytorch import wide_layers
+from slipway.models.pytorch.wide_layers import WideLinear, widen_while_computing
 from slipway.models.trained.adapter_kinds import is_plain_lora
 from slipway.stage import Context
 from slipway_quantize.params import QuantizeParams
 from slipway_quantize.stage import run as quantize
 from slipway_validate.runner import runtime_transformers
 from slipway_validate.runner.model import padded, plain_step, run_segments
-from slipway_validate.runner.pytorch import wide_layers
-from slipway_validate.runner.pytorch.wide_layers import WideLinear, widen_while_computing
 from slipway_validate.runner.runtime_reference import load
 from support.models.validation_models import Models
 
@@ -40,6 +42,38 @@ class Net(nn.Module):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         return self.head(self.norm(self.own(self.down(self.up(self.embed(ids))))))
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_pieces_are_computed_side_by_side(monkeypatch: pytest.MonkeyPatch, mode: Any) -> None:
+    monkeypatch.setattr(wide_layers, "PIECE_VALUES", 1 << 10)
+    ids, seen, product = torch.arange(12).reshape(2, 6), set(), wide_layers._PRODUCT
+
+    def noted(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        seen.add((threading.current_thread().name, torch.get_num_threads()))
+        return product(rows, weight)
+
+    monkeypatch.setattr(wide_layers, "_PRODUCT", noted)
+    with mode():
+        expected = Net().bfloat16().float()(ids)
+        net = Net().bfloat16()
+        restore = widen_while_computing(net)
+        found = net.float()(ids)
+        assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
+        assert torch.get_num_threads() == 2
+        restore()
+    assert {threads for _, threads in seen} == {1}
+    assert len(seen) == 2
+    assert not {name for name, _ in seen} & {thread.name for thread in threading.enumerate()}, "a thread is left"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -61,6 +61,40 @@ def test_speed_and_time_left_follow_the_reports() -> None:
     assert row.remaining_seconds() is None
 
 
+def test_a_phase_that_stalls_has_no_time_left_instead_of_an_absurd_one() -> None:
+    clock, left = [0.0], []
+    rows = Rows(clock=lambda: clock[0])
+    rows.take(state(merge=attempt(1, pb.TASK_STATE_RUNNING)))
+    row = rows.tasks["merge"]
+
+    def report(done: int) -> None:
+        clock[0] += 1
+        rows.take(progress("merge", done, total=40_000))
+        left.append(row.remaining_seconds())
+
+    for step in range(1, 21):
+        report(step * 1000)
+    for _ in range(300):  # reports go on, because they tell the memory too
+        report(20_000)
+    assert left[19:29] == [pytest.approx(20)] * 10
+    assert left[31:] == [None] * len(left[31:])
+    for step in range(21, 25):
+        report(step * 1000)
+    assert left[-1] == pytest.approx(16), "it moves again, at its own speed"
+    assert max(seconds for seconds in left if seconds is not None) < 100
+
+
+def test_slow_steps_are_no_stall() -> None:
+    clock = [0.0]
+    rows = Rows(clock=lambda: clock[0])
+    rows.take(state(merge=attempt(1, pb.TASK_STATE_RUNNING)))
+    for second in range(1, 141):
+        clock[0] = float(second)
+        rows.take(progress("merge", second // 30, total=10))
+        if second > 61:
+            assert rows.tasks["merge"].remaining_seconds() == pytest.approx((10 - second // 30) * 30, rel=0.05)
+
+
 def test_a_new_attempt_starts_over() -> None:
     rows = Rows()
     error = status_of(Failure("OUT_OF_MEMORY", "too large"))

@@ -11,6 +11,7 @@ from slipway.configuration import (
     OptimizationConfiguration,
 )
 from slipway.configuration.sections import CombinationConfiguration
+from slipway.formats.registry import formats
 from slipway.planning.plan import plan
 from slipway.registry import stage_names
 from support.commands.configurations import CANONICAL, loaded, problems, write

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,9 +16,12 @@ import transformers
 
 from slipway.errors import ONNXExportError
 from slipway.machine.onnx_runtime import ProviderChoice
+from slipway.models.dtypes import FLOATS, torch_dtypes
 from slipway.models.families import DECODER, ENCODER_DECODER, SPEECH, auto_model
 from slipway.models.graphs.promise import EVERY_CALL, Promise
 from slipway.models.model_facts import CannotBuildError, check_loadable
+from slipway.models.pytorch.wide_layers import widen_while_computing
+from slipway.models.safetensors_file import read_weights
 from slipway_onnx_export.activations.recording import Wanted
 from slipway_onnx_export.forms.shapes import room_of
 from slipway_onnx_export.interface import PAST, SEQUENCE
@@ -32,6 +36,7 @@ from slipway_onnx_export.parity.translations import translations_of
 from slipway_onnx_export.source import ModelSource
 
 OnCall = Callable[[int, int], None]
+_SHORT = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +75,7 @@ def check_parity(
 ) -> ParityReport:
     """Compare the graphs in a folder with PyTorch.
 
-    PyTorch's model is unloaded before ONNX Runtime loads, so the memory needed is that of one of them in float32.
+    PyTorch's model is unloaded before ONNX Runtime loads. Both leave large weights in their files (:func:`_in_float32`), so little memory is needed.
 
     Args:
         source: The model's folder.
@@ -153,10 +158,7 @@ def _references(
         ) from error
     made: list[list[Array]] = []
     with _freed_afterwards(), torch.inference_mode():
-        # Eager attention is the simplest implementation; fused ones differ from each other in the results of padding rows.
-        model = kind.from_pretrained(
-            source.folder, dtype=torch.float32, attn_implementation="eager", trust_remote_code=False
-        ).eval()
+        model = _in_float32(source.folder, kind)
         for conversation in conversations:
             made.append([])
             for result in conversation.reference(model):
@@ -164,6 +166,24 @@ def _references(
                 on_call(sum(map(len, made)))
         del model
     return made
+
+
+def _in_float32(folder: Path, kind: Any) -> Any:
+    """Load a model that computes in float32.
+
+    If all weights are stored in one 16-bit type, large ones stay mapped and are widened where they are used, which is exact. Eager attention is
+    the simplest implementation; fused ones differ from each other in the results of padding rows.
+    """
+    ways = {"attn_implementation": "eager", "trust_remote_code": False}
+    stored = {info.dtype for info in read_weights(folder).values() if info.dtype in FLOATS}
+    if stored in ({"BF16"}, {"F16"}):
+        model = kind.from_pretrained(folder, dtype=next(iter(torch_dtypes(*stored).values())), **ways).eval()
+        # A 16-bit buffer holds what the model's code has computed, and rounded.
+        if all(buffer.dtype not in _SHORT for buffer in model.buffers()):
+            widen_while_computing(model)
+            return model.float()
+        del model
+    return kind.from_pretrained(folder, dtype=torch.float32, **ways).eval()
 
 
 @contextmanager

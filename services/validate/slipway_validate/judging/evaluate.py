@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from slipway.validation.comparisons import GreedyComparison, ShapeCase
 from slipway.validation.findings import OutputStatus, OutputValidation
 from slipway.validation.limit_overrides import Limits
 from slipway.validation.speed import Engine
+from slipway.validation.survival import AdapterSurvival
 from slipway_validate import folders
 from slipway_validate.cases import native_case
 from slipway_validate.judging import explain, survival, texts
@@ -46,7 +48,9 @@ class Evaluator:
         family: The model's family.
         limits: Limits by level.
         decode: Function from token ids to text, for the example of a continuation.
+        survival: Function that returns what the stored weights of each output hold of the adapter, by the output's name.
         scorer: Scores the answers to the user's test inputs; None if there are none.
+        threads: Threads that compare results.
     """
 
     def __init__(
@@ -56,9 +60,13 @@ class Evaluator:
         limits: Mapping[str, Limits],
         *,
         decode: Callable[[Sequence[int]], str],
+        survival: Callable[[], Mapping[str, AdapterSurvival]] = dict,
         scorer: Scorer | None = None,
+        threads: int = 1,
     ) -> None:
         self._reference = reference
+        self._survival = survival
+        self._threads = threads
         self._family = family
         self._limits = limits
         self._decode = decode
@@ -83,7 +91,7 @@ class Evaluator:
         measured = self._measured(output, reference, spec=spec, result=result, run_folder=run_folder)
         rule = self._rule(measured, reference)
         judge = Judge(rule, adapter=reference.with_adapter)
-        found = reference.survival.get(name)
+        found = self._survival().get(name)
         measured = measured.model_copy(
             update={
                 "limits": rule.limits,
@@ -122,7 +130,7 @@ class Evaluator:
         )
         return output.model_copy(
             update={
-                **compare_together(own, others, reference.measure),
+                **compare_together(own, others, reference.measure, threads=self._threads),
                 "reference_perplexity": reference.perplexity,
                 "greedy": self._greedy(reference, spec=spec, result=result),
                 "continuation": compare_long(
@@ -158,8 +166,9 @@ class Evaluator:
         own = reference.result.engine
         # A decoder's graph takes positions, so left padding does not shift them as it may in transformers' own models.
         alike = own is None or own.runtime == engine.runtime or self._family != DECODER
-        skipped = {**(reference.unsteady_cases if alike else {}), **result.skipped_cases}
-        return tuple(compare_case(case, where, skipped=skipped.get(case.name, "")) for case in cases)
+        skipped = {**result.skipped_cases, **(reference.unsteady_cases if alike else {})}
+        with ThreadPoolExecutor(self._threads) as pool:
+            return tuple(pool.map(lambda case: compare_case(case, where, skipped=skipped.get(case.name, "")), cases))
 
     def _verdict(self, output: OutputValidation, result: RunResult, judge: Judge) -> OutputValidation:
         checked = output.model_copy(update={"checks": judge.checks(output, non_finite=result.non_finite)})

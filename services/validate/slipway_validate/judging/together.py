@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -39,8 +40,13 @@ class Together:
     labels: Ints | None
 
 
-def compare_together(own: Logits, others: Together, measure: Measure) -> dict[str, LogitComparison | float | None]:
-    """Return the figures of an output by the names of :class:`slipway.validation.findings.OutputValidation`. own: (N, P, V)."""
+def compare_together(
+    own: Logits, others: Together, measure: Measure, *, threads: int = 1
+) -> dict[str, LogitComparison | float | None]:
+    """Return the figures of an output by the names of :class:`slipway.validation.findings.OutputValidation`. own: (N, P, V).
+
+    Windows are compared side by side by some threads; their number does not change the figures.
+    """
     named = {"to_reference": others.reference, "to_merged": others.merged, "to_base": others.base}
     there = {name: logits for name, logits in named.items() if logits is not None}
     found: dict[str, LogitComparison | float | None] = dict.fromkeys(named)
@@ -49,27 +55,45 @@ def compare_together(own: Logits, others: Together, measure: Measure) -> dict[st
         if others.base is not None:
             found["adapter_strength"] = adapter_strength(others.base, others.reference, own, centred=measure.logits)
         return found
-    comparers = {name: LogitComparer() for name in there}
-    strength = StrengthMeter(centred=measure.logits)
-    losses = [_window(number, own, there, comparers, strength, labels=others.labels) for number in range(len(own))]
-    found |= {name: comparer.result() for name, comparer in comparers.items()}
+    compared = _Compared({name: LogitComparer() for name in there}, StrengthMeter(centred=measure.logits))
+    with ThreadPoolExecutor(threads) as pool:
+        for window in pool.map(
+            lambda number: _window(number, own, there, measure, labels=others.labels), range(len(own))
+        ):
+            compared.absorb(window)
+    found |= {name: comparer.result() for name, comparer in compared.comparers.items()}
     if others.base is not None:
-        found["adapter_strength"] = strength.result()
+        found["adapter_strength"] = compared.strength.result()
     if others.labels is not None:
-        found["perplexity"] = perplexity_of(np.array(losses))
+        found["perplexity"] = perplexity_of(np.array(compared.losses))
     return found
 
 
-def _window(
-    number: int,
-    own: Logits,
-    others: dict[str, Logits],
-    comparers: dict[str, LogitComparer],
-    strength: StrengthMeter,
-    *,
-    labels: Ints | None,
-) -> float:
-    """Add one window to all figures; return its mean loss."""
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """What was found in some windows.
+
+    Attributes:
+        comparers: The comparisons with other models.
+        strength: The adapter's strength.
+        losses: The mean loss of each window.
+    """
+
+    comparers: dict[str, LogitComparer]
+    strength: StrengthMeter
+    losses: list[float] = field(default_factory=list)
+
+    def absorb(self, other: _Compared) -> None:
+        """Add what was found in the windows that follow."""
+        for name, comparer in self.comparers.items():
+            comparer.absorb(other.comparers[name])
+        self.strength.absorb(other.strength)
+        self.losses.extend(other.losses)
+
+
+def _window(number: int, own: Logits, others: dict[str, Logits], measure: Measure, *, labels: Ints | None) -> _Compared:
+    """Return what is found in one window."""
+    comparers, strength = {name: LogitComparer() for name in others}, StrengthMeter(centred=measure.logits)
     losses = []
     with np.errstate(invalid="ignore", over="ignore"):
         for rows in blocks(*own[number].shape):
@@ -88,4 +112,4 @@ def _window(
                 losses.append(ours.losses(labels[number][rows]))
     for comparer in comparers.values():
         comparer.end_window()
-    return float(np.concatenate(losses).mean()) if losses else 0.0
+    return _Compared(comparers, strength, [float(np.concatenate(losses).mean())] if losses else [])

@@ -2,7 +2,7 @@
 
 The stage writes ``spec.json``. The runner writes logits as ``.npy`` files, and last ``result.json``, which shows that it has
 finished. A runner that will be timed then waits for lines on its standard input: for each ``TIME`` it times one round and writes
-it as a line of JSON, ``{"round": …}``. N = windows, T = tokens per window, P = results per window (T if each token has one),
+it as a line of JSON, ``{"round": …}``. One that is held imports its libraries, says so, and waits for ``BEGIN`` before it loads its model. N = windows, T = tokens per window, P = results per window (T if each token has one),
 V = values of a result.
 """
 
@@ -20,10 +20,10 @@ SPEC_FILE = "spec.json"
 RESULT_FILE = "result.json"
 LOGITS_FILE = "logits.npy"
 """(N, P, V) float32."""
-TIME = "time"
-"""The line that requests a round of timing."""
-WAITING, ROUND = "waiting", "round"
-"""Keys of a runner's lines: the result is written and the runner waits; the result of a round."""
+BEGIN, TIME = "begin", "time"
+"""The line that lets a held runner go on, and the one that requests a round of timing."""
+IMPORTED, WAITING, ROUND = "imported", "waiting", "round"
+"""Keys of a runner's lines: a held runner has imported its libraries; the result is written and the runner waits; the result of a round."""
 SURVIVAL_FILE = "survival.json"
 """What outputs hold of the adapter: an object of :class:`slipway.validation.survival.AdapterSurvival` by name of the output."""
 INPUTS_FILE = "inputs.json"
@@ -196,6 +196,7 @@ class RunSpec(_Message):
         threads: Threads that the runtime may use.
         write_logits: Whether logits are compared later; otherwise they are only checked for NaN.
         cases: Shape cases to compute.
+        cases_known: Why the reference's results speak for this model in these shapes too, so that they are not computed; empty if they do not.
         prompts: Prompts of the greedy continuations: token ids.
         new_tokens: Tokens to continue each with.
         long: Long continuations; None for none.
@@ -203,6 +204,7 @@ class RunSpec(_Message):
             not measured.
         only_timed: Whether the model is loaded only to be timed.
         texts: File of :class:`slipway_validate.protocol.texts.ReadTexts`, for a runtime that reads text itself; None for others.
+        held: Whether the process waits for ``BEGIN`` before it loads the model.
     """
 
     runtime: str
@@ -215,12 +217,14 @@ class RunSpec(_Message):
     threads: int = 1
     write_logits: bool = True
     cases: tuple[Case, ...] = ()
+    cases_known: str = ""
     prompts: tuple[tuple[int, ...], ...] = ()
     new_tokens: int = 0
     long: LongSpec | None = None
     benchmark: Benchmark | None = None
     only_timed: bool = False
     texts: Path | None = None
+    held: bool = False
 
 
 class TokenizeSpec(_Message):

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,18 @@ from slipway.execution.child_process import ChildProcess, child_environment
 from slipway.files.json_documents import LARGEST_LIST, parse_json
 from slipway.files.regular_file import read_regular
 from slipway.stage import Context
-from slipway_validate.protocol.messages import RESULT_FILE, ROUND, SPEC_FILE, TIME, WAITING, Round, RunResult, Spec
+from slipway_validate.protocol.messages import (
+    BEGIN,
+    IMPORTED,
+    RESULT_FILE,
+    ROUND,
+    SPEC_FILE,
+    TIME,
+    WAITING,
+    Round,
+    RunResult,
+    Spec,
+)
 
 STDERR_FILE = "stderr.log"
 POLL_SECONDS = 0.1
@@ -40,7 +52,7 @@ def run(spec: Spec, folder: Path, ctx: Context, *, label: str, timeout_seconds: 
 
 @contextmanager
 def start_runner(spec: Spec, folder: Path, ctx: Context, *, label: str, timeout_seconds: float) -> Iterator[Runner]:
-    """Run a spec in its own process, and end the process when the context is left.
+    """Start a spec in its own process, and end the process when the context is left. Its result is waited for where it is read.
 
     Args:
         spec: The work to do.
@@ -68,10 +80,9 @@ def start_runner(spec: Spec, folder: Path, ctx: Context, *, label: str, timeout_
 
 
 class Runner:
-    """A runner process that has returned its result. One with a benchmark waits, unless it failed, and can be timed.
+    """A runner process. One with a benchmark waits with its result, unless it failed, and can be timed.
 
     Attributes:
-        result: Its result.
         label: Name under which its progress is reported.
         timeout_seconds: Longest time for its result, and for each round.
     """
@@ -87,7 +98,28 @@ class Runner:
         self._lines = _lines_of(process)
         self._cpu_seconds = 0.0
         self._overdue = ""
-        self.result = self._first_result()
+
+    @cached_property
+    def result(self) -> RunResult:
+        """Return its result, for which the first call waits.
+
+        Raises:
+            StageError: ``CANCELLED``.
+        """
+        return self._first_result()
+
+    def wait_for_imports(self) -> None:
+        """Wait until a held process has imported its libraries, or has ended.
+
+        Raises:
+            StageError: ``CANCELLED``.
+        """
+        with contextlib.suppress(TimeoutError):  # the wait for its result will say so
+            self._wait_for(IMPORTED)
+
+    def begin(self) -> None:
+        """Let a held process go on."""
+        self._process.send(f"{BEGIN}\n".encode())
 
     def time_round(self) -> Round:
         """Time one round.
@@ -96,6 +128,7 @@ class Runner:
             RunnerEnded: The process has ended, or takes too long and was ended now.
             StageError: ``CANCELLED``.
         """
+        _ = self.result  # its lines are read in their order
         self._process.send(f"{TIME}\n".encode())
         try:
             answer = self._wait_for(ROUND)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from slipway.stage import Context
@@ -16,7 +16,7 @@ from slipway_validate.judging.reference_run import ReferenceRun
 from slipway_validate.params import SampleParams
 from slipway_validate.preparation import Prepared, require_success
 from slipway_validate.protocol import process
-from slipway_validate.protocol.messages import Benchmark, RunResult, RunSpec, Spec
+from slipway_validate.protocol.messages import Benchmark, RunResult, RunSpec, Spec, SurvivalSpec
 
 RUNTIME = "slipway_validate.runner.runtime_reference:load"
 
@@ -49,7 +49,6 @@ def run_reference(
         yield _checked_run(runner.result, spec, inputs, prepared=prepared, folder=folder), runner
 
 
-@contextmanager
 def start_timing(
     inputs: Mapping[str, Path],
     prepared: Prepared,
@@ -58,19 +57,18 @@ def start_timing(
     *,
     folder: Path,
     benchmark: Benchmark,
-) -> Iterator[process.Runner]:
-    """Load the reference only to be timed beside the outputs: what it computes is known.
+    survival: SurvivalSpec | None,
+) -> AbstractContextManager[process.Runner]:
+    """Start the process that loads the reference only to be timed beside the outputs: what it computes is known.
 
-    Raises:
-        StageError: ``CANCELLED``, ``DISK_FULL``.
+    It compares the stored weights too, because it has imported the libraries for that. Nothing is waited for.
     """
     spec = _spec(inputs, prepared, params, ctx)
     spec = spec.model_copy(update={"benchmark": benchmark, "only_timed": True, "cases": (), "prompts": ()})
     timeout = params.output_timeout_seconds
-    with process.start_runner(Spec(run=spec), folder, ctx, label="timing", timeout_seconds=timeout) as runner:
-        if runner.result.status != "done":
-            ctx.warn(f"outputs are timed without the reference, which could not be started: {runner.result.message}")
-        yield runner
+    return process.start_runner(
+        Spec(run=spec, survival=survival), folder, ctx, label="stored weights", timeout_seconds=timeout
+    )
 
 
 def merged_level(inputs: Mapping[str, Path]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.lib.format import open_memmap
 
 from slipway.models.families import DECODER
-from slipway_validate.cases import family_named
+from slipway_validate.cases import family_named, native_case
 from slipway_validate.numerics import Ints, Logits
 from slipway_validate.protocol.messages import Case, CaseRow, LongResult, LongSpec, RunSpec, case_file, plain_file
 from slipway_validate.runner.generation.continuing import continue_greedily
@@ -70,6 +71,7 @@ class Collector:
         self._family = family_named(spec.family)
         self._samples = samples
         self._padding_token = spec.padding_token
+        self._cases_known, self._shapes = spec.cases_known, {case.name for case in spec.cases}
         self._read = choose_row_selector(self._family)
         self._folder = folder
         self._write = spec.write_logits
@@ -78,6 +80,7 @@ class Collector:
         self.first_non_finite = ""
         self.skipped: dict[str, str] = {}
         self.vocabulary = 0
+        self._done: Case | None = None
 
     def windows(self, file: str) -> None:
         """Write the results of every window, each from one plain pass."""
@@ -106,6 +109,17 @@ class Collector:
         if output is not None:
             output.flush()
 
+    def native_case(self) -> None:
+        """Write the results of a padded batch in the model's own data type, before others are compared in float32.
+
+        If that is the same arithmetic, they are those of a shape case too.
+        """
+        native = native_case(self._family, *self._samples.tokens.shape)
+        self.case(native)
+        engine = self._model.engine
+        if engine.native_dtype == engine.compute_dtype:
+            self._done = native
+
     def case(self, case: Case) -> None:
         """Write the results of one shape case without padding.
 
@@ -114,6 +128,13 @@ class Collector:
         reason = self._why_not(case)
         if reason:
             self.skipped[case.name] = reason
+            return
+        if self._done is not None and case == self._done.model_copy(update={"name": case.name}):
+            if self._write:
+                shutil.copyfile(self._folder / case_file(self._done.name), self._folder / case_file(case.name))
+            return
+        if self._cases_known and not case.embedding and case.name in self._shapes:
+            self.skipped[case.name] = self._cases_known
             return
         batch, step = self._batch(case, case.rows), self._model.bounds.batch
         parts = [batch.part(start, step) for start in range(0, len(batch.ids), step)]

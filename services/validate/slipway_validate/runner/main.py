@@ -24,9 +24,11 @@ from slipway.folders.disk_full import is_disk_full
 from slipway.validation.speed import Memory
 from slipway.validation.survival import AdapterSurvival
 from slipway.validation.texts import TextComparison
-from slipway_validate.cases import family_named, native_case
+from slipway_validate.cases import family_named
 from slipway_validate.protocol.messages import (
     BASE_LOGITS_FILE,
+    BEGIN,
+    IMPORTED,
     INPUTS_FILE,
     LOGITS_FILE,
     RESULT_FILE,
@@ -81,7 +83,7 @@ def _imported(reference: str) -> Callable[..., Any]:
     return function
 
 
-def run_model(spec: RunSpec, folder: Path) -> tuple[RunResult, LanguageModel]:
+def run_model(spec: RunSpec, folder: Path, commands: SimpleQueue[str] | None) -> tuple[RunResult, LanguageModel]:
     """Load a model, run it in its native type (for its memory), then compute the results to compare.
 
     Raises:
@@ -89,16 +91,22 @@ def run_model(spec: RunSpec, folder: Path) -> tuple[RunResult, LanguageModel]:
         Unusable: It cannot be loaded.
     """
     load = loader(spec)
+    if spec.held and commands is not None:
+        _write({IMPORTED: True})
+        while commands.get() != BEGIN:
+            pass
     baseline = guard.rss_bytes()
     begin = time.perf_counter()
     model = load()
     load_seconds = time.perf_counter() - begin
-    family, samples = family_named(spec.family), Samples.read(spec.samples)
+    samples = Samples.read(spec.samples)
     collector = Collector(model, spec, samples, folder, report=_report)
 
-    collector.case(native_case(family, *samples.tokens.shape))
+    if not spec.only_timed:
+        collector.native_case()
     if spec.benchmark:
-        time_round(model, samples, spec.benchmark)  # the first round is slower; its memory counts, its time does not
+        # The first round is slower; its memory counts, its time does not.
+        time_round(model, samples, spec.benchmark.model_copy(update={"prefills": 0, "decode_steps": 1}))
     memory = Memory(
         peak_rss_bytes=guard.peak_rss_bytes(),
         baseline_rss_bytes=baseline,
@@ -223,7 +231,9 @@ def explain(spec: ExplainSpec) -> RunResult:
     return RunResult(message=str(_imported(spec.function)(spec.output, spec.merged)))
 
 
-def execute(spec: Spec, folder: Path) -> tuple[RunResult, LanguageModel | None]:
+def execute(
+    spec: Spec, folder: Path, commands: SimpleQueue[str] | None = None
+) -> tuple[RunResult, LanguageModel | None]:
     """Execute a spec; every failure becomes a result. Return the result and, if it ran, the model."""
     try:
         if spec.tokenize is not None:
@@ -232,7 +242,7 @@ def execute(spec: Spec, folder: Path) -> tuple[RunResult, LanguageModel | None]:
             return read_texts(spec.texts), None
         if spec.explain is not None:
             return explain(spec.explain), None
-        return run_model(spec.run, folder) if spec.run is not None else (RunResult(), None)
+        return run_model(spec.run, folder, commands) if spec.run is not None else (RunResult(), None)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # noqa: BLE001 - a runtime's errors share no base, and a panic of tokenizers is no Exception
@@ -289,7 +299,7 @@ def main() -> int:
     spec = Spec.model_validate_json((folder / SPEC_FILE).read_text(encoding="utf-8"))
     # Libraries may print to stdout: only our lines may reach the pipe.
     with contextlib.redirect_stdout(sys.stderr):
-        result, model = execute(spec, folder)
+        result, model = execute(spec, folder, commands)
         temporary = folder / f"{RESULT_FILE}.part"
         temporary.write_text(result.model_dump_json(), encoding="utf-8")
         temporary.replace(folder / RESULT_FILE)

@@ -13,6 +13,7 @@ from slipway.errors import CheckpointValidationError
 from slipway.models.base_format import read_config
 from slipway.models.families import DECODER, Comparison, Family, auto_model, described, family_of
 from slipway.models.model_facts import CannotBuildError, check_loadable, configuration_of
+from slipway.models.pytorch.wide_layers import widen_while_computing
 from slipway.models.sentences.files import UnknownPoolingError, read_pooling
 from slipway.models.sentences.pooling import Pooling, pool
 from slipway.models.trained.trained_model import TrainedModel
@@ -21,7 +22,6 @@ from slipway_validate.folders import stored_dtype
 from slipway_validate.numerics import Logits
 from slipway_validate.runner.model import Bounds, Past, Step, Unusable
 from slipway_validate.runner.pytorch.calls import choose_call
-from slipway_validate.runner.pytorch.wide_layers import widen_while_computing
 
 LIMITS_OF_LENGTH = ("max_target_positions", "max_position_embeddings")
 """Settings with the largest number of tokens; the decoder's, if the encoder has its own."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from slipway.machine.cgroup import ControlGroup, available_memory
 from slipway.stage import Context
 from slipway.validation.speed import Speed
@@ -37,12 +39,21 @@ class Stopwatch:
         why: str = NO_REFERENCE,
     ) -> None:
         self._reference = reference
-        self._result = reference.result if reference else RunResult()
         self._params = params
         self._ctx = ctx
         self._model_bytes = model_bytes
         self._alone = "" if reference else why
         self._of_reference: list[Rounds] = []
+
+    @cached_property
+    def _result(self) -> RunResult:
+        """Return the result of the reference, for which the first call waits."""
+        if self._reference is None:
+            return RunResult()
+        found = self._reference.result
+        if found.status != "done":
+            self._ctx.warn(f"outputs are timed without the reference, which could not be started: {found.message}")
+        return found
 
     @property
     def waits(self) -> bool:
@@ -51,7 +62,7 @@ class Stopwatch:
 
     def make_room(self) -> None:
         """End the reference's process if the next output might not fit beside it."""
-        memory = self._result.memory
+        memory = self._result.memory if self._reference is not None else None
         if self._reference is None or memory is None or not self.waits:
             return
         # No output needs more: it is the same model, and float32 is the widest type. The reference's own weights may be mapped.
@@ -70,6 +81,7 @@ class Stopwatch:
 
     def time(self, output: Runner) -> tuple[Speed | None, str]:
         """Time a waiting output; return its speed, or None and the reason if not even one round finished."""
+        _ = self._result  # until then the reference computes something else
         if self._reference is not None and not self.waits and not self._alone:
             self._alone = REFERENCE_GONE
         reference = self._reference if self.waits else None

@@ -14,6 +14,12 @@ from slipway_protos.v1 import export_pb2 as pb
 _SMOOTHING = 0.3
 """Weight of the newest speed; lower is smoother."""
 
+_SHORTEST_SECONDS = 0.2
+"""Speeds are not measured over a shorter time."""
+
+_STALLED_SECONDS, _STALLED_STEPS = 10.0, 5
+"""A phase that has not moved for so long, and for so many times its last step, has no known speed."""
+
 ENDED = frozenset({"succeeded", "failed", "cancelled"})
 
 
@@ -35,7 +41,7 @@ class Row:
         reused: Whether the result already existed.
         kept: Whether an earlier run of this command made the result.
         reason: Reason of a failure; empty otherwise.
-        rate: Units per second, smoothed; None while unknown.
+        rate: Units per second, smoothed; None while unknown, also after a phase has not moved for long.
     """
 
     task: str
@@ -55,6 +61,7 @@ class Row:
     reason: str = ""
     rate: float | None = None
     _measured: tuple[float, int] | None = None
+    _step_seconds: float = 0.0
 
     @property
     def ended_for_good(self) -> bool:
@@ -65,15 +72,26 @@ class Row:
         """Take a progress report."""
         done = report.done
         if report.phase != self.phase or done < self.done:
-            self.rate, self._measured = None, None
+            self.rate, self._measured, self._step_seconds = None, None, 0.0
         if self._measured is None:
             self._measured = (now, done)
-        elif now - self._measured[0] >= 0.2:
-            speed = (done - self._measured[1]) / (now - self._measured[0])
-            self.rate = speed if self.rate is None else self.rate + _SMOOTHING * (speed - self.rate)
-            self._measured = (now, done)
+        else:
+            self._measure(done, now, *self._measured)
         self.phase, self.done, self.total, self.unit = report.phase, done, report.total, report.unit
         self.memory_bytes = report.memory_bytes or self.memory_bytes
+
+    def _measure(self, done: int, now: float, before: float, done_before: int) -> None:
+        """Update the speed, given when and where it was measured before. Reports without a step only tell how long the step takes."""
+        seconds = now - before
+        stalled = seconds > max(_STALLED_SECONDS, _STALLED_STEPS * self._step_seconds)
+        if done == done_before:
+            self.rate = None if stalled else self.rate
+        elif stalled and self._step_seconds:  # what the phase waited for says nothing about its speed
+            self._measured = (now, done)
+        elif seconds >= _SHORTEST_SECONDS:
+            speed = (done - done_before) / seconds
+            self.rate = speed if self.rate is None else self.rate + _SMOOTHING * (speed - self.rate)
+            self._measured, self._step_seconds = (now, done), seconds
 
     def remaining_seconds(self) -> float | None:
         """Return the time to the end of the phase at its present speed; None while unknown."""

@@ -71,7 +71,7 @@ class AdaptedModule:
         """
         layer, base = self.layer, self.layer.get_base_layer()
         kept = {name: getattr(base, name, None) for name in ("weight", "bias")}
-        base.weight = torch.nn.Parameter(weight.float().clone(), requires_grad=False)
+        base.weight = torch.nn.Parameter(weight.to(torch.float32, copy=True), requires_grad=False)
         if kept["bias"] is not None:
             base.bias = torch.nn.Parameter(torch.zeros(kept["bias"].shape), requires_grad=False)
         try:

@@ -6,8 +6,8 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from slipway.validation.survival import AdapterSurvival, ModuleSurvival
 from slipway_validate.runner.model import Unusable
 from slipway_validate.runner.survival.adapted import AdaptedModule, adapted_modules
 from slipway_validate.runner.survival.checkpoints import Checkpoint
-from slipway_validate.runner.survival.stored import Names, NotUnderstoodError, Rows, StoredModel
+from slipway_validate.runner.survival.stored import Dense, Names, NotUnderstoodError, Rows, StoredModel
 
 MOST_VALUES = 1 << 20
 """Values of a weight that are compared: rows at even distances, so that a joined or half lost weight shows too."""
@@ -49,21 +49,48 @@ class _Output:
         self.names = Names(self.stored.names)
 
 
-class _Both(NamedTuple):
-    """Some rows of W, the same of W + Δ, and the shape (N, K) of the whole."""
+@dataclass(frozen=True)
+class _Both:
+    """Some rows of W and of W + Δ, and what comparing any stored weight with them needs.
+
+    Attributes:
+        before: W. (R, K)
+        after: W + Δ. (R, K)
+        shape: Shape of the whole, (N, K).
+        dtype: Type in which W is stored.
+    """
 
     before: Tensor
     after: Tensor
     shape: tuple[int, ...]
     dtype: torch.dtype
 
-    @property
+    @cached_property
+    def update(self) -> Tensor:
+        """Return Δ, (R, K)."""
+        return self.after - self.before
+
+    @cached_property
+    def update_square(self) -> float:
+        """Return |Δ|²."""
+        return _dot(self.update, self.update)
+
+    @cached_property
+    def after_square(self) -> float:
+        """Return |W + Δ|²."""
+        return _dot(self.after, self.after)
+
+    @cached_property
     def expected(self) -> float:
         """Return the strength that rounding W + Δ to the type of W leaves."""
         if self.dtype in (torch.float32, torch.float64):
             return 1.0
-        found = figures(self.before, self.after, self.after.to(self.dtype).float()).strength
+        found = figures(self, self.after.to(self.dtype).float()).strength
         return 1.0 if found is None else found
+
+    def moved_to(self, other: _Both) -> _Both:
+        """Return the same rows of W with another module's Δ."""
+        return _Both(self.before, self.before + other.update, self.shape, self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +119,8 @@ class _Base:
         name = self._names.find(module.weight) or (self._names.find(module.tied) if module.tied else None)
         if name is None:
             raise NotUnderstoodError("the base has no weight of this name")
-        return self._stored.weight(name, turned=module.turned).take(slice(None)).stored
+        found = self._stored.weight(name, turned=module.turned)
+        return found.values if isinstance(found, Dense) else found.take(slice(None)).stored
 
     def rows(self, weight: str) -> int:
         """Return the number of output features of a linear layer's weight; 0 if the base has none of this name."""
@@ -109,12 +137,25 @@ def measure(
 ) -> dict[str, AdapterSurvival]:
     """Return what each output holds of the adapter.
 
+    It computes with one thread: several would wait for each other longer than a weight takes, and an output is computed beside it.
+
     Args:
         base: Folder of the base.
         adapter: Folder of the adapter.
         outputs: Folders of the outputs by name.
         report: Called with the modules that are done, and all.
     """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _measure(base, adapter, outputs, report=report)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _measure(
+    base: Path, adapter: Path, outputs: Mapping[str, Path], *, report: Callable[[int, int], None]
+) -> dict[str, AdapterSurvival]:
     try:
         modules, left_out = adapted_modules(base, adapter)
         weights = _Base(base)
@@ -192,7 +233,7 @@ def _compare(module: AdaptedModule, weights: _Base, outputs: Mapping[str, _Outpu
                 layer=_layer(module.name),
                 changed=stored.changed_from(own.before),
                 expected=own.expected,
-                **asdict(figures(own.before, own.after, stored.values)),
+                **asdict(figures(own, stored.values)),
             )
         except _FAULTS as error:
             output.left_out[module.name] = _said(error)
@@ -203,7 +244,8 @@ def _both(module: AdaptedModule, weights: _Base, most: int) -> _Both:
     merged = module.merged(whole.T if module.turned else whole)
     shape = tuple(whole.shape)
     rows = _rows(shape, most)
-    return _Both(whole[rows].float(), (merged.T if module.turned else merged)[rows], shape, whole.dtype)
+    after = merged.T if module.turned else merged
+    return _Both(whole[rows].float().contiguous(), after[rows].contiguous(), shape, whole.dtype)
 
 
 def _stored(output: _Output, module: AdaptedModule, own: _Both, most: int) -> Rows:
@@ -225,21 +267,15 @@ def _layer(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def figures(before: Tensor, after: Tensor, stored: Tensor) -> Figures:
-    """Return the figures of a module.
-
-    Args:
-        before: W. (R, K)
-        after: W + Δ. (R, K)
-        stored: Q(W + Δ). (R, K)
-    """
-    update, change = after - before, stored - before
-    size, moved, common = _dot(update, update), _dot(change, change), _dot(change, update)
-    error, whole = _dot(stored - after, stored - after), _dot(after, after)
+def figures(own: _Both, stored: Tensor) -> Figures:
+    """Return the figures of a module that stores Q(W + Δ), (R, K)."""
+    change, distance = stored - own.before, stored - own.after
+    size, moved, common = own.update_square, _dot(change, change), _dot(change, own.update)
+    error, whole = _dot(distance, distance), own.after_square
     weight_error = math.sqrt(error / whole) if whole and math.isfinite(error) else None
     if not size or not math.isfinite(common) or not math.isfinite(size):
         return Figures(weight_error=weight_error)
-    noise = max(moved - common * common / size, 0.0) / size / update.numel()
+    noise = max(moved - common * common / size, 0.0) / size / change.numel()
     return Figures(
         strength=common / size,
         noise=math.sqrt(noise),
@@ -250,7 +286,7 @@ def figures(before: Tensor, after: Tensor, stored: Tensor) -> Figures:
 
 def _dot(first: Tensor, second: Tensor) -> float:
     """Return the sum of products; each row in float32, the rows in float64."""
-    return float((first * second).sum(dim=1).double().sum())
+    return float(torch.linalg.vecdot(first, second).double().sum())
 
 
 def _name_strangers(output: _Output, modules: list[AdaptedModule], weights: _Base) -> None:
@@ -282,28 +318,28 @@ def _kind(name: str) -> tuple[object, ...]:
 def _compare_with_others(
     output: _Output, suspects: list[AdaptedModule], alike: list[AdaptedModule], weights: _Base
 ) -> None:
-    own: dict[str, tuple[Tensor, Tensor]] = {}
+    own: dict[str, tuple[_Both, Tensor]] = {}
     for module in suspects:
         both = _both(module, weights, MOST_COMPARED)
-        own[module.name] = both.before, _stored(output, module, both, MOST_COMPARED).values
+        own[module.name] = both, _stored(output, module, both, MOST_COMPARED).values
     for other in alike:
         try:
             theirs = _both(other, weights, MOST_COMPARED)
         except NotUnderstoodError:
             continue
-        for name, (before, stored) in own.items():
+        for name, (both, stored) in own.items():
             if name != other.name and stored.shape == theirs.after.shape:
-                found = _other_in(before, stored, theirs)
+                found = _other_in(both, stored, theirs)
                 if found:
                     output.modules[name] = output.modules[name].model_copy(update={found: other.name})
 
 
-def _other_in(before: Tensor, stored: Tensor, other: _Both) -> str:
+def _other_in(own: _Both, stored: Tensor, other: _Both) -> str:
     """Return the field that says what of another module is stored: its weight, or its update of one's own; empty for neither."""
-    error = figures(other.before, other.after, stored).weight_error
+    error = figures(other, stored).weight_error
     if error is not None and error < PRESENT:
         return "weight_of"
-    moved = figures(before, before + (other.after - other.before), stored)
+    moved = figures(own.moved_to(other), stored)
     strength, noise = moved.strength, moved.noise
     there = strength is not None and noise is not None and abs(strength - 1) < PRESENT - 4 * noise
     return "update_of" if there else ""

@@ -53,7 +53,7 @@ class Rows:
             else:
                 other = torch.round(other) + (0 if self.zeros is None else self.zeros)
                 other = other.clamp(*self.limits).to(self.stored.dtype)
-        return float((other != self.stored).float().mean())
+        return int(torch.count_nonzero(other != self.stored)) / other.numel()
 
     def turned(self, rows: slice) -> Rows:
         """Return rows of the transposed weight."""
@@ -92,7 +92,7 @@ class Dense:
 
     def take(self, rows: slice) -> Rows:
         """Read some rows."""
-        found = self.values[rows]
+        found = self.values[rows].contiguous()  # a graph may store it transposed
         return Rows(values=found.float(), stored=found)
 
 
@@ -127,7 +127,8 @@ class Coded:
         )
 
     def _spread(self, groups: Tensor) -> Tensor:
-        return groups.float().repeat_interleave(self.shape[1] // groups.shape[1], dim=1)
+        size = self.shape[1] // groups.shape[1]
+        return groups.float()[:, :, None].expand(-1, -1, size).reshape(len(groups), -1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,9 @@ in float32 at a time, so memory does not grow with the model.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -28,8 +30,8 @@ def _product(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 _PRODUCT = _product if torch.backends.mkldnn.is_available() else nn.functional.linear
 
 
-class _Scratch:
-    """Memory for the piece of a weight that is used now; one for all layers, because one layer computes at a time."""
+class _Scratch(threading.local):
+    """Memory for the piece of a weight that a thread uses now; one for all layers, because one layer computes at a time."""
 
     def __init__(self) -> None:
         self._values = torch.empty(0)
@@ -44,10 +46,54 @@ class _Scratch:
 _SCRATCH = _Scratch()
 
 
+class _Crew:
+    """Threads that compute pieces side by side, one core each.
+
+    The threads of torch's own operators meet after every piece, and wait for each other longer than they compute; these meet once a layer.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="wide-layers") if threads > 1 else None
+        if self._pool is not None:
+            all_there = threading.Barrier(threads)
+            for begun in [self._pool.submit(_begin, all_there) for _ in range(threads)]:
+                begun.result()
+            torch.set_num_threads(threads)  # a thread's own number is also the number that MKL uses elsewhere
+
+    def run(self, compute: Callable[[int], None], starts: range) -> None:
+        """Call a function with each start."""
+        if self._pool is None or len(starts) < 2:
+            for start in starts:
+                compute(start)
+            return
+        shares = [starts[number :: self._threads] for number in range(self._threads)]
+        for share in [self._pool.submit(_compute_all, compute, share) for share in shares]:
+            share.result()
+
+    def leave(self) -> None:
+        """End the threads."""
+        if self._pool is not None:
+            self._pool.shutdown()
+
+
+def _begin(all_there: threading.Barrier) -> None:
+    torch.get_num_threads()  # the first call in a thread sets the number of all
+    torch.set_num_threads(1)
+    all_there.wait()
+
+
+@torch.inference_mode()  # results may be tensors of this mode, which nothing else may write to
+def _compute_all(compute: Callable[[int], None], starts: range) -> None:
+    for start in starts:
+        compute(start)
+
+
 class WideLinear(nn.Linear):
     """A linear layer whose weight is widened piece by piece; ``weight`` is all of it in float32, for code that asks for it."""
 
     stored: torch.Tensor
+    crew: _Crew
 
     @property
     def weight(self) -> Any:  # type: ignore[override] # a parameter of nn.Linear
@@ -59,9 +105,12 @@ class WideLinear(nn.Linear):
         stored, flat = self.stored, input.reshape(-1, self.in_features)
         step = max(1, PIECE_VALUES // self.in_features)
         results = flat.new_empty(len(flat), self.out_features)
-        for start in range(0, self.out_features, step):
+
+        def compute(start: int) -> None:
             part = slice(start, start + step)
             results[:, part] = _PRODUCT(flat, _SCRATCH.widen(stored[part]))
+
+        self.crew.run(compute, range(0, self.out_features, step))
         if self.bias is not None:
             results += self.bias
         return results.view(*input.shape[:-1], self.out_features)
@@ -90,11 +139,13 @@ def widen_while_computing(model: nn.Module) -> Callable[[], None]:
 
     Layers of other classes, and those whose computation something replaced, keep their parameters for the caller to convert.
     """
-    undo = [_widen(layer) for layer in model.modules() if _is_plain(layer)]
+    crew = _Crew(torch.get_num_threads())
+    undo = [_widen(layer, crew) for layer in model.modules() if _is_plain(layer)]
 
     def restore() -> None:
         for each in undo:
             each()
+        crew.leave()
 
     return restore
 
@@ -133,18 +184,18 @@ def _rounds_activations(layer: nn.Module) -> bool:
     return bool(getattr(scheme, "input_activations", None) or getattr(scheme, "output_activations", None))
 
 
-def _widen(layer: nn.Module) -> Callable[[], None]:
+def _widen(layer: nn.Module, crew: _Crew) -> Callable[[], None]:
     kind, computes = type(layer), layer.__dict__.get("forward")
     weight = layer._parameters["weight"]
     del layer._parameters["weight"]
-    layer.__dict__["stored"] = weight
+    layer.__dict__.update(stored=weight, crew=crew)
     layer.__class__ = _WIDE[kind]
     if not _rounds_activations(layer):
         layer.__dict__.pop("forward", None)
 
     def restore() -> None:
         layer.__class__ = kind
-        del layer.__dict__["stored"]
+        del layer.__dict__["stored"], layer.__dict__["crew"]
         layer._parameters["weight"] = weight
         if computes is not None:
             layer.__dict__["forward"] = computes

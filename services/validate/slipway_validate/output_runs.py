@@ -1,0 +1,184 @@
+"""Run and time one output after the other, each in its own process; the next one imports its libraries meanwhile."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Generator, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipway.machine.cgroup import ControlGroup, available_memory
+from slipway.stage import Context
+from slipway.validation.speed import Speed
+from slipway_validate.folders import runtime_for, why_not_run
+from slipway_validate.params import ValidateParams
+from slipway_validate.preparation import Prepared, benchmark_of
+from slipway_validate.protocol.messages import LongSpec, RunResult, RunSpec, Spec
+from slipway_validate.protocol.process import Runner, start_runner
+from slipway_validate.same_code import why_shapes_are_known
+from slipway_validate.speed.stopwatch import NO_ROOM, Stopwatch
+from slipway_validate.texts import Texts
+
+OUT_OF_MEMORY = ("STAGE_KILLED", "OUT_OF_MEMORY")
+"""Failures of an output that the waiting reference may have caused: the output is run again without it."""
+LIBRARIES = 1 << 30
+"""Most memory that libraries take in the two processes beside the one of an output."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRun:
+    """An output that was run.
+
+    Attributes:
+        name: Its name.
+        model: Its folder.
+        spec: What was computed.
+        folder: Folder of its process.
+        result: What the process said.
+        speed: Its speed; None if it was not timed.
+        note: Why it has no speed; empty otherwise.
+    """
+
+    name: str
+    model: Path
+    spec: RunSpec
+    folder: Path
+    result: RunResult
+    speed: Speed | None = None
+    note: str = ""
+
+
+def has_room(model_bytes: int, params: ValidateParams, ctx: Context, *, work: Path) -> bool:
+    """Return whether memory and disk suffice for the next process, and for its logits, while an output is still judged.
+
+    Args:
+        model_bytes: Size of the model in float32, the largest that an output computes in.
+        params: The stage's parameters.
+        ctx: The stage's context.
+        work: Folder of the logits.
+    """
+    needed = 2 * model_bytes + LIBRARIES
+    memory = min(available_memory(ControlGroup().memory()), ctx.max_memory_bytes)
+    return needed <= memory and shutil.disk_usage(work).free > 2 * params.logit_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """An output before it is run; with a ``refusal`` it is not."""
+
+    name: str
+    model: Path
+    spec: RunSpec
+    folder: Path
+    label: str
+    refusal: RunResult | None
+
+
+class OutputRuns:
+    """Runs outputs.
+
+    Args:
+        prepared: The samples.
+        params: The stage's parameters.
+        ctx: The stage's context.
+        stopwatch: Times them.
+        base: Folder of the base model, for outputs that are adapters.
+        long: Long continuations to compute; None for none.
+        texts: Texts for runtimes that read text themselves.
+        settings: Folder with the configuration of the reference; None if there is none.
+        ahead: Whether the process of the next output starts while one is computed: it imports its libraries and waits. Otherwise only one
+            process works at a time.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        params: ValidateParams,
+        ctx: Context,
+        *,
+        base: Path,
+        stopwatch: Stopwatch,
+        long: LongSpec | None,
+        texts: Texts,
+        settings: Path | None,
+        ahead: bool,
+    ) -> None:
+        self._base = base
+        self._texts = texts
+        self._settings = settings
+        self._prepared = prepared
+        self._params = params
+        self._ctx = ctx
+        self._stopwatch = stopwatch
+        self._long = long
+        self._ahead = ahead
+        self._next: Runner | None = None
+
+    def take(self, outputs: Mapping[str, Path], folder: Path) -> Generator[OutputRun]:
+        """Run and time outputs; yield each while the process of the next one already loads its model."""
+        planned = [
+            self._plan(name, model, folder / name, label=f"output {number} of {len(outputs)}: {name}")
+            for number, (name, model) in enumerate(outputs.items(), 1)
+        ]
+        with ExitStack() as ahead:
+            for one, after in zip(planned, (*planned[1:], None), strict=True):
+                if one.refusal is not None:
+                    yield OutputRun(one.name, one.model, one.spec, one.folder, one.refusal)
+                    continue
+                yield self._run(one, after, ahead)
+
+    def _plan(self, name: str, model: Path, folder: Path, *, label: str) -> _Planned:
+        runtime = runtime_for(name, model)
+        spec = self._prepared.spec(
+            runtime.load if runtime else "",
+            model,
+            params=self._params,
+            threads=self._ctx.threads,
+            compare=self._params.compare_outputs,
+            benchmark=benchmark_of(self._params),
+        )
+        settings = None if self._params.evidence.repeats_shapes else self._settings
+        known = why_shapes_are_known(runtime, model, settings) if settings else ""
+        beside = self._base.absolute() if runtime and runtime.on_base else None
+        texts = self._texts.file if runtime and runtime.reads_text else None
+        spec = spec.model_copy(update={"long": self._long, "cases_known": known, "base": beside, "texts": texts})
+        refusal = why_not_run(name, model, runtime, self._prepared.family)
+        return _Planned(name, model, spec, folder, label, refusal)
+
+    def _run(self, one: _Planned, after: _Planned | None, ahead: ExitStack) -> OutputRun:
+        """Run one output; if memory does not suffice, once more without the waiting reference, and with nothing ahead."""
+        if not self._ahead:
+            self._stopwatch.make_room()
+        done = self._run_once(one, after, ahead)
+        if done.result.reason in OUT_OF_MEMORY and self._stopwatch.waits:
+            self._ahead, self._next = False, None
+            ahead.close()
+            self._stopwatch.release(NO_ROOM)
+            shutil.rmtree(one.folder)
+            done = self._run_once(one, None, ahead)
+        if self._next is not None:
+            self._stopwatch.make_room()
+            self._next.begin()
+        return done
+
+    def _run_once(self, one: _Planned, after: _Planned | None, ahead: ExitStack) -> OutputRun:
+        with ExitStack() as running:
+            runner, self._next = self._next, None
+            if runner is None:
+                runner = running.enter_context(self._start(one))
+            else:
+                running.push(ahead.pop_all())
+            if after is not None and after.refusal is None and self._ahead:
+                self._next = ahead.enter_context(self._start(after, held=True))
+            result, speed, note = runner.result, None, ""
+            if result.status == "done" and one.spec.benchmark is not None:
+                if self._next is not None:
+                    self._next.wait_for_imports()
+                speed, note = self._stopwatch.time(runner)
+        return OutputRun(one.name, one.model, one.spec, one.folder, result, speed, note)
+
+    def _start(self, one: _Planned, *, held: bool = False) -> AbstractContextManager[Runner]:
+        timeout = self._params.output_timeout_seconds
+        spec = one.spec.model_copy(update={"held": held})
+        return start_runner(Spec(run=spec), one.folder, self._ctx, label=one.label, timeout_seconds=timeout)
