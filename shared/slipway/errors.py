@@ -11,7 +11,8 @@
     │   ├── ONNXExportError
     │   │   ├── TracerWarningError  a trace depends on the sample it was made with
     │   │   └── UnorderedMapError   the legacy tracer's "unordered_map::at"
-    │   └── TensorRTBuildError
+    │   ├── TensorRTBuildError
+    │   └── TorchGraphError
     ├── ValidationError             an output does not behave like the fine-tuned model
     ├── ArtifactError               the artifact store cannot read or store an artifact
     ├── StageError                  the process that ran a stage ended without a result
@@ -134,6 +135,12 @@ class TensorRTBuildError(FormatExportError):
     default_reason = "TENSORRT_BUILD_FAILED"
 
 
+class TorchGraphError(FormatExportError):
+    """PyTorch cannot write the model as a graph of its own (TorchScript, torch.export)."""
+
+    default_reason = "TORCH_GRAPH_FAILED"
+
+
 class ValidationError(ModelExportError):
     """An output does not behave like the fine-tuned model."""
 
@@ -171,6 +178,7 @@ ERROR_TYPES: Mapping[str, type[ModelExportError]] = {
         TracerWarningError,
         UnorderedMapError,
         TensorRTBuildError,
+        TorchGraphError,
         ValidationError,
         ArtifactError,
         StageError,

@@ -159,6 +159,10 @@ REASONS: Mapping[str, Reason] = {
     "TENSORRT_TARGET_UNSUPPORTED": Reason(_C.UNSUPPORTED, "no installed TensorRT builds for this GPU architecture"),
     "TENSORRT_PARSE_FAILED": Reason(_C.UNSUPPORTED, "TensorRT cannot parse the ONNX model"),
     "TENSORRT_BUILD_FAILED": Reason(_C.UNSUPPORTED, "TensorRT could not build an engine for this model"),
+    "TORCH_GRAPH_FAILED": Reason(_C.UNSUPPORTED, "torch cannot trace, capture, store or compile this model"),
+    "TORCHSCRIPT_UNSCRIPTABLE": Reason(
+        _C.UNSUPPORTED, "torch.jit.script cannot compile the module whose branch a trace would lose"
+    ),
     # Validation
     "VALIDATION_FAILED": Reason(_C.VALIDATION, "an output differs from the fine-tuned model by more than its limit"),
     "VALIDATION_IMPOSSIBLE": Reason(_C.INVALID_INPUT, "an output cannot be loaded or run for comparison"),

@@ -5,23 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from slipway.models.families import SPEECH, described, family_of, takes_more_than_text
-
-_STATES = (
-    *(
-        "state_size",
-        "ssm_state_size",
-        "ssm_cfg",
-        "mamba_d_state",
-        "conv_L_cache",
-        "lru_width",
-        "linear_conv_kernel_dim",
-    ),
-    *("rescale_every", "slstm_at", "inference_state_dtype", "number_of_conv_states"),
-)
-"""Settings of a decoder that keeps states beside, or instead of, keys and values of attention."""
-
-_STATE_LAYERS = ("conv", "hybrid", "linear_attention", "mamba", "recurrent")
+from slipway.models.families import SPEECH, described, family_of, keeps_states, takes_more_than_text
 
 
 def refusal_reason(config: Mapping[str, Any]) -> str:
@@ -29,9 +13,7 @@ def refusal_reason(config: Mapping[str, Any]) -> str:
     what = described(config)
     if family_of(config) is None or (takes_more_than_text(config) and family_of(config) is not SPEECH):
         return f"the model is {_article(what)} {what}, which the ONNX export does not support"
-    kinds = config.get("layer_types")
-    keeps = isinstance(kinds, list) and any(str(kind).startswith(_STATE_LAYERS) for kind in kinds)
-    if keeps or any(config.get(key) is not None for key in _STATES):
+    if keeps_states(config):
         return f"the model is {_article(what)} {what} with layers that keep a state, which the ONNX export does not support"
     return ""
 

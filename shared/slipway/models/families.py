@@ -172,6 +172,21 @@ _OTHER_TYPES = (
 )
 """Types that look like models of text, and are of another class, take more, or give something else."""
 
+_STATES = (
+    *(
+        "state_size",
+        "ssm_state_size",
+        "ssm_cfg",
+        "mamba_d_state",
+        "conv_L_cache",
+        "lru_width",
+        "linear_conv_kernel_dim",
+    ),
+    *("rescale_every", "slstm_at", "inference_state_dtype", "number_of_conv_states"),
+)
+"""Settings of a decoder that keeps states beside, or instead of, keys and values of attention."""
+_STATE_LAYERS = ("conv", "hybrid", "linear_attention", "mamba", "recurrent")
+
 
 def family_of(config: Mapping[str, Any]) -> Family | None:
     """Return the family of the model with this ``config.json``; None where it is not known.
@@ -230,6 +245,13 @@ def class_name(family: Family, config: Mapping[str, Any]) -> str | None:
 def takes_more_than_text(config: Mapping[str, Any]) -> bool:
     """Return whether a model, or one that it is part of, takes images or sound."""
     return any(config.get(key) is not None for key in _OTHER_INPUTS)
+
+
+def keeps_states(config: Mapping[str, Any]) -> bool:
+    """Return whether a decoder has layers that keep a state beside, or instead of, keys and values of attention."""
+    kinds = config.get("layer_types")
+    keeps = isinstance(kinds, list) and any(str(kind).startswith(_STATE_LAYERS) for kind in kinds)
+    return keeps or any(config.get(key) is not None for key in _STATES)
 
 
 def described(config: Mapping[str, Any]) -> str:
