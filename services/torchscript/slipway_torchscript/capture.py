@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import re
@@ -13,18 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.fx.experimental import _config as symbols
 
 from slipway.errors import TorchGraphError
 from slipway_torchscript.interface import Interface, Tensors
 from slipway_torchscript.tracing import graph_error
 
+symbols: Any = importlib.import_module("torch.fx.experimental._config")
+"""Settings of torch.export's sizes; torch makes the module's methods when it is imported, so no checker knows them."""
 COMPILERS = ("g++", "clang++", "c++")
 MOST_ROWS, MOST_TOKENS = 1 << 16, 1 << 20
 _DATA = re.compile(r"data-dependent|control flow|GuardOnDataDependent", re.I)
 _AXIS = re.compile(r"Constraints violated|specialized|Not all values of", re.I)
-_ONE = " != 1"
-"""End of the condition that an axis is longer than one."""
+_ONE = (" != 1", " > 1")
+"""Ends of the condition that an axis is longer than one."""
 _INDUCTOR = {"cpp_cache_precompile_headers": False}
 """Compiled headers would outlive the attempt, and cost more than the few files of a model gain by them."""
 _LONGEST_MESSAGE = 400

@@ -17,8 +17,8 @@ from slipway.formats import (
 )
 from slipway.models.families import FAMILIES
 from slipway_torchscript import params
+from slipway_torchscript.families import TAKEN
 from slipway_torchscript.files import DESCRIPTIONS, PROGRAM, SCRIPT
-from slipway_torchscript.stage import TAKEN
 
 _INTEGERS = "its weights would be integers, of which no graph of PyTorch is made"
 _REFUSED = {level: RefusedLevel(_INTEGERS, instead="bf16") for level in ("int8", "int4")}

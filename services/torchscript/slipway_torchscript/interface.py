@@ -141,9 +141,15 @@ def interface_of(source: Source, pooling: Pooling | None) -> Interface:
     if needs_cache(family):
         cache = _cache(source.model)
         names = ("input_ids", "attention_mask", "position_ids", "past")
-        module = CachedDecoder(source.model)
         return Interface(
-            module, names, ("logits", "present"), cache, frozenset({"logits"}), False, *sizes, source.model.dtype
+            CachedDecoder(source.model),
+            names,
+            ("logits", "present"),
+            cache,
+            frozenset({"logits"}),
+            False,
+            *sizes,
+            source.model.dtype,
         )
     accepted = inspect.signature(source.model.forward).parameters
     types = "token_type_ids" in accepted and (getattr(config, "type_vocab_size", 0) or 0) > 1

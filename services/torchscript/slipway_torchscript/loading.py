@@ -12,7 +12,7 @@ from slipway.errors import CheckpointValidationError, TorchGraphError
 from slipway.models.base_format import read_config
 from slipway.models.families import DECODER, Family, auto_model, described, family_of
 from slipway.models.model_facts import CannotBuildError, check_loadable
-from slipway_torchscript.stage import refusal_reason
+from slipway_torchscript.families import refusal_reason
 
 LONGEST_PROOF = 512
 """Longest text that the comparison with PyTorch runs."""

@@ -9,7 +9,7 @@ from slipway.errors import ConfigurationError
 from slipway.planning.plan import plan
 from slipway.registry import load_stage
 from slipway_torchscript.cases import cases, unproven
-from slipway_torchscript.stage import refusal_reason
+from slipway_torchscript.families import refusal_reason
 
 ENCODER = {"model_type": "bert", "vocab_size": 9}
 
