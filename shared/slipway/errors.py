@@ -16,6 +16,7 @@
     │   ├── ExecutorchExportError
     │   ├── AdapterExportError      the adapter cannot be delivered beside its base
     │   └── GGUFExportError
+    │   └── TorchGraphError
     ├── ValidationError             an output does not behave like the fine-tuned model
     ├── ArtifactError               the artifact store cannot read or store an artifact
     ├── StageError                  the process that ran a stage ended without a result
@@ -160,6 +161,10 @@ class GGUFExportError(FormatExportError):
     """A GGUF file cannot be written, or is not what the model is."""
 
     default_reason = "GGUF_INVALID"
+class TorchGraphError(FormatExportError):
+    """PyTorch cannot write the model as a graph of its own (TorchScript, torch.export)."""
+
+    default_reason = "TORCH_GRAPH_FAILED"
 
 
 class ValidationError(ModelExportError):
@@ -204,6 +209,7 @@ ERROR_TYPES: Mapping[str, type[ModelExportError]] = {
         AdapterExportError,
         GGUFExportError,
         AdapterExportError,
+        TorchGraphError,
         ValidationError,
         ArtifactError,
         StageError,

@@ -1,68 +1,11 @@
-"""Warnings of the TorchScript tracer: code whose result the trace fixes to that of its sample."""
+"""Refuse a trace of the TorchScript tracer that depends on its sample."""
 
 from __future__ import annotations
 
-import linecache
-import warnings
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-
-from torch.jit._trace import TracerWarning
+from collections.abc import Sequence
 
 from slipway.errors import TracerWarningError
-
-# Modules of transformers that branch on tensor values, but only on whether the cache is empty or a mask may be left out.
-# Neither varies between calls of a decoder with cache and mask, and the parity check covers both.
-HARMLESS = ("cache_utils.py", "masking_utils.py", "sdpa_attention.py")
-
-MASKING, BOOLEAN, CONSTANT = "masking", "python boolean", "constant"
-
-
-@dataclass(frozen=True, slots=True)
-class Branch:
-    """A place where a trace depends on its sample.
-
-    Attributes:
-        kind: ``masking`` (code of attention masks), ``python boolean`` (a branch on a value) or ``constant`` (a value that the trace
-            fixes).
-        file: Name of the Python file.
-        line: Number of the line.
-        code: The line.
-        message: What the tracer says.
-    """
-
-    kind: str
-    file: str
-    line: int
-    code: str
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.code} ({self.kind})"
-
-
-def harmful_branches(caught: Iterable[warnings.WarningMessage]) -> list[Branch]:
-    """Return the places that the tracer warns of and that are not known to be harmless, each once."""
-    found: dict[tuple[str, int], Branch] = {}
-    for warning in caught:
-        place = Path(warning.filename)
-        known = place.name in HARMLESS and "transformers" in place.parts
-        if issubclass(warning.category, TracerWarning) and not known and not _only_guards(warning):
-            found.setdefault((warning.filename, warning.lineno), _branch(warning))
-    return list(found.values())
-
-
-def _branch(warning: warnings.WarningMessage) -> Branch:
-    message = str(warning.message).splitlines()[0]
-    code = linecache.getline(warning.filename, warning.lineno).strip()
-    if "mask" in code.lower() or "mask" in Path(warning.filename).name:
-        kind = MASKING
-    elif "Python boolean" in message:
-        kind = BOOLEAN
-    else:
-        kind = CONSTANT
-    return Branch(kind, Path(warning.filename).name, warning.lineno, code, message)
+from slipway.models.graphs.branches import Branch
 
 
 def tracer_warning_error(branches: Sequence[Branch], *, attention: str) -> TracerWarningError:
@@ -80,12 +23,4 @@ def tracer_warning_error(branches: Sequence[Branch], *, attention: str) -> Trace
             "code": first.code,
             "places": "\n".join(map(str, branches)),
         },
-    )
-
-
-def _only_guards(warning: warnings.WarningMessage) -> bool:
-    """Return whether the branch is an assertion, also one of torch (``torch._check``), or only raises: then it decides only whether to continue."""
-    line, after = (linecache.getline(warning.filename, warning.lineno + step).strip() for step in (0, 1))
-    return line.startswith(("assert ", "_check_with(")) or (
-        line.startswith("if ") and line.endswith(":") and after.startswith("raise ")
     )

@@ -11,10 +11,11 @@ import onnx
 import onnx_ir as ir
 import torch
 
+from slipway.models.graphs.branches import Branch, harmful_branches
 from slipway_onnx_export.activations.interface import with_activations
 from slipway_onnx_export.components import components_of
 from slipway_onnx_export.engine_graph import EngineGraph, GraphRequest
-from slipway_onnx_export.engines.branches import Branch, harmful_branches, tracer_warning_error
+from slipway_onnx_export.engines.branches import tracer_warning_error
 from slipway_onnx_export.engines.failures import translate_tracer_error
 from slipway_onnx_export.engines.optimizing import optimize_graph
 from slipway_onnx_export.interface import Component

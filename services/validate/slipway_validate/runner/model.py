@@ -134,6 +134,14 @@ class LanguageModel(Protocol):
         return None
 
 
+def class_results(logits: Logits, *, several_labels: bool) -> Logits:
+    """Return a classifier's logits as results: (B, 1, C), (B, S, C), or (B, C, 2) for several labels at once, yes and no."""
+    if several_labels:
+        flat = logits.reshape(len(logits), -1)
+        return np.stack([flat, np.zeros_like(flat)], axis=-1)
+    return logits if logits.ndim == 3 else logits[:, None]
+
+
 def plain_step(tokens: list[int], *, past: Past, past_length: int, source: Source | None = None) -> Step:
     """Return the step of one unpadded row of tokens after ``past_length`` cached ones, of which the last token's results are read."""
     total = past_length + len(tokens)

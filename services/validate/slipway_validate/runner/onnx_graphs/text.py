@@ -9,7 +9,7 @@ import numpy as np
 from slipway.models.families import SEQUENCE_CLASSIFIER, Comparison, Family
 from slipway.models.sentences.pooling import SENTENCE_EMBEDDING
 from slipway_validate.numerics import Logits
-from slipway_validate.runner.model import Past, Step
+from slipway_validate.runner.model import Past, Step, class_results
 from slipway_validate.runner.onnx_graphs.session import Graph, GraphModel
 
 
@@ -33,7 +33,7 @@ class OnnxText(GraphModel):
         if self._family.comparison is Comparison.SPANS:
             return np.stack(values, axis=1), None
         if self._family.comparison is Comparison.CLASSES:
-            return self._classes(values[0]), None
+            return class_results(values[0], several_labels=self._several_labels), None
         return values[0], None
 
     def embed(self, step: Step) -> Logits:
@@ -48,10 +48,3 @@ class OnnxText(GraphModel):
         }
         found = self._graph.run({name: self._graph.value(name, given[name]) for name in self._graph.inputs})
         return [found[name].numpy().astype(np.float32, copy=False) for name in outputs]
-
-    def _classes(self, logits: Logits) -> Logits:
-        """Return classes as :mod:`slipway_validate.runner.pytorch.calls` does: (B, 1, C), (B, S, C), or (B, C, 2) for several labels."""
-        if self._several_labels:
-            flat = logits.reshape(len(logits), -1)
-            return np.stack([flat, np.zeros_like(flat)], axis=-1)
-        return logits if logits.ndim == 3 else logits[:, None]

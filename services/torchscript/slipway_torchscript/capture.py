@@ -1,0 +1,127 @@
+"""Make programs: capture a module by torch.export with varying shapes, and compile it ahead of time."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slipway.errors import TorchGraphError
+from slipway_torchscript.interface import Interface, Tensors
+from slipway_torchscript.tracing import graph_error
+
+symbols: Any = importlib.import_module("torch.fx.experimental._config")
+"""Settings of torch.export's sizes; torch makes the module's methods when it is imported, so no checker knows them."""
+COMPILERS = ("g++", "clang++", "c++")
+MOST_ROWS, MOST_TOKENS = 1 << 16, 1 << 20
+_DATA = re.compile(r"data-dependent|control flow|GuardOnDataDependent", re.I)
+_AXIS = re.compile(r"Constraints violated|specialized|Not all values of", re.I)
+_ONE = (" != 1", " > 1")
+"""Ends of the condition that an axis is longer than one."""
+_INDUCTOR = {"cpp_cache_precompile_headers": False}
+"""Compiled headers would outlive the attempt, and cost more than the few files of a model gain by them."""
+_LONGEST_MESSAGE = 400
+
+
+def captured(interface: Interface, sample: Tensors, positions: int) -> Any:
+    """Return the exported program of a module, whose batch, sequence and past vary.
+
+    Raises:
+        TorchGraphError: ``DYNAMIC_SHAPE`` if an axis would be fixed or the code branches on values, ``TORCH_GRAPH_FAILED``.
+    """
+    try:
+        # Sizes of 0 and 1 are sizes like others: without this, torch.export takes for granted that an axis is above 1.
+        with symbols.patch(backed_size_oblivious=True), torch.no_grad(), _quiet():
+            program = torch.export.export(
+                interface.module, sample, dynamic_shapes=_shapes(interface, sample, positions), strict=False
+            )
+    except Exception as error:  # torch.export lets any exception of the model's or its own code through
+        said = " ".join(str(error).split())
+        if found := _DATA.search(said) or _AXIS.search(said):
+            values = found.re is _DATA
+            raise TorchGraphError(
+                f"{'the code branches on values' if values else 'an axis would be fixed'}: {said[:_LONGEST_MESSAGE]}",
+                reason="DYNAMIC_SHAPE",
+                remedy="set attention to eager" if not values else "leave this format out for this model",
+                about={"kind": "data" if values else "axis", "architecture": type(interface.module).__name__},
+            ) from error
+        raise graph_error(interface.module, "export", error) from error
+    # Kernels are chosen by whether an axis has the size 1, and each computes any size: the comparison at 1 proves it. All other conditions
+    # of the capture stay in the program, which refuses calls that break them.
+    program._guards_code = [guard for guard in program._guards_code if not guard.endswith(_ONE)]
+    return program
+
+
+def _shapes(interface: Interface, sample: Tensors, positions: int) -> tuple[Any, ...]:
+    """Return the varying axes of every input."""
+    longest = min(positions, MOST_TOKENS)
+    rows: Any = None if interface.one_row else torch.export.Dim("batch", min=1, max=MOST_ROWS)
+    tokens = torch.export.Dim("sequence", min=1, max=longest)
+    if not interface.cache:
+        return ({0: rows, 1: tokens},) * len(sample)
+    past = torch.export.Dim("past", min=0, max=longest)
+    total = torch.export.Dim.DYNAMIC  # past + sequence, which torch.export finds itself
+    return {0: rows, 1: tokens}, {0: rows, 1: total}, {0: rows, 1: tokens}, [{0: rows, 2: past}] * len(interface.cache)
+
+
+def save(program: Any, path: Path) -> None:
+    """Write a program's file."""
+    with _quiet():
+        torch.export.save(program, path)
+
+
+def compiler() -> str:
+    """Return the C++ compiler that AOTInductor would call; empty if there is none."""
+    return next((found for name in COMPILERS if (found := shutil.which(name))), "")
+
+
+def compile_ahead(program: Any, path: Path, scratch: Path) -> None:
+    """Write the compiled program as a package that ``torch._inductor.aoti_load_package`` loads.
+
+    Raises:
+        TorchGraphError: ``TORCH_GRAPH_FAILED`` if it cannot be compiled.
+    """
+    from torch._inductor import aoti_compile_and_package
+
+    try:
+        with _cache_in(scratch), torch.no_grad(), _quiet():
+            aoti_compile_and_package(program, package_path=str(path), inductor_configs=_INDUCTOR)
+    except Exception as error:  # so does the compiler
+        raise graph_error(program.graph_module, "compile", error) from error
+
+
+@contextmanager
+def _cache_in(folder: Path) -> Iterator[None]:
+    """Keep what Inductor generates in a folder of the attempt; only a variable says where."""
+    name = "TORCHINDUCTOR_CACHE_DIR"
+    before = os.environ.get(name)
+    os.environ[name] = str(folder)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    logger = logging.getLogger("torch")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

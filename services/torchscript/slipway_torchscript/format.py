@@ -1,0 +1,133 @@
+"""The formats ``torchscript`` and ``torch_export``: graphs of PyTorch itself, for programs in C++ and for Python without transformers."""
+
+from __future__ import annotations
+
+from slipway.formats import (
+    LEVELS,
+    Format,
+    FormatRequest,
+    LevelSettings,
+    ModelSize,
+    Needs,
+    PlannedTask,
+    RefusedLevel,
+    Requirements,
+    Runtime,
+    Usage,
+)
+from slipway.models.families import FAMILIES
+from slipway_torchscript import params
+from slipway_torchscript.families import TAKEN
+from slipway_torchscript.files import DESCRIPTIONS, PROGRAM, SCRIPT
+
+_INTEGERS = "its weights would be integers, of which no graph of PyTorch is made"
+_REFUSED = {level: RefusedLevel(_INTEGERS, instead="bf16") for level in ("int8", "int4")}
+_REQUIREMENTS = Requirements(any_of=(Needs(libraries=("torch", "transformers")),))
+_FAMILIES = tuple(family.name for family in FAMILIES if family in TAKEN)
+
+
+class TorchScriptConfiguration(LevelSettings):
+    """A graph for libtorch and ``torch.jit.load`` (``model.pt``), frozen.
+
+    Attributes:
+        optimize: Rewrite the graph for inference on CPUs (``torch.jit.optimize_for_inference``). Such a graph runs on no other device.
+    """
+
+    optimize: bool = False
+
+
+class TorchExportConfiguration(LevelSettings):
+    """A program of ``torch.export`` (``model.pt2``), the successor of TorchScript.
+
+    Attributes:
+        aot: Also compile it for the CPU of the worker (``model.aoti.pt2``), if that has a C++ compiler.
+    """
+
+    aot: bool = False
+
+
+def plan_torchscript(request: FormatRequest[TorchScriptConfiguration]) -> tuple[PlannedTask, ...]:
+    """Plan a task for the float32 graph, if it is asked for, and one for each level."""
+    return _plan(request, "torchscript", {"optimize": request.settings.optimize})
+
+
+def plan_torch_export(request: FormatRequest[TorchExportConfiguration]) -> tuple[PlannedTask, ...]:
+    """Plan a task for the float32 program, if it is asked for, and one for each level."""
+    return _plan(request, "torch_export", {"aot": request.settings.aot})
+
+
+def _plan(
+    request: FormatRequest[TorchScriptConfiguration] | FormatRequest[TorchExportConfiguration],
+    stage: str,
+    settings: dict[str, object],
+) -> tuple[PlannedTask, ...]:
+    levels = (*(("none",) if request.settings.unquantized else ()), *request.levels)
+    names = {level: request.name if level == "none" else f"{request.name}-{level}" for level in levels}
+    return tuple(
+        PlannedTask(
+            id=name,
+            stage=stage,
+            params={"level": level, **settings},
+            inputs={"pytorch": request.model},
+            format=name,
+            requirements=_REQUIREMENTS,
+            output=stage,
+        )
+        for level, name in names.items()
+    )
+
+
+def output_bytes(level: str, size: ModelSize) -> int:
+    """Estimate an output's size, from above: the graph itself is small."""
+    weight = LEVELS[level].bytes_per_weight if level in LEVELS else 4
+    return int(size.weights * weight) + size.companion_bytes + size.graph_bytes
+
+
+TORCHSCRIPT = Format(
+    name="torchscript",
+    title="TorchScript",
+    settings=TorchScriptConfiguration,
+    plan=plan_torchscript,
+    levels=tuple(params.LEVELS),
+    refused_levels=_REFUSED,
+    rank=30,
+    output_bytes=output_bytes,
+    runtime=Runtime(
+        name="torchscript",
+        files=(SCRIPT,),
+        load="slipway_torchscript.runtime:load_script",
+        families=_FAMILIES,
+        precision_file=DESCRIPTIONS[SCRIPT],
+    ),
+    usage=Usage(
+        template=("slipway_torchscript", "usage.example.j2"),
+        library="pytorch",
+        packages="torch tokenizers",
+        chat_packages="torch transformers jinja2",
+    ),
+    media_types={".pt": "application/vnd.pytorch.torchscript"},
+)
+TORCH_EXPORT = Format(
+    name="torch_export",
+    title="torch.export",
+    settings=TorchExportConfiguration,
+    plan=plan_torch_export,
+    levels=tuple(params.LEVELS),
+    refused_levels=_REFUSED,
+    rank=31,
+    output_bytes=output_bytes,
+    runtime=Runtime(
+        name="torch.export",
+        files=(PROGRAM,),
+        load="slipway_torchscript.runtime:load_program",
+        families=_FAMILIES,
+        precision_file=DESCRIPTIONS[PROGRAM],
+    ),
+    usage=Usage(
+        template=("slipway_torchscript", "usage_of_programs.example.j2"),
+        library="pytorch",
+        packages="torch tokenizers",
+        chat_packages="torch transformers jinja2",
+    ),
+    media_types={".pt2": "application/vnd.pytorch.exported-program"},
+)

@@ -1,0 +1,130 @@
+"""Load a merged model in the type in which its graph computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slipway.errors import CheckpointValidationError, TorchGraphError
+from slipway.models.base_format import read_config
+from slipway.models.families import DECODER, Family, auto_model, described, family_of
+from slipway.models.model_facts import CannotBuildError, check_loadable
+from slipway_torchscript.families import refusal_reason
+
+LONGEST_PROOF = 512
+"""Longest text that the comparison with PyTorch runs."""
+_UNBOUNDED = 1 << 20
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model to export.
+
+    Attributes:
+        model: It, in evaluation mode.
+        family: Its family.
+        positions: Most tokens that it takes.
+        thresholds: Numbers of tokens beyond which its code computes otherwise: windows of attention, lengths of rotary embeddings.
+    """
+
+    model: Any
+    family: Family
+    positions: int
+    thresholds: tuple[int, ...]
+
+
+def open_source(folder: Path, *, dtype: torch.dtype, attention: str) -> Source:
+    """Load the model of a folder.
+
+    Raises:
+        TorchGraphError: ``FAMILY_UNSUPPORTED``, ``DTYPE_UNSUPPORTED`` (its weights are quantized), ``BASE_MODEL_INVALID``.
+    """
+    try:
+        config = read_config(folder)
+    except CheckpointValidationError as error:
+        raise _invalid(folder, error.message) from error
+    family, why = family_of(config), refusal_reason(config)
+    if why or family is None:
+        raise unsupported(why, family=described(config), model_type=config.get("model_type"))
+    if config.get("quantization_config"):
+        raise TorchGraphError(
+            f"the model in {folder.name} is already quantized",
+            reason="DTYPE_UNSUPPORTED",
+            remedy="export the unquantized model",
+            about={"file": "config.json", "key": "quantization_config"},
+        )
+    try:
+        check_loadable(folder, auto_model(family))
+        model = _load(folder, family, dtype=dtype, attention=attention)
+    except (
+        CannotBuildError, CheckpointValidationError, OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError
+    ) as error:  # fmt: skip
+        raise _invalid(folder, f"{type(error).__name__}: {error}") from error
+    model = model.eval().requires_grad_(False)
+    settings = model.config.get_text_config()
+    return Source(model, family, _positions(model, settings), _thresholds(settings))
+
+
+def unsupported(why: str, **about: object) -> TorchGraphError:
+    """Return the error for a model of which no graph can be made."""
+    return TorchGraphError(
+        why, reason="FAMILY_UNSUPPORTED", remedy="leave this format out for this model", about=dict(about)
+    )
+
+
+def _load(folder: Path, family: Family, *, dtype: torch.dtype, attention: str) -> Any:
+    """Load with the attention that is asked for, or with eager attention if the class has no other."""
+    for each in dict.fromkeys((attention, "eager")):
+        try:
+            return auto_model(family).from_pretrained(
+                str(folder),
+                dtype=dtype,
+                attn_implementation=each,
+                local_files_only=True,
+                use_safetensors=True,
+                trust_remote_code=False,
+            )
+        except ValueError:
+            if each == "eager":
+                raise
+    raise AssertionError
+
+
+def _invalid(folder: Path, message: str) -> TorchGraphError:
+    return TorchGraphError(
+        f"transformers cannot load {folder.name!r}: {message}",
+        reason="BASE_MODEL_INVALID",
+        remedy="give a complete transformers model folder",
+        about={"folder": folder.name},
+    )
+
+
+def _positions(model: Any, settings: Any) -> int:
+    """Return the most tokens that a model takes; RoBERTa and its kin count positions from behind the padding token."""
+    found = (getattr(settings, name, None) for name in _LENGTHS)
+    longest = min((size for size in found if isinstance(size, int) and size > 0), default=_UNBOUNDED)
+    learned = next((each for name, each in model.named_modules() if name.endswith("position_embeddings")), None)
+    offset = getattr(learned, "padding_idx", None)
+    return longest if offset is None else longest - offset - 1
+
+
+def _thresholds(settings: Any) -> tuple[int, ...]:
+    """Return numbers of tokens at which the computation may change."""
+    rope = getattr(settings, "rope_parameters", None) or {}
+    scalings = [rope, *(each for each in rope.values() if isinstance(each, dict))]
+    found = [getattr(settings, name, None) for name in ("sliding_window", "local_attention", "window_size")]
+    found += [
+        scaling.get("original_max_position_embeddings") or settings.max_position_embeddings
+        for scaling in scalings
+        if scaling.get("rope_type") in ("longrope", "dynamic")
+    ]
+    return tuple(sorted({size for size in found if isinstance(size, int) and size > 0}))
+
+
+def needs_cache(family: Family) -> bool:
+    """Return whether a graph of the family has keys and values of earlier tokens as inputs."""
+    return family is DECODER

@@ -1,0 +1,40 @@
+"""Parameters of the stages torchscript and torch_export."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from slipway.stage import StageParams
+
+LEVELS = {"fp16": "float16", "bf16": "bfloat16"}
+"""Levels of both formats, and the type in which the graph stores and computes."""
+
+
+class _GraphParams(StageParams):
+    level: Literal["none", "fp16", "bf16"] = Field(
+        default="none", description="type in which the graph stores weights and computes; none is float32"
+    )
+    attention: Literal["sdpa", "eager"] = Field(
+        default="sdpa", description="transformers' attention: fused, or in single operators"
+    )
+
+
+class TorchScriptParams(_GraphParams):
+    """Parameters of the torchscript stage."""
+
+    control_flow: Literal["trace", "script", "prove"] = Field(
+        default="trace",
+        description="what happens where the code branches on values: trace refuses, script compiles the module that branches, "
+        "prove keeps the trace if the comparison at other shapes shows no difference",
+    )
+    optimize: bool = Field(
+        default=False, description="rewrite the frozen graph for inference on CPUs (torch.jit.optimize_for_inference)"
+    )
+
+
+class TorchExportParams(_GraphParams):
+    """Parameters of the torch_export stage."""
+
+    aot: bool = Field(default=False, description="also compile the program for this machine's CPU by AOTInductor")

@@ -1,0 +1,96 @@
+"""Compare a written graph with the PyTorch model, call by call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from slipway.errors import TorchGraphError
+from slipway_torchscript.cases import Case
+from slipway_torchscript.interface import Interface, Tensors
+
+LIMITS = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+"""Largest difference, as a share of the largest result and of 1."""
+Run = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A call, and PyTorch's results for it.
+
+    Attributes:
+        case: The shape.
+        feeds: The inputs.
+        results: The outputs by name, in which only places of tokens count.
+    """
+
+    case: Case
+    feeds: Tensors
+    results: dict[str, Any]
+
+
+@torch.no_grad()
+def expect(interface: Interface, cases: Iterable[Case]) -> list[Expected]:
+    """Compute the results of the module for every case."""
+    found = []
+    for case in cases:
+        feeds = interface.feeds(case)
+        found.append(Expected(case, feeds, dict(zip(interface.outputs, interface.module(*feeds), strict=True))))
+    return found
+
+
+@torch.no_grad()
+def compare(run: Run, expected: list[Expected], *, per_token: frozenset[str], dtype: torch.dtype) -> dict[str, float]:
+    """Run a graph on every case; return its largest difference by case.
+
+    Raises:
+        TorchGraphError: ``EXPORT_PARITY_FAILED`` for the first case that differs or that the graph cannot run.
+    """
+    found = {}
+    for each in expected:
+        try:
+            results = run(*each.feeds)
+        except Exception as error:  # a graph raises errors of any class where its sample's shape is part of it
+            raise _failed(each.case, f"the graph cannot run it: {' '.join(str(error).split())[-300:]}") from error
+        wrong, worst = 0.0, 0.0
+        for (name, wanted), result in zip(each.results.items(), results, strict=True):
+            difference, scale = _difference(name, result, wanted, each.feeds[1], per_token=per_token)
+            worst = max(worst, difference / scale)
+            wrong = max(wrong, difference)
+        if not worst <= LIMITS[dtype]:  # also a difference that is not a number
+            raise _failed(each.case, f"results differ by {wrong:.2e}", max_abs_diff=wrong, allowed=LIMITS[dtype])
+        found[each.case.name] = float(f"{worst:.2e}")
+    return found
+
+
+def _difference(
+    name: str, result: Any, wanted: Any, mask: torch.Tensor, *, per_token: frozenset[str]
+) -> tuple[float, float]:
+    """Return the largest difference and the scale of an output; places of padding do not count."""
+    if isinstance(wanted, (list, tuple)):
+        pairs = [
+            (one.transpose(1, 2)[mask > 0], other.transpose(1, 2)[mask > 0])
+            for one, other in zip(result, wanted, strict=True)
+        ]
+    elif name in per_token:
+        real = mask[:, -wanted.shape[1] :] > 0
+        pairs = [(result[real], wanted[real])]
+    else:
+        pairs = [(result, wanted)]
+    # torch's maximum of values with one that is not a number is none either; Python's may be any of them.
+    difference = torch.stack([(one.float() - other.float()).abs().max() for one, other in pairs]).max()
+    scale = torch.stack([other.float().abs().max() for _, other in pairs]).max()
+    return float(difference), max(1.0, float(scale))
+
+
+def _failed(case: Case, what: str, **about: object) -> TorchGraphError:
+    return TorchGraphError(
+        f"the graph is not what PyTorch computes for {case.name} "
+        f"({case.batch} x {case.sequence} tokens after {case.past}): {what}",
+        reason="EXPORT_PARITY_FAILED",
+        remedy="leave this format out for this model",
+        about={"case": case.name, **about},
+    )

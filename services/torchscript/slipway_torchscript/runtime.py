@@ -1,0 +1,192 @@
+"""Run graphs of PyTorch by torch alone: neither transformers nor any class of the model is imported."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from slipway.errors import CheckpointValidationError
+from slipway.models.base_format import read_config
+from slipway.models.families import DECODER, Comparison, Family, described, family_of
+from slipway.models.sentences.pooling import SENTENCE_EMBEDDING
+from slipway.validation.speed import Engine
+from slipway_torchscript.files import DESCRIPTIONS, PROGRAM, SCRIPT
+from slipway_validate.folders import read_json, stored_dtype
+from slipway_validate.numerics import Logits
+from slipway_validate.runner.model import Bounds, LanguageModel, Past, Step, Unusable, class_results
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_MOST_PARTS, _LARGEST_AXIS = 1 << 12, 1 << 16
+Run = Callable[..., Any]
+
+
+class Graph:
+    """A loaded graph and its description.
+
+    Attributes:
+        bounds: Largest shapes that it takes.
+        inputs: Names of its inputs, in order.
+        outputs: Names of its outputs, in order.
+        dtype: Type in which it computes.
+        cache: (heads, width) of each tensor of keys or values.
+    """
+
+    def __init__(self, run: Run, facts: dict[str, Any]) -> None:
+        self._run = run
+        self.inputs, self.outputs = _names(facts, "inputs"), _names(facts, "outputs")
+        longest = facts.get("max_length")
+        if not isinstance(longest, int) or longest < 1 or facts.get("precision") not in DTYPES:
+            raise Unusable("its description names no length or no type that a graph has")
+        rows = 1 if facts.get("one_row") is True else 1 << 30
+        self.bounds, self.dtype, self.cache = Bounds(rows, longest, longest), DTYPES[facts["precision"]], _cache(facts)
+
+    @torch.no_grad()
+    def run(self, *inputs: Any) -> dict[str, Any]:
+        """Return the outputs of one call by name."""
+        try:
+            found = self._run(*inputs)
+        except RuntimeError as error:
+            raise Unusable(f"torch cannot run it: {' '.join(str(error).split())[-500:]}") from error
+        if len(found) != len(self.outputs):
+            raise Unusable(f"it has {len(found)} outputs instead of {len(self.outputs)}")
+        return dict(zip(self.outputs, found, strict=True))
+
+
+class _GraphModel(LanguageModel):
+    def __init__(self, graph: Graph, runtime: str, *, stored: str, has_cache: bool) -> None:
+        self._graph, self.bounds, self.has_cache = graph, graph.bounds, has_cache
+        self.native_dtype = str(graph.dtype).removeprefix("torch.")
+        self.engine = Engine(
+            runtime=runtime,
+            version=f"torch {torch.__version__}",
+            stored_dtype=stored or self.native_dtype,
+            compute_dtype=self.native_dtype,
+            native_dtype=self.native_dtype,
+        )
+
+
+class GraphDecoder(_GraphModel):
+    """A decoder with its cache as inputs and outputs; see :class:`slipway_validate.runner.model.LanguageModel`."""
+
+    def forward(self, step: Step) -> tuple[Logits, Past]:
+        """As :meth:`slipway_validate.runner.model.LanguageModel.forward`."""
+        past = step.past
+        if past is None:
+            rows = len(step.input_ids)
+            past = [torch.zeros(rows, heads, 0, width, dtype=self._graph.dtype) for heads, width in self._graph.cache]
+        given = (_tensor(each) for each in (step.input_ids, step.attention_mask, step.position_ids))
+        found = self._graph.run(*given, past)
+        return found["logits"].float().numpy(), list(found["present"])
+
+
+class GraphText(_GraphModel):
+    """A model that reads a whole text in one call."""
+
+    def __init__(self, graph: Graph, runtime: str, family: Family, *, several_labels: bool, stored: str) -> None:
+        super().__init__(graph, runtime, stored=stored, has_cache=False)
+        self._family, self._several_labels = family, several_labels
+        self.embeds = SENTENCE_EMBEDDING in graph.outputs
+
+    def forward(self, step: Step) -> tuple[Logits, Past]:
+        """As :meth:`slipway_validate.runner.model.LanguageModel.forward`."""
+        found = self._run(step)
+        values = [found[name] for name in self._family.outputs]
+        if self._family.comparison is Comparison.SPANS:
+            return np.stack(values, axis=1), None
+        if self._family.comparison is Comparison.CLASSES:
+            return class_results(values[0], several_labels=self._several_labels), None
+        return values[0], None
+
+    def embed(self, step: Step) -> Logits:
+        """As :meth:`slipway_validate.runner.model.LanguageModel.embed`."""
+        return self._run(step)[SENTENCE_EMBEDDING][:, None]
+
+    def _run(self, step: Step) -> dict[str, Logits]:
+        ids, mask = _tensor(step.input_ids), _tensor(step.attention_mask)
+        given = (ids, mask, torch.zeros_like(ids))[: len(self._graph.inputs)]
+        return {name: value.float().numpy() for name, value in self._graph.run(*given).items()}
+
+
+def load_script(folder: Path, *, threads: int) -> LanguageModel:
+    """Load ``model.pt``.
+
+    Raises:
+        Unusable: torch cannot load it, or it is not what its description says.
+    """
+    return _load(folder, SCRIPT, "torchscript", lambda path: torch.jit.load(path, map_location="cpu"), threads=threads)
+
+
+def load_program(folder: Path, *, threads: int) -> LanguageModel:
+    """Load ``model.pt2``.
+
+    Raises:
+        Unusable: torch cannot load it, or it is not what its description says.
+    """
+    return _load(folder, PROGRAM, "torch.export", lambda path: torch.export.load(path).module(), threads=threads)
+
+
+def _load(folder: Path, name: str, runtime: str, read: Callable[[str], Run], *, threads: int) -> LanguageModel:
+    torch.set_num_threads(threads)
+    try:
+        config = read_config(folder)
+    except CheckpointValidationError as error:
+        raise Unusable(f"its config.json cannot be read: {error.message}") from error
+    family, facts = family_of(config), read_json(folder / DESCRIPTIONS[name])
+    if family is None:
+        raise Unusable(f"{folder.name!r} is {described(config)}, whose family is unknown")
+    _check_digest(folder / name, facts)
+    try:
+        graph = Graph(read(str(folder / name)), facts)
+    except (RuntimeError, ValueError, KeyError, OSError, TypeError, AssertionError) as error:
+        raise Unusable(f"torch cannot load {name}: {type(error).__name__}: {error}") from error
+    stored = stored_dtype(folder)
+    if family is DECODER:
+        if graph.outputs != ("logits", "present") or not graph.cache:
+            raise Unusable(f"{DESCRIPTIONS[name]} does not name the outputs of a decoder")
+        return GraphDecoder(graph, runtime, stored=stored, has_cache=True)
+    if not set(family.outputs) <= set(graph.outputs):
+        raise Unusable(f"{DESCRIPTIONS[name]} does not name the outputs of a {family.name}")
+    several = config.get("problem_type") == "multi_label_classification"
+    return GraphText(graph, runtime, family, several_labels=several, stored=stored)
+
+
+def _check_digest(path: Path, facts: dict[str, Any]) -> None:
+    """Refuse a file that the stage did not write: loading a graph may run what is in it."""
+    files = facts.get("files")
+    noted = files.get(path.name) if isinstance(files, dict) else None
+    wanted = noted.get("sha256") if isinstance(noted, dict) else None
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != wanted:
+        raise Unusable(f"{path.name} is not the file that {DESCRIPTIONS[path.name]} describes, so it is not loaded")
+
+
+def _names(facts: dict[str, Any], key: str) -> tuple[str, ...]:
+    found = facts.get(key)
+    if not isinstance(found, list) or not found or not all(isinstance(each, str) for each in found):
+        raise Unusable(f"its description names no {key}")
+    return tuple(found)
+
+
+def _cache(facts: dict[str, Any]) -> tuple[tuple[int, int], ...]:
+    found = facts.get("cache")
+    sizes = found if isinstance(found, list) else []
+    for size in sizes:
+        if (
+            not isinstance(size, list)
+            or len(size) != 2
+            or not all(isinstance(axis, int) and 0 < axis <= _LARGEST_AXIS for axis in size)
+        ):
+            raise Unusable("its description has wrong sizes of keys and values")
+    if len(sizes) > _MOST_PARTS:
+        raise Unusable(f"its description has {len(sizes)} keys and values")
+    return tuple((heads, width) for heads, width in sizes)
+
+
+def _tensor(values: np.ndarray[Any, Any]) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values))

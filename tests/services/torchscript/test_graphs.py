@@ -1,0 +1,146 @@
+"""Graphs as validation runs them, by torch alone, against PyTorch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slipway.errors import TorchGraphError
+from slipway.models.families import DECODER, family_of
+from support.models.quantize_models import save_tiny
+from support.models.table_models import ROWS, Row, make_row
+
+from .conftest import Export, difference, step, torch_results
+
+LIMIT = 1e-4
+STAGES = ("torchscript", "torch_export")
+
+
+def loaded(folder: Path) -> Any:
+    from slipway_torchscript.runtime import load_program, load_script
+
+    return (load_script if (folder / "model.pt").exists() else load_program)(folder, threads=1)
+
+
+def tokens(rows: int, length: int) -> np.ndarray:
+    return np.random.default_rng(3).integers(4, 64, (rows, length))
+
+
+@pytest.mark.parametrize("stage", [STAGES[0], pytest.param(STAGES[1], marks=pytest.mark.slow)])
+def test_a_decoder_answers_as_pytorch_however_it_is_called(tmp_path: Path, export: Export, stage: str) -> None:
+    """In one call, token by token through the cache, and with padding on the left."""
+    source = save_tiny(tmp_path / "source")
+    folder, ctx = export(source, stage)
+    ids = tokens(2, 12)
+    mask = np.ones_like(ids)
+    wanted, model = torch_results(source, ids, mask), loaded(folder)
+    whole, _ = model.forward(step(ids, mask))
+    assert difference(whole, wanted) < LIMIT
+    past, parts = None, []
+    for start, end in ((0, 1), (1, 7), (7, 8), (8, 12)):
+        found, past = model.forward(step(ids[:, :end], mask[:, :end], start, past))
+        parts.append(found)
+    assert difference(np.concatenate(parts, axis=1), wanted) < LIMIT
+    mask[0, :4] = 0
+    padded, _ = model.forward(step(ids, mask))
+    assert difference(padded[0, 4:], torch_results(source, ids[:1, 4:], np.ones_like(ids[:1, 4:]))[0]) < LIMIT
+    assert difference(padded[1], wanted[1]) < LIMIT
+
+    described = json.loads((folder / f"{stage}.json").read_text())
+    assert described["precision"] == "float32"
+    assert len(described["differences"]) >= 5
+    assert ctx.facts["files"] == described["files"]
+
+
+def test_a_file_of_unknown_origin_is_not_loaded(tmp_path: Path, export: Export) -> None:
+    from slipway_validate.runner.model import Unusable
+
+    folder, _ = export(save_tiny(tmp_path / "source"))
+    with (folder / "model.pt").open("ab") as file:
+        file.write(b"\0")
+    with pytest.raises(Unusable, match=r"is not the file that torchscript\.json describes"):
+        loaded(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["bf16", "fp16"])
+def test_a_level_stores_and_computes_in_its_type(tmp_path: Path, export: Export, level: str) -> None:
+    source = save_tiny(tmp_path / "source")
+    folder, _ = export(source, level=level)
+    ids = tokens(2, 12)
+    mask = np.ones_like(ids)
+    model = loaded(folder)
+    found, past = model.forward(step(ids, mask))
+    assert difference(found, torch_results(source, ids, mask)) < 5e-2
+    assert (
+        str(past[0].dtype).removeprefix("torch.")
+        == model.native_dtype
+        == {"bf16": "bfloat16", "fp16": "float16"}[level]
+    )
+    assert (folder / "model.pt").stat().st_size < 0.6 * 4 * 130_000
+
+
+@pytest.mark.slow
+def test_the_optimized_graph_is_equal(tmp_path: Path, export: Export) -> None:
+    folder, ctx = export(save_tiny(tmp_path / "source"), optimize=True)
+    assert ctx.facts["optimized"] is True
+    assert max(ctx.facts["differences"].values()) < LIMIT
+    assert loaded(folder).has_cache
+
+
+@pytest.mark.slow
+def test_a_program_is_compiled_where_a_compiler_is(
+    tmp_path: Path, export: Export, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from slipway_torchscript import capture
+
+    source = save_tiny(tmp_path / "source", num_hidden_layers=1)
+    if capture.compiler():
+        folder, ctx = export(source, "torch_export", aot=True)
+        assert max(ctx.facts["compiled_differences"].values()) < LIMIT
+        assert (folder / "model.aoti.pt2").stat().st_size > 0
+        folder.rename(tmp_path / "compiled")
+    monkeypatch.setenv("PATH", "")
+    folder, ctx = export(source, "torch_export", aot=True)
+    assert not (folder / "model.aoti.pt2").exists()
+    assert "needs a C++ compiler" in ctx.facts["warnings"][0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
+def test_every_family_is_equal_or_refused(tmp_path: Path, export: Export, row: Row) -> None:
+    source = make_row(row, tmp_path / "source")
+    try:
+        folder, _ = export(source, control_flow="prove")
+    except TorchGraphError as error:
+        assert (row.name, error.reason) in REFUSED
+        return
+    assert row.name not in dict(REFUSED)
+    ids = tokens(2, 33)
+    mask = np.ones_like(ids)
+    if family_of(json.loads((source / "config.json").read_text())) is DECODER:
+        mask[0, :5] = 0
+    else:
+        mask[0, -5:], ids[0, -5:] = 0, 1
+    found, _ = loaded(folder).forward(step(ids, mask))
+    wanted = torch_results(source, ids, mask)
+    for one, other, real in zip(found, wanted, mask.astype(bool), strict=True):
+        if len(other) == len(real):
+            assert difference(one[real], other[real]) < LIMIT
+        elif other.shape[-1] == len(real):
+            assert difference(one[:, real], other[:, real]) < LIMIT
+        else:
+            assert difference(one, other) < LIMIT
+
+
+REFUSED: set[tuple[str, str]] = {
+    (name, "FAMILY_UNSUPPORTED")
+    for name in (
+        *("Mixtral", "Qwen3-MoE", "Qwen2-MoE", "OLMoE", "DeepSeek-V3", "Whisper", "Marian", "Marian, two vocabularies"),
+        *("BART", "mBART", "Pegasus", "M2M-100", "T5", "mT5"),
+    )
+}

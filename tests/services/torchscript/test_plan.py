@@ -1,0 +1,69 @@
+"""What is planned and refused before anything runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from slipway.configuration import parse
+from slipway.errors import ConfigurationError
+from slipway.planning.plan import plan
+from slipway.registry import load_stage
+from slipway_torchscript.cases import cases, unproven
+from slipway_torchscript.families import refusal_reason
+
+ENCODER = {"model_type": "bert", "vocab_size": 9}
+
+
+def planned(**formats: object) -> dict[str, dict[str, object]]:
+    tasks = plan(parse({"formats": {"pytorch": {"enabled": False}, **formats}}), ("adapter", "base"))
+    for task in tasks:
+        task.call.check(load_stage(task.stage))
+    return {task.format: dict(task.params) for task in tasks if task.stage in ("torchscript", "torch_export")}
+
+
+def test_each_level_is_a_task_of_its_own() -> None:
+    found = planned(
+        torchscript={"enabled": True, "quantization": ["bf16"], "optimize": True},
+        torch_export={"enabled": True, "aot": True},
+    )
+    assert found == {
+        "torchscript": {"level": "none", "optimize": True},
+        "torchscript-bf16": {"level": "bf16", "optimize": True},
+        "torch_export": {"level": "none", "aot": True},
+    }
+
+
+def test_integers_are_refused_with_a_level_that_works() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"int4 is not delivered as torchscript: its weights would be integers"
+    ):
+        planned(torchscript={"enabled": True, "quantization": ["int4"]})
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"model_type": "marian", "architectures": ["MarianMTModel"], "is_encoder_decoder": True}, "decoders and encoders only"),
+        ({"model_type": "mamba", "architectures": ["MambaForCausalLM"], "state_size": 16}, "keep a state"),
+        ({"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 4}, "mixture of experts"),
+        ({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}, ""),
+        (ENCODER | {"architectures": ["BertForSequenceClassification"]}, ""),
+    ],
+)  # fmt: skip
+def test_models_are_refused_by_name(config: dict[str, object], why: str) -> None:
+    said = refusal_reason(config)
+    assert why in said
+    assert bool(said) is bool(why)
+    if why:
+        assert config["architectures"][0] in said  # type: ignore[index]
+
+
+def test_calls_go_beyond_every_length_at_which_a_model_computes_otherwise() -> None:
+    found = list(cases(cached=True, one_row=False, positions=64, thresholds=(8, 500), longest=512))
+    totals = [case.past + case.sequence for case in found]
+    assert max(totals) == 13  # beyond 8; 500 is more than the model takes
+    assert min(totals) == 1
+    assert {case.past for case in found} >= {0, 4, 6, 12}
+    assert all(case.batch == 1 for case in cases(cached=False, one_row=True, positions=64, thresholds=(), longest=512))
+    assert unproven(positions=64, thresholds=(8, 500), longest=512) == 0
+    assert unproven(positions=8192, thresholds=(4096,), longest=512) == 4096
