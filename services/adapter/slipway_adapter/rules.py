@@ -157,7 +157,7 @@ RULES = (
     Rule("form", _form, "only pairs of LoRA factors are read", "vllm/lora/peft_helper.py; sglang/srt/lora/lora.py"),
     Rule("dora", _dora, "vLLM refuses DoRA", "vllm/lora/peft_helper.py, vllm-project/vllm#6983"),
     Rule("modules_to_save", _modules_to_save, "vLLM refuses them", "vllm/lora/peft_helper.py, vllm-project/vllm#9280"),
-    Rule("bias", _bias, "vLLM refuses trained biases, and SGLang leaves them out", "vllm/lora/utils.py"),
+    Rule("bias", _bias, "vLLM refuses trained biases", "vllm/lora/peft_helper.py, vllm/lora/utils.py"),
     Rule("tokens", _tokens, "servers have no rows of embeddings for one adapter", "vllm/lora/lora_model.py"),
     Rule(
         "experts",

@@ -70,7 +70,10 @@ FORMS: dict[str, tuple[dict[str, Any], bool]] = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
+FAST = ("rslora with another rank", "patterns and rslora", "some layers")
+
+
+@pytest.mark.parametrize("form", [pytest.param(form, marks=() if form in FAST else pytest.mark.slow) for form in FORMS])
 def test_the_update_is_the_trained_one(tune, deliver, bases, form):
     options, folded = FORMS[form]
     adapter = tune(**options)
@@ -99,7 +102,12 @@ def test_padding_is_exactly_zero(tune, deliver, bases):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "stored"), [("auto", torch.float32), ("bfloat16", torch.bfloat16), ("float16", torch.float16)]
+    ("dtype", "stored"),
+    [
+        ("auto", torch.float32),
+        pytest.param("bfloat16", torch.bfloat16, marks=pytest.mark.slow),
+        pytest.param("float16", torch.float16, marks=pytest.mark.slow),
+    ],
 )
 def test_a_scaling_is_not_rounded_into_16_bits_unless_asked_for(tune, deliver, bases, dtype, stored):
     adapter = tune(dtype=torch.bfloat16, use_rslora=True, r=5)
