@@ -15,7 +15,7 @@
     │   ├── OpenVinoExportError
     │   ├── ExecutorchExportError
     │   ├── AdapterExportError      the adapter cannot be delivered beside its base
-    │   └── GGUFExportError
+    │   ├── GGUFExportError
     │   └── TorchGraphError
     ├── ValidationError             an output does not behave like the fine-tuned model
     ├── ArtifactError               the artifact store cannot read or store an artifact
@@ -161,6 +161,8 @@ class GGUFExportError(FormatExportError):
     """A GGUF file cannot be written, or is not what the model is."""
 
     default_reason = "GGUF_INVALID"
+
+
 class TorchGraphError(FormatExportError):
     """PyTorch cannot write the model as a graph of its own (TorchScript, torch.export)."""
 
@@ -208,7 +210,6 @@ ERROR_TYPES: Mapping[str, type[ModelExportError]] = {
         ExecutorchExportError,
         AdapterExportError,
         GGUFExportError,
-        AdapterExportError,
         TorchGraphError,
         ValidationError,
         ArtifactError,

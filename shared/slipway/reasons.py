@@ -172,6 +172,7 @@ REASONS: Mapping[str, Reason] = {
     "ADAPTER_NOT_SERVABLE": Reason(
         _C.UNSUPPORTED,
         "runtimes refuse this adapter beside its base, or would compute something else; a merged model has all of it",
+    ),
     "TORCH_GRAPH_FAILED": Reason(_C.UNSUPPORTED, "torch cannot trace, capture, store or compile this model"),
     "TORCHSCRIPT_UNSCRIPTABLE": Reason(
         _C.UNSUPPORTED, "torch.jit.script cannot compile the module whose branch a trace would lose"
