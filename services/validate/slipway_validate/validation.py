@@ -57,7 +57,7 @@ from slipway_validate.reference.running import merged_level, run_reference, star
 from slipway_validate.speed.slower import note_slower
 from slipway_validate.speed.stopwatch import NO_REFERENCE, NO_ROOM, QUICK, Stopwatch
 from slipway_validate.stored_weights import compare_stored_weights
-from slipway_validate.texts import Texts, read_texts
+from slipway_validate.texts_read.reading import Texts, read_texts
 
 REFERENCE = "reference"
 OUT_OF_MEMORY = ("STAGE_KILLED", "OUT_OF_MEMORY")
