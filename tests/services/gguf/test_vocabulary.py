@@ -60,9 +60,7 @@ def test_each_way_to_split_gives_the_tokenizers_tokens(
     found = values(model)
     assert (found["model"], found["pre"], found["add_bos_token"]) == ("gpt2", name, True)
     file = write_vocabulary(model, tmp_path / "vocabulary.gguf", rows=800)
-    assert {kind.value for kind in Vocabulary(file).different(tokenizer)} == set(
-        filter(None, found.get("differs", "").split("; "))
-    )
+    assert {kind.value for kind in Vocabulary(file).different(tokenizer)} == set(filter(None, found.get("differs", "").split("; ")))
 
 
 @pytest.mark.parametrize("prefix", ["", "legacy", "always", "first"])

@@ -9,7 +9,7 @@ from typing import Any
 
 from slipway.texts import shortened
 from slipway.validation.texts import TextComparison, TextKind
-from slipway_validate.protocol.hard_texts import CONVERSATIONS, TEXTS
+from slipway_validate.hard_texts import CONVERSATIONS, TEXTS
 from slipway_validate.protocol.messages import TextSpec
 from slipway_validate.protocol.texts import Conversation, ReadText, ReadTexts
 from slipway_validate.runner.model import LanguageModel, Unusable
