@@ -144,7 +144,7 @@ def test_the_levels_of_limits_are_the_stage_s() -> None:
 def test_stages_with_timeouts_are_those_that_are_planned() -> None:
     everything = ExportConfiguration(
         combination=CombinationConfiguration(adapters=("other",)),
-        formats={"tensorrt": {"enabled": True}},
+        formats={"tensorrt": {"enabled": True}, "gguf": {"enabled": True, "quantization": ("q4_k_m",)}},
         optimization=OptimizationConfiguration(quantization=("int8",), method="gptq"),
     )
     tasks = plan(everything, {"base", "adapter", "adapter-02"}, source_formats={"base": "gptq"})

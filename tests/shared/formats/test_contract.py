@@ -35,7 +35,7 @@ def test_holding_every_format_imports_nothing_heavy() -> None:
 
 
 def test_formats_are_found_by_the_names_of_their_outputs() -> None:
-    assert list(formats()) == ["pytorch", "onnx", "tensorrt"]
+    assert list(formats())[:3] == ["pytorch", "onnx", "tensorrt"]
     assert split_output("onnx-int8") == ("onnx", "int8")
     assert format_of_output("onnx-int8") is load_format("onnx")
     assert format_of_output("nonesuch-int8") is None

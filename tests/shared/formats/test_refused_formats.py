@@ -14,7 +14,7 @@ from slipway.formats.registry import formats, load_format, refused_formats
 from slipway.machine import doctor
 from support.commands.distributions import install_format
 
-OWN = ["pytorch", "onnx", "tensorrt"]
+OWN = list(formats())
 FORMAT = """
 from slipway.formats import Format, FormatSettings, LevelSettings, Section, Usage, Runtime
 
