@@ -16,7 +16,7 @@ class Evidence:
         most_windows: Largest number of windows, whatever is requested.
         windows_factor: Windows, and disk for their logits, as a multiple of those requested.
         every_case: Whether all shape cases are computed; otherwise only those with padding and, where there is one, a cache.
-        repeats_shapes: Whether shape cases are computed also by outputs for which the reference's results speak (:mod:`slipway_validate.same_code`).
+        repeats_shapes: Whether shape cases are computed also by outputs for which the reference's results speak (:mod:`slipway_validate.outputs.same_code`).
         continues: Whether prompts are continued greedily.
         beside_reference: Whether outputs are timed in turn with the reference; otherwise alone.
         rounds: Rounds of timing after which stable figures suffice; 0 always takes all.

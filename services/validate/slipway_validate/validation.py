@@ -26,13 +26,13 @@ from slipway.validation.speed import Engine
 from slipway.validation.texts import TextComparison
 from slipway_validate.answers.records import FORMS, answered_records
 from slipway_validate.continuing import long_spec
-from slipway_validate.explaining import explained
 from slipway_validate.folders import float32_bytes, runtime_for
 from slipway_validate.judging.answers import Scorer
 from slipway_validate.judging.evaluate import MERGED, Evaluator, begin_result, result_not_run
 from slipway_validate.judging.limits import LIMITS, limits_by_level
 from slipway_validate.judging.reference_run import ReferenceRun
-from slipway_validate.output_runs import OutputRun, OutputRuns, has_room
+from slipway_validate.outputs.explaining import explained
+from slipway_validate.outputs.runs import OutputRun, OutputRuns, has_room
 from slipway_validate.params import ValidateParams
 from slipway_validate.preparation import (
     Prepared,
@@ -55,7 +55,7 @@ from slipway_validate.reference.running import merged_level, run_reference, star
 from slipway_validate.speed.slower import note_slower
 from slipway_validate.speed.stopwatch import NO_REFERENCE, QUICK, Stopwatch
 from slipway_validate.stored_weights import StoredWeights, survival_spec
-from slipway_validate.texts import Texts, read_texts
+from slipway_validate.texts_read.reading import Texts, read_texts
 
 REFERENCE = "reference"
 TIMING = "timing"

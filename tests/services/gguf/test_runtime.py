@@ -76,6 +76,7 @@ def test_a_cache_can_be_gone_back_to(both: _Both) -> None:
     assert np.abs(logits[0, 0] - both.wanted([*first, 50])[-1]).max() < 1e-4
 
 
+@pytest.mark.slow
 def test_a_context_grows_with_the_text(both: _Both) -> None:
     ids = [int(token) for token in _TOKENS[:700]]
     _, past = both.model.forward(plain_step(ids[:500], past=None, past_length=0))

@@ -29,8 +29,9 @@ from support.models.tokenizers_of_kinds import (
 
 _QWEN2 = next(expressions for expressions, each in KNOWN.items() if each.pre == "qwen2")
 _LLAMA3 = next(expressions for expressions, each in KNOWN.items() if each.whole == "llama-bpe")
+_FAST = ("gpt-2", "llama-bpe", "qwen2", "tekken")
 _NAMES = [
-    pytest.param(name, expressions, name == each.whole, id=name)
+    pytest.param(name, expressions, name == each.whole, id=name, marks=() if name in _FAST else pytest.mark.slow)
     for expressions, each in KNOWN.items()
     for name in filter(None, (each.pre, each.whole))
 ]

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from slipway.validation.texts import TextKind
 from slipway_gguf.runtime.llama import Llama
 from slipway_gguf.vocabulary import read
-from slipway_validate.hard_texts import TEXTS
+from slipway_validate.texts_read.hard import TEXTS
 
 MARKS = ("<s>", "</s>", "<|end|>")
 _CORPUS = [text for several in TEXTS.values() for text in several]

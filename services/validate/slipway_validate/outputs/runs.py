@@ -12,13 +12,13 @@ from slipway.machine.cgroup import ControlGroup, available_memory
 from slipway.stage import Context
 from slipway.validation.speed import Speed
 from slipway_validate.folders import runtime_for, why_not_run
+from slipway_validate.outputs.same_code import why_shapes_are_known
 from slipway_validate.params import ValidateParams
 from slipway_validate.preparation import Prepared, benchmark_of
 from slipway_validate.protocol.messages import LongSpec, RunResult, RunSpec, Spec
 from slipway_validate.protocol.process import Runner, start_runner
-from slipway_validate.same_code import why_shapes_are_known
 from slipway_validate.speed.stopwatch import NO_ROOM, Stopwatch
-from slipway_validate.texts import Texts
+from slipway_validate.texts_read.reading import Texts
 
 OUT_OF_MEMORY = ("STAGE_KILLED", "OUT_OF_MEMORY")
 """Failures of an output that the waiting reference may have caused: the output is run again without it."""

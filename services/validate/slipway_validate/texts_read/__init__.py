@@ -1,0 +1,1 @@
+"""Texts that transformers reads, for outputs whose runtime reads text itself."""
