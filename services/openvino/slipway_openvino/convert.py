@@ -135,10 +135,18 @@ def _check_interface(model: ov.Model, family: Family) -> None:
     present = {PRESENT + name.removeprefix(PAST) for name in past}
     missing = sorted(({"input_ids"} - inputs) | ({*family.outputs, *present} - outputs))
     unknown = sorted(inputs - past - {"input_ids", "attention_mask", "token_type_ids", "position_ids"})
-    if missing or unknown:
+    fixed = sorted(port.any_name for port in model.inputs if not _varies(port))
+    if missing or unknown or fixed:
         raise OpenVinoExportError(
-            f"the graph is not that of a {family.name}: missing {missing[:3]}, unknown {unknown[:3]}",
+            f"the graph is not that of a {family.name}: missing {missing[:3]}, unknown {unknown[:3]}, of fixed size {fixed[:3]}",
             reason="ONNX_INVALID",
             remedy="give the folder that onnx_export wrote, with a cache and shapes that vary",
             about={"file": GRAPH},
         )
+
+
+def _varies(port: ov.Output) -> bool:
+    """Return whether an input has any batch and any length."""
+    shape = port.get_partial_shape()
+    batch, length = shape[0], shape[1] if len(shape) == 2 else shape[2]
+    return bool(batch.is_dynamic and length.is_dynamic)

@@ -16,7 +16,7 @@ from slipway.stage import Context
 from slipway_openvino.runtime import load
 from slipway_quantize.stage import STAGE as QUANTIZE
 from slipway_validate.runner.model import Step, Unusable, plain_step
-from support.models.openvino_models import converted
+from support.models.openvino_models import converted, exported
 from support.models.quantize_models import onnx_logits, prompt, torch_logits
 
 
@@ -130,7 +130,7 @@ def test_a_graph_with_weights_outside_its_folder_is_refused(graph: Path, tmp_pat
     assert caught.value.reason in ("ONNX_INVALID", "OPENVINO_CONVERSION_FAILED")
 
 
-def test_a_graph_without_a_cache_of_variables_is_refused(graph: Path, tmp_path: Path) -> None:
+def test_a_graph_with_other_inputs_is_refused(graph: Path, tmp_path: Path) -> None:
     import onnx
 
     shutil.copytree(graph, tmp_path / "graph")
@@ -141,4 +141,12 @@ def test_a_graph_without_a_cache_of_variables_is_refused(graph: Path, tmp_path: 
     (tmp_path / "graph" / "model.onnx").write_bytes(model.SerializeToString())
     with pytest.raises(OpenVinoExportError) as caught:
         converted(tmp_path / "graph", tmp_path / "work")
+    assert caught.value.reason == "ONNX_INVALID"
+
+
+def test_a_graph_of_fixed_shapes_is_refused(pytorch: Path, tmp_path: Path) -> None:
+    """Its state could not grow."""
+    fixed = exported(pytorch, tmp_path / "export", shapes="static")
+    with pytest.raises(OpenVinoExportError, match="of fixed size") as caught:
+        converted(fixed, tmp_path / "work")
     assert caught.value.reason == "ONNX_INVALID"
