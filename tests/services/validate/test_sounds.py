@@ -25,8 +25,9 @@ from slipway.validation.inputs import LARGEST_SOUND
 from slipway_validate.answers import scores
 from slipway_validate.answers.records import read_records, write_records
 from slipway_validate.answers.sounds import UnusableSoundError, read_sound
-from slipway_validate.params import ValidateParams
+from slipway_validate.params import SampleParams, ValidateParams
 from slipway_validate.protocol.messages import SOUNDS_FILE, EncodedInputs, TokenizeSpec
+from slipway_validate.reference.stage import STAGE as REFERENCE
 from slipway_validate.runner.encoding.records import encode_inputs
 from slipway_validate.runner.model import UnusableInput
 from slipway_validate.stage import STAGE
@@ -229,14 +230,12 @@ def test_a_whisper_transcribes_beside_its_reference(tmp_path: Path) -> None:
         make_wav(given / "clips" / f"{number}.wav", tone(200 * (number + 1), 1 + number / 2))
     (given / "inputs.jsonl").write_text("\n".join(map(json.dumps, lines)))
     params = ValidateParams(sequence_length=16, test_samples=2, greedy_prompts=0, benchmark_performance=False)
-    inputs = {
-        "base": base,
-        "adapter": adapter,
-        "test_inputs": given,
-        "pytorch": merged,
-        "pytorch-int4": tmp_path / "other",
-    }
-    (tmp_path / "work").mkdir()
+    sources = {"base": base, "adapter": adapter, "test_inputs": given}
+    for name in ("reference", "work", "again"):
+        (tmp_path / name).mkdir()
+    samples = SampleParams(sequence_length=16, test_samples=2, greedy_prompts=0)
+    made = REFERENCE.run(sources, samples, Context(workdir=tmp_path / "reference"))["reference"]
+    inputs = {**sources, "reference": made, "pytorch": merged, "pytorch-int4": tmp_path / "other"}
     report = ValidationReport.read(STAGE.run(inputs, params, Context(workdir=tmp_path / "work"))["validation"])
     right, wrong = (report.output(name).answers for name in ("pytorch", "pytorch-int4"))
     assert right is not None
@@ -249,3 +248,7 @@ def test_a_whisper_transcribes_beside_its_reference(tmp_path: Path) -> None:
     assert wrong.scores[0].value == 12 / 11
     assert "answers.wer_loss" in [check.name for check in report.output("pytorch").checks if check.passed]
     assert "answers.wer_loss" in [check.name for check in report.output("pytorch-int4").failed_checks]
+    sounds = made / "samples" / SOUNDS_FILE
+    np.save(sounds, np.load(sounds)[:2])
+    with pytest.raises(ValidationError, match=r"its files are damaged: sounds.npy has the shape .* for 3 test inputs"):
+        STAGE.run(inputs, params, Context(workdir=tmp_path / "again"))
