@@ -8,7 +8,17 @@ from typing import Annotated
 from pydantic import BeforeValidator, field_validator
 
 from slipway.errors import ConfigurationError
-from slipway.formats import Format, FormatRequest, FormatSettings, PlannedTask, Runtime, Usage, as_tuple, wrong_value
+from slipway.formats import (
+    Fit,
+    Format,
+    FormatRequest,
+    FormatSettings,
+    PlannedTask,
+    Runtime,
+    Usage,
+    as_tuple,
+    wrong_value,
+)
 from slipway_adapter.params import FactorType, Target
 
 ONNX = "onnx"
@@ -88,6 +98,15 @@ FORMAT = Format(
         packages="peft transformers torch",
         chat_packages="peft transformers torch jinja2",
         level_packages={ONNX: "onnxruntime numpy"},
+    ),
+    fits=(
+        Fit(
+            "vllm",
+            "several fine-tunes share one base in memory (--enable-lora); a request names its adapter",
+            families=("decoder",),
+            rank=20,
+            source="https://docs.vllm.ai/en/latest/features/lora/",
+        ),
     ),
     media_types={".onnx_adapter": "application/vnd.onnxruntime.adapter"},
 )

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from slipway.formats import (
     LEVELS,
+    Fit,
     Format,
     FormatRequest,
     LevelSettings,
@@ -93,6 +94,14 @@ FORMAT = Format(
         library="executorch",
         packages="executorch tokenizers torch",
         chat_packages="executorch transformers jinja2 torch",
+    ),
+    fits=tuple(
+        Fit(target, why, levels=(LEVEL, ""), rank=rank, source="https://docs.pytorch.org/executorch/")
+        for target, why, rank in (
+            ("android", "ExecuTorch runs in Android apps, with XNNPACK on the processor", 0),
+            ("apple", "ExecuTorch runs in apps for iPhone and iPad, with XNNPACK on the processor", 20),
+            ("edge", "ExecuTorch's runtime is small, and its memory is planned ahead", 30),
+        )
     ),
     media_types={".pte": "application/vnd.pytorch.executorch"},
 )

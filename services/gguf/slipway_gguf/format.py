@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from slipway.formats import Format, FormatRequest, LevelSettings, ModelSize, PlannedTask, RefusedLevel, Runtime, Usage
+from slipway.formats import (
+    Fit,
+    Format,
+    FormatRequest,
+    LevelSettings,
+    ModelSize,
+    PlannedTask,
+    RefusedLevel,
+    Runtime,
+    Usage,
+)
 from slipway_gguf.levels import LEVELS, UNQUANTIZED
 from slipway_gguf.params import file_name
 from slipway_gguf.stage import output_bytes
@@ -78,6 +88,16 @@ FORMAT = Format(
         template=("slipway_gguf", "usage.example.j2"),
         library="gguf",
         packages="xllamacpp",
+    ),
+    fits=tuple(
+        Fit(target, why, levels=("q4_k_m", "q6_k", "q8_0", ""), rank=rank, source="services/gguf/README.md")
+        for target, why, rank in (
+            ("llama.cpp", "llama.cpp, Ollama and LM Studio load this file and no other", 0),
+            ("apple", "llama.cpp computes it on Apple's GPUs (Metal)", 0),
+            ("edge", "llama.cpp runs on small processors, and maps the file instead of reading it", 0),
+            ("cpu-server", "llama.cpp runs on any processor, one user at a time", 20),
+            ("android", "llama.cpp runs in Android apps, on the processor", 30),
+        )
     ),
     media_types={".gguf": "application/vnd.gguf"},
     sample='{enabled: true, quantization: ["q8_0", "q4_k_m"]}',

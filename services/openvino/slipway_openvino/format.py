@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from slipway.formats import (
     GRAPH_BYTES,
+    Fit,
     Format,
     FormatRequest,
     LevelSettings,
@@ -93,6 +94,24 @@ FORMAT = Format(
         library="openvino",
         packages="openvino openvino-tokenizers numpy",
         family_packages={"decoder": "openvino-genai"},
+    ),
+    fits=(
+        Fit(
+            "cpu-server",
+            "OpenVINO runs on processors of Intel and AMD, and on Intel's GPUs and NPUs",
+            levels=("int4", "int8", ""),
+            families=("decoder",),
+            rank=15,
+            source="https://docs.openvino.ai/",
+        ),
+        Fit(
+            "cpu-server",
+            "OpenVINO runs on processors of Intel and AMD, and on Intel's GPUs and NPUs",
+            levels=("int8", "fp16", ""),
+            rank=15,
+            source="https://docs.openvino.ai/",
+        ),
+        Fit("edge", "OpenVINO runs on small Intel machines and their NPUs", levels=("int4", "int8"), rank=25),
     ),
     media_types={".xml": "application/xml"},
     sample="{enabled: true}",

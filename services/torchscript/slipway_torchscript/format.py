@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from slipway.formats import (
     LEVELS,
+    Fit,
     Format,
     FormatRequest,
     LevelSettings,
@@ -105,6 +106,7 @@ TORCHSCRIPT = Format(
         packages="torch tokenizers",
         chat_packages="torch transformers jinja2",
     ),
+    fits=(Fit("cpu-server", "libtorch runs the file from C++; torch calls the format deprecated", rank=50),),
     media_types={".pt": "application/vnd.pytorch.torchscript"},
 )
 TORCH_EXPORT = Format(
@@ -129,5 +131,6 @@ TORCH_EXPORT = Format(
         packages="torch tokenizers",
         chat_packages="torch transformers jinja2",
     ),
+    fits=(Fit("cpu-server", "torch runs the program, or compiles it for its processor (aot)", rank=45),),
     media_types={".pt2": "application/vnd.pytorch.exported-program"},
 )
