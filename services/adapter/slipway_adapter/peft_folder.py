@@ -80,7 +80,7 @@ def _write_factors(fitted: Fitted, form: Form, output: Path, ctx: Context) -> bo
                 ctx.progress("write", done=done, total=len(fitted.pairs), unit="modules")
                 pair = fitted.pairs[module]
                 factors = dict(zip(tensor_names(module, pair), normalized(pair, form), strict=True))
-                changed = changed or all(np.any(values) for values in factors.values())
+                changed = changed or (form.alpha != 0 and all(np.any(values) for values in factors.values()))
                 current, done = module, done + 1
             stream.write(np.ascontiguousarray(factors[tensor.name]).reshape(-1).view(np.uint8).data)
     return changed

@@ -17,6 +17,9 @@ from slipway_gguf.levels import LEVELS, UNQUANTIZED
 from slipway_gguf.params import file_name
 from slipway_gguf.stage import output_bytes
 
+_USUAL = ("q4_k_m", "q5_k_m", "q6_k", "q8_0", "iq4_xs", "q4_0", "", "bf16")
+"""Levels that llama.cpp runs on all targets, the most usual first."""
+
 
 class GGUFConfiguration(LevelSettings):
     """The model as one GGUF file per level, for llama.cpp and Ollama. ``f16`` in the list of levels is the unquantized file."""
@@ -90,7 +93,7 @@ FORMAT = Format(
         packages="xllamacpp",
     ),
     fits=tuple(
-        Fit(target, why, levels=("q4_k_m", "q6_k", "q8_0", ""), rank=rank, source="services/gguf/README.md")
+        Fit(target, why, levels=_USUAL, rank=rank, source="services/gguf/README.md")
         for target, why, rank in (
             ("llama.cpp", "llama.cpp, Ollama and LM Studio load this file and no other", 0),
             ("apple", "llama.cpp computes it on Apple's GPUs (Metal)", 0),

@@ -17,6 +17,8 @@ MIN_LENGTH = 8
 """Fewest tokens of a window."""
 LENGTH = 32
 """Longest row of a case: long enough to show an off-by-one error, short enough to take almost no time."""
+DECODE = "decode"
+"""Name of the case that goes through the cache token by token."""
 DECODE_STEPS = 6
 
 
@@ -72,7 +74,7 @@ def _of_decoder(padded: tuple[CaseRow, ...], *, full: int, steps: int) -> tuple[
     return (
         Case(name="left_padded", rows=padded, segments=(full,)),
         Case(name="single_token", rows=(CaseRow(window=0, length=1),), segments=(1,)),
-        Case(name="decode", rows=one, segments=(full - steps, *(1,) * steps)),
+        Case(name=DECODE, rows=one, segments=(full - steps, *(1,) * steps)),
         Case(name="decode_left_padded", rows=padded, segments=(full - steps, *(1,) * steps)),
         Case(name="chunked", rows=one, segments=(full - 2 * chunk, chunk, chunk)),
     )
@@ -87,7 +89,7 @@ def _of_encoder_decoder(family: Family, padded: tuple[CaseRow, ...], *, full: in
     decoded = (full - steps, *(1,) * steps)
     return (
         Case(name=batch, rows=padded, segments=(full,), padding="right", plain="rows"),
-        Case(name="decode", rows=padded[:1], segments=decoded, padding="right", plain="row"),
+        Case(name=DECODE, rows=padded[:1], segments=decoded, padding="right", plain="row"),
         Case(name="single_token", rows=padded[:1], segments=(1,), padding="right", plain="row"),
         Case(name=f"decode_{batch}", rows=padded, segments=decoded, padding="right", plain="rows"),
     )

@@ -11,6 +11,8 @@ from slipway.errors import ConfigurationError
 from slipway.formats.contract import Format
 from slipway.formats.registry import formats, translate_format_errors
 from slipway.formats.targets import TARGETS, Fit
+from slipway.formats.tasks import FormatRequest
+from slipway.registry import known_stage
 from slipway.sizes import format_size
 
 _RUNTIME_BYTES = 200 << 20
@@ -92,10 +94,25 @@ def _candidates(fit: Fit, each: Format[Any], subject: Subject | None, memory: in
             needed = size + subject.cache_bytes + _RUNTIME_BYTES
             if memory is not None and needed > memory:
                 unfit = f"needs about {format_size(needed)}, and there is {format_size(memory)}"
+        if subject is not None and subject.config:
+            unfit = _refused(each, level, subject.config) or unfit
         yield Candidate(each.name, level, fit.why, fit.source, fit.settings, size, needed, unfit)
 
 
+def _refused(each: Format[Any], level: str, config: Mapping[str, Any]) -> str:
+    """Return why a stage that the output needs refuses a model with this configuration; empty if none does."""
+    request = FormatRequest(
+        each.name, each.settings(), (level,) if level else (), "model", base="base", adapter="adapter"
+    )
+    with translate_format_errors(each):
+        tasks = each.plan(request)
+    stages = ((known_stage(task.stage), task.params) for task in tasks)
+    return next((why for stage, params in stages if stage and (why := stage.refuses(params, config))), "")
+
+
 def _nothing(target: str, family: str, found: list[Candidate]) -> tuple[str]:
+    if found and all(one.memory_bytes is None or "needs about" not in one.unfit for one in found):
+        return (f"nothing fits {target}: {found[0].output}: {found[0].unfit}",)
     if found:
         smallest = min(found, key=lambda one: one.memory_bytes or 0)
         return (f"nothing fits {target}: the smallest output, {smallest.output}, {smallest.unfit}",)

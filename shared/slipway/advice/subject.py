@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,14 @@ class Subject:
         family: Name of its family; empty if none fits.
         size: Its size.
         cache_bytes: Keys and values of :data:`CONTEXT` tokens in 16 bits; 0 for a model without a cache.
+        config: Its ``config.json``.
     """
 
     folder: Path
     family: str
     size: ModelSize
     cache_bytes: int
+    config: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def read(cls, name: str) -> Subject:
@@ -50,7 +52,9 @@ class Subject:
         config = read_config(folder)
         family = family_of(config)
         cached = family is not None and family.generates
-        return cls(folder, family.name if family else "", model_size(folder), _cache_bytes(config) if cached else 0)
+        return cls(
+            folder, family.name if family else "", model_size(folder), _cache_bytes(config) if cached else 0, config
+        )
 
 
 def _cache_bytes(config: Mapping[str, Any]) -> int:

@@ -82,9 +82,9 @@ def cautions(configuration: Sections) -> tuple[str, ...]:
 def _unfit(configuration: Sections) -> Iterable[str]:
     """Yield the outputs that are unfit for the target."""
     target = configuration.output.target
-    for each, section in configuration.formats.enabled() if target else ():
+    for each, _ in configuration.formats.enabled() if target else ():
         fit = {level for one in each.fits if one.target == target for level in one.levels}
-        unquantized = [""] if not isinstance(section, LevelSettings) or section.unquantized else []
+        unquantized = [""] if configuration.unquantized(each.name) else []
         for level in [*unquantized, *configuration.levels(each.name)]:
             if level not in fit:
                 how = f"; {_named(sorted(fit))} of this format fits" if fit else ", as no level of this format is"

@@ -92,6 +92,24 @@ def test_a_tree_of_models_adapters_and_files(dense: Path, tmp_path: Path) -> Non
     assert (out / "lora" / "adapter_config.json").is_file()
 
 
+def test_what_is_wrong_with_one_model_keeps_no_other_from_being_converted(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    saved(tree / "both", "model.pt", {"b": torch.ones(1)})
+    saved(tree / "both", "pytorch_model.bin", WEIGHTS)
+    saved(tree / "parts", "pytorch_model-00001-of-00002.bin", WEIGHTS)
+    saved(tree / "index", "pytorch_model-00001-of-00001.bin", WEIGHTS)
+    (tree / "index" / "pytorch_model.bin.index.json").write_text("[")
+    out, found = convert(tree, tmp_path)
+    assert load_file(out / "both" / "model.safetensors").keys() == WEIGHTS.keys()
+    assert load_file(out / "both" / "model.pt.safetensors").keys() == {"b"}
+    refused = {one.source: one.reason for one in found.weights if one.reason}
+    assert refused == {
+        "parts/pytorch_model-00001-of-00002.bin": "BASE_MODEL_INVALID",
+        "index/pytorch_model.bin.index.json": "BASE_MODEL_INVALID",
+    }
+    assert sorted(path.name for path in out.rglob("*.safetensors")) == ["model.pt.safetensors", "model.safetensors"]
+
+
 def test_a_file_with_several_sets_of_tensors_needs_a_key(tmp_path: Path) -> None:
     source = saved(tmp_path / "source", "both.pt", {"model": WEIGHTS, "average": {"b": torch.zeros(2)}})
     assert "average, model" in str(refusal(source, tmp_path))

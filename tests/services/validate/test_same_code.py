@@ -44,6 +44,13 @@ def test_how_weights_are_stored_changes_no_shape(tmp_path: Path, change: dict[st
         {"a_setting_of_a_later_version": 1},
         {"quantization_config": {**PACKED, "kv_cache_scheme": {"num_bits": 8}}},
         {"quantization_config": "odd"},
+        {
+            "quantization_config": {
+                **PACKED,
+                "config_groups": {"g": {"weights": {}, "input_activations": {"dynamic": True}}},
+            }
+        },
+        {"quantization_config": {**PACKED, "config_groups": ["odd"]}},
     ],
 )
 def test_any_other_setting_may(tmp_path: Path, change: dict[str, Any]) -> None:

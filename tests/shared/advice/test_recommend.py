@@ -67,6 +67,16 @@ def test_a_family_gets_what_runs_it() -> None:
         recommend("vllm", subject=subject("sequence classifier", 0))
 
 
+def test_what_a_stage_refuses_is_not_recommended() -> None:
+    config = {"architectures": ["FalconForCausalLM"], "model_type": "falcon"}
+    falcon = Subject(Path("model"), "decoder", SIZE, 0, config)
+    found = recommend("cpu-server", subject=falcon)
+    assert {one.output for one in found if one.unfit} >= {"gguf-q4_k_m"}
+    assert found[0].format == "onnx"
+    with pytest.raises(ConfigurationError, match="Falcon"):
+        recommend("llama.cpp", subject=falcon)
+
+
 def test_an_unknown_target_is_refused() -> None:
     with pytest.raises(ConfigurationError) as caught:
         recommend("toaster")

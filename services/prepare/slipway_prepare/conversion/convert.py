@@ -8,10 +8,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from slipway.errors import CheckpointValidationError
+from slipway.errors import ArtifactError, CheckpointValidationError
 from slipway.files.links import files_in, real_file
 from slipway.folders.disk_full import disk_full_is_typed
-from slipway.models.model_files import ADAPTER_CONFIG, CONFIG, companion_files
+from slipway.models.model_files import ADAPTER_CONFIG, CONFIG, MODEL_INDEX, companion_files
 from slipway.models.safetensors_layout import PlannedFile, TensorSpec, index_file, plan_file
 from slipway.models.weights.conversion import Conversion, ConvertedWeights
 from slipway.stage import Context, installed_version
@@ -42,12 +42,13 @@ def convert(source: Path, output: Path, *, params: ConvertParams, ctx: Context) 
             about={"folder": source},
         )
     output.mkdir()
-    results, first = [], None
+    results: list[ConvertedWeights] = []
+    first: ArtifactError | CheckpointValidationError | None = None
     for number, weights in enumerate(found):
         ctx.progress("converting", done=number, total=len(found), unit="files")
         try:
             results.append(_convert(source, output, weights, params=params, ctx=ctx))
-        except CheckpointValidationError as error:
+        except (ArtifactError, CheckpointValidationError) as error:
             if error.reason == "DISK_FULL":
                 raise
             first = first or error
@@ -59,6 +60,8 @@ def convert(source: Path, output: Path, *, params: ConvertParams, ctx: Context) 
 
 
 def _convert(source: Path, output: Path, weights: Weights, *, params: ConvertParams, ctx: Context) -> ConvertedWeights:
+    if weights.refused is not None:
+        raise weights.refused
     folder, target = source / weights.folder, output / weights.folder
     values: dict[str, dict[str, Tensor]] = {}
     left_out: list[str] = []
@@ -75,8 +78,13 @@ def _convert(source: Path, output: Path, weights: Weights, *, params: ConvertPar
         target.mkdir(parents=True, exist_ok=True)
         files = [_plan(_free(target, weights.target(name), name), part, name, ties) for name, part in values.items()]
         with disk_full_is_typed(CheckpointValidationError, "for the converted weights", at=target):
-            _write(target, files, mapped, indexed=bool(weights.index), ctx=ctx)
-            _copy_companions(folder, target)
+            try:
+                _write(target, files, mapped, indexed=bool(weights.index), ctx=ctx)
+                _copy_companions(folder, target)
+            except BaseException:
+                for name in (*(file.filename for file in files), MODEL_INDEX):
+                    (target / name).unlink(missing_ok=True)
+                raise
     return ConvertedWeights(
         source=weights.first,
         target=(weights.folder / files[0].filename).as_posix(),

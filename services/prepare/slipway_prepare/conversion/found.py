@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from slipway.errors import CheckpointValidationError
 from slipway.files.links import all_files, real_file
 from slipway.models.model_files import MODEL_INDEX, MODEL_PICKLE, MODEL_PICKLE_INDEX, MODEL_WEIGHTS
 from slipway.models.safetensors_file import read_index
@@ -18,6 +19,7 @@ _STATE = re.compile(
 )
 """Files of a training run that hold no weights of a model."""
 _MODEL_FILE = re.compile(r"pytorch_model(-\d+(-of-\d+)?)?\.bin")
+_SHARD = re.compile(r"pytorch_model-\d+-of-\d+\.bin")
 _NOT_WEIGHTS = "training state, not weights"
 _STORED = "the same weights are there as safetensors"
 
@@ -30,11 +32,13 @@ class Weights:
         folder: Its folder, relative to the source.
         files: Names of its files in the folder.
         index: Name of the index that lists them; empty for a single file.
+        refused: Why they cannot be converted; None if that is not known yet.
     """
 
     folder: PurePosixPath
     files: tuple[str, ...]
     index: str = ""
+    refused: CheckpointValidationError | None = None
 
     @property
     def is_model(self) -> bool:
@@ -43,8 +47,8 @@ class Weights:
 
     @property
     def first(self) -> str:
-        """Return the path of its first file."""
-        return (self.folder / self.files[0]).as_posix()
+        """Return the path of its first file, or of its index."""
+        return (self.folder / (self.files[0] if self.files else self.index)).as_posix()
 
     def target(self, name: str) -> str:
         """Return the name of the file that replaces one of its files: that which transformers and peft load."""
@@ -63,15 +67,20 @@ def find_weights(source: Path, *, file: str = "") -> tuple[list[Weights], list[S
 
     Raises:
         ArtifactError: As :func:`slipway.files.links.all_files`.
-        CheckpointValidationError: ``BASE_MODEL_INVALID``: the index of a model is unreadable, or one of its files is missing.
     """
     if file:
-        real_file(source, file)
-        return [Weights(PurePosixPath(), (file,))], []
+        path = real_file(source, file)
+        refused = _without_index(path) if _SHARD.fullmatch(file) else None
+        return [Weights(PurePosixPath(), (file,), "", refused)], []
     names = {PurePosixPath(name) for name, _ in all_files(source)}
     found, skipped, listed = [], [], set()
     for path in sorted(name for name in names if name.name == MODEL_PICKLE_INDEX):
-        shards = tuple(sorted(set(read_index(source / path).values())))
+        try:
+            shards = tuple(sorted(set(read_index(source / path).values())))
+        except CheckpointValidationError as error:
+            found.append(Weights(path.parent, (), path.name, error))
+            listed |= {name for name in names if name.parent == path.parent and _SHARD.fullmatch(name.name)}
+            continue
         listed |= {path.parent / shard for shard in shards}
         if path.parent / MODEL_PICKLE in names or _has_safetensors(path.parent, names):
             skipped += _skip((path.parent / shard for shard in shards), _STORED)
@@ -84,9 +93,21 @@ def find_weights(source: Path, *, file: str = "") -> tuple[list[Weights], list[S
             skipped += _skip([path], _NOT_WEIGHTS)
         elif _stored(path, names):
             skipped += _skip([path], _STORED)
+        elif _SHARD.fullmatch(path.name):
+            found.append(Weights(path.parent, (path.name,), "", _without_index(source / path)))
         else:
             found.append(Weights(path.parent, (path.name,)))
-    return sorted(found, key=lambda one: one.first), sorted(skipped, key=lambda one: one.source)
+    # Models first: the name that transformers loads is theirs.
+    return sorted(found, key=lambda one: (not one.is_model, one.first)), sorted(skipped, key=lambda one: one.source)
+
+
+def _without_index(path: Path) -> CheckpointValidationError:
+    return CheckpointValidationError(
+        f"{path.name} is a part of a model, and no {MODEL_PICKLE_INDEX} beside it lists the others",
+        reason="BASE_MODEL_INVALID",
+        remedy="copy the model again, with its index",
+        about={"file": path},
+    )
 
 
 def _stored(path: PurePosixPath, names: set[PurePosixPath]) -> bool:

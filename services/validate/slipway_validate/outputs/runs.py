@@ -87,8 +87,8 @@ class OutputRuns:
         long: Long continuations to compute; None for none.
         texts: Texts for runtimes that read text themselves.
         settings: Folder with the configuration of the reference; None if there is none.
-        ahead: Whether the process of the next output starts while one is computed: it imports its libraries and waits. Otherwise only one
-            process works at a time.
+        ahead: Whether the process of the next output starts while one is computed, as :meth:`take` says. Otherwise only one process works
+            at a time.
     """
 
     def __init__(
@@ -116,7 +116,11 @@ class OutputRuns:
         self._next: Runner | None = None
 
     def take(self, outputs: Mapping[str, Path], folder: Path) -> Generator[OutputRun]:
-        """Run and time outputs; yield each while the process of the next one already loads its model."""
+        """Run and time outputs, and yield each.
+
+        The next output's process imports its libraries while one is computed, and waits while that is timed. It loads its model and
+        computes while the caller judges the one before.
+        """
         planned = [
             self._plan(name, model, folder / name, label=f"output {number} of {len(outputs)}: {name}")
             for number, (name, model) in enumerate(outputs.items(), 1)
@@ -151,9 +155,12 @@ class OutputRuns:
         if not self._ahead:
             self._stopwatch.make_room()
         done = self._run_once(one, after, ahead)
-        if done.result.reason in OUT_OF_MEMORY and self._stopwatch.waits:
+        if done.result.reason in OUT_OF_MEMORY and (self._stopwatch.waits or self._ahead):
+            started = self._next is not None
             self._ahead, self._next = False, None
             ahead.close()
+            if started and after is not None:
+                shutil.rmtree(after.folder)  # it is started anew in its turn
             self._stopwatch.release(NO_ROOM)
             shutil.rmtree(one.folder)
             done = self._run_once(one, None, ahead)

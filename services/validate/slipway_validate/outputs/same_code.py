@@ -1,7 +1,7 @@
 """Say for which outputs the reference's results in other shapes speak: those that run its code with its configuration.
 
 Which shapes a model gives wrong results in depends on how its code pads, masks, counts positions and keeps a cache, as its configuration says.
-Its weights enter only by linear layers, row by row, and are compared by the windows.
+Its weights are compared by the windows. Where activations are rounded too, a row may depend on its neighbours, so nothing is known then.
 """
 
 from __future__ import annotations
@@ -32,10 +32,22 @@ def why_shapes_are_known(runtime: Runtime | None, model: Path, settings: Path) -
     """
     own, theirs = read_json(model / CONFIG), read_json(settings / CONFIG)
     packed = own.get("quantization_config") or {}
-    rounded_cache = not isinstance(packed, dict) or packed.get("kv_cache_scheme") is not None
-    if runtime is None or runtime.load != REFERENCE_CODE or rounded_cache or not own:
+    if runtime is None or runtime.load != REFERENCE_CODE or not own or _rounds_while_computing(packed):
         return ""
     return SAME_CODE if _of_code(own) == _of_code(theirs) else ""
+
+
+def _rounds_while_computing(packed: Any) -> bool:
+    """Return whether activations or the cache are rounded, or whether that cannot be told."""
+    if not packed:
+        return False
+    groups = packed.get("config_groups", {}) if isinstance(packed, dict) else None
+    if not isinstance(groups, dict) or packed.get("kv_cache_scheme") is not None:
+        return True
+    return any(
+        not isinstance(group, dict) or group.get("input_activations") or group.get("output_activations")
+        for group in groups.values()
+    )
 
 
 def _of_code(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ REFERENCE_GONE = "timed alone: the reference's process has ended"
 
 
 class Stopwatch:
-    """Times one output after the other; only one process computes at a time.
+    """Times one output after the other; nothing else computes during a round.
 
     Args:
         reference: The reference's process; None if outputs are not compared.
