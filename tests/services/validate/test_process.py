@@ -87,7 +87,8 @@ def inputs(tiny: Models, held_out: Path) -> dict[str, Path]:
 def test_a_crash_is_that_outputs_failure(
     inputs: dict[str, Path], tiny_onnx: Path, context: Context, number: signal.Signals, reason: str
 ) -> None:
-    running = Running({**inputs, "onnx": tiny_onnx}, context.workdir)
+    beside = {} if number == signal.SIGKILL else {"onnx": tiny_onnx}
+    running = Running({**inputs, **beside}, context.workdir)
     runner = wait_for(lambda: runner_of(psutil.Process(), context.workdir))
     assert isinstance(runner, psutil.Process)
     runner.send_signal(number)
@@ -98,8 +99,21 @@ def test_a_crash_is_that_outputs_failure(
     assert broken.status_reason == reason
     assert broken.explanation
     assert broken.remedy
-    assert running.report.output("onnx").passed  # the next output is not touched by it
+    assert all(running.report.output(name).passed for name in beside)  # the next output is not touched by it
     assert not running.report.passed
+
+
+def test_an_output_that_is_killed_beside_another_process_is_run_again_alone(
+    inputs: dict[str, Path], tiny_onnx: Path, context: Context
+) -> None:
+    running = Running({**inputs, "onnx": tiny_onnx}, context.workdir)
+    runner = wait_for(lambda: runner_of(psutil.Process(), context.workdir))
+    assert isinstance(runner, psutil.Process)
+    runner.send_signal(signal.SIGKILL)
+    running.join(240)
+    assert running.report is not None
+    assert running.report.output("pytorch").passed
+    assert running.report.output("onnx").passed  # its process was started ahead, and is started anew
 
 
 def test_cancellation_ends_the_runner(inputs: dict[str, Path], context: Context) -> None:

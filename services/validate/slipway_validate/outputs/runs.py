@@ -21,7 +21,7 @@ from slipway_validate.speed.stopwatch import NO_ROOM, Stopwatch
 from slipway_validate.texts_read.reading import Texts
 
 OUT_OF_MEMORY = ("STAGE_KILLED", "OUT_OF_MEMORY")
-"""Failures of an output that the waiting reference may have caused: the output is run again without it."""
+"""Failures of an output that a process beside it may have caused: the output is run again alone."""
 LIBRARIES = 1 << 30
 """Most memory that libraries take in the two processes beside the one of an output."""
 
@@ -155,8 +155,8 @@ class OutputRuns:
         if not self._ahead:
             self._stopwatch.make_room()
         done = self._run_once(one, after, ahead)
-        if done.result.reason in OUT_OF_MEMORY and (self._stopwatch.waits or self._ahead):
-            started = self._next is not None
+        started = self._next is not None
+        if done.result.reason in OUT_OF_MEMORY and (self._stopwatch.waits or started):
             self._ahead, self._next = False, None
             ahead.close()
             if started and after is not None:
