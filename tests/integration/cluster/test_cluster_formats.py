@@ -102,7 +102,7 @@ def delivered(done: Done, case: Case, *, logs: str = "") -> dict[str, dict[str, 
     """Check that every output passed, in the report too; return the digests of its files, as they were fetched."""
     assert done.code == 0, done.err[-3000:] + logs
     folder = Path(done.json["output_directory"])
-    assert slipway("verify", folder, home=folder.parent).code == 0
+    assert slipway("verify", folder, home=folder.parent.parent / "verifying").code == 0
     assert {name: each["status"] for name, each in done.json["formats"].items()} == dict.fromkeys(
         case.outputs, "passed"
     )

@@ -23,6 +23,13 @@ from support.coordinators.attempts import START, chain, failure, names
 
 STAGES = ("merge", "quantize", "onnx_export", "tensorrt_build", "reference", "validate")
 
+MORE_STARTS: dict[str, tuple[dict[str, Any], ...]] = {
+    "executorch": ({"level": "8da4w", "group_size": 128},),
+    "gguf": tuple({"type": level} for level in ("q4_0", "q4_k_m", "q6_k", "q8_0")),
+    "torchscript": ({"optimize": True}, {"control_flow": "trace"}, {"control_flow": "script"}),
+    "torch_export": ({"aot": True},),
+}
+"""Settings of the formats from which their rules lead on."""
 ABOUT: tuple[dict[str, str], ...] = (
     {},
     {"attention": "sdpa", "kind": "axis", "family": "decoder"},
@@ -48,6 +55,7 @@ def test_every_rule_is_reachable(rule: Rule) -> None:
             small = {"level": "int4", "group_size": 32}
             starts += [{**starts[0], "format": each, **small} for each in ("pytorch", "onnx")]
             starts.append({**starts[0], "format": "pytorch", "level": "int3", "group_size": 32})
+        starts += MORE_STARTS.get(stage, ())
         engines = ("auto", "mobius", "dynamo", "legacy") if stage == "onnx_export" else ("",)
         for start, engine in itertools.product(starts, engines):
             params = {**start, "engine": engine} if engine else start
@@ -216,7 +224,8 @@ def test_a_table_says_where_the_rules_of_stages_stand(tmp_path: Path) -> None:
     assert [rule.name for rule in found[without].rules] == ["first", "last"]
     assert set(found[without].guidance) == {("", "default")}
     inner = found[between].rules[1:-1]
-    assert {rule.stages for rule in inner} == {("onnx_export",), ("quantize",), ("reference",), ("validate",)}
+    formats = ("executorch", "gguf", "onnx_export", "quantize", "torch_export", "torchscript")
+    assert {rule.stages for rule in inner} == {(name,) for name in (*formats, "reference", "validate")}
     assert [found[between].rules[0].name, found[between].rules[-1].name] == ["first", "last"]
     assert ("tensorrt_build", "TENSORRT_PARSE_FAILED") in found[between].guidance
 
