@@ -135,7 +135,7 @@ class Provider:
 
 
 class Role(Enum):
-    """A part that one stage plays in every export; the plan finds the stage by its role. Formats plan all other tasks."""
+    """A part that one stage plays; plans and commands find the stage by its role. Formats plan all other tasks."""
 
     COMBINATION = auto()
     """Combine several adapters into one; inputs: ``adapter`` and further ones."""
@@ -154,6 +154,8 @@ class Role(Enum):
     ``test_inputs``."""
     VALIDATION = auto()
     """Judge every output; inputs: as of the reference, ``reference``, and the outputs by name."""
+    CONVERSION = auto()
+    """Convert pickled weights to safetensors outside of an export; input: ``source``, parameters ``file`` and ``key``, output ``converted``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 from slipway.errors import CheckpointValidationError, ExecutorchExportError
 from slipway.models.base_format import read_config
@@ -15,6 +14,7 @@ from slipway.models.families import Family, auto_model, described, family_of
 from slipway.models.model_facts import CannotBuildError, check_loadable
 from slipway_executorch.attention import use_grouped_attention
 from slipway_executorch.families import refusal_reason
+from slipway_executorch.layers import replace_layers
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def open_source(folder: Path) -> Source:
         raise _invalid(folder, f"{type(error).__name__}: {error}") from error
     model = model.eval().requires_grad_(False)
     use_grouped_attention(model)
-    _as_linear(model)
+    replace_layers(model)
     return Source(model, family, _positions(model))
 
 
@@ -84,18 +84,6 @@ def _invalid(folder: Path, message: str) -> ExecutorchExportError:
         remedy="give a complete transformers model folder",
         about={"folder": folder.name},
     )
-
-
-def _as_linear(model: Any) -> None:
-    """Replace GPT-2's layers, which store (in, out), by linear ones: only those are rounded and fused."""
-    for parent in list(model.modules()):
-        for name, layer in list(parent.named_children()):
-            if isinstance(layer, transformers.pytorch_utils.Conv1D):
-                given, made = layer.weight.shape
-                linear = torch.nn.Linear(given, made, device="meta")
-                linear.weight = torch.nn.Parameter(layer.weight.t().contiguous(), requires_grad=False)
-                linear.bias = layer.bias
-                setattr(parent, name, linear)
 
 
 def _positions(model: Any) -> int:

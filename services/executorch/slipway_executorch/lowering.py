@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from slipway_executorch.layers import check_gelus
+
 TOKENS = "tokens"
 
 
@@ -32,11 +34,17 @@ class Lowered:
 
 
 def trace(module: torch.nn.Module, sample: tuple[torch.Tensor, ...], most: int) -> Any:
-    """Return torch's program of a module whose inputs have 1 to ``most`` tokens on their last axis."""
+    """Return torch's program of a module whose inputs have 1 to ``most`` tokens on their last axis.
+
+    Raises:
+        ValueError: XNNPACK would compute something else.
+    """
     axis = torch.export.Dim(TOKENS, min=1, max=most)
     shapes = tuple({value.dim() - 1: axis} for value in sample)
     with torch.no_grad():
-        return torch.export.export(module, sample, dynamic_shapes=shapes, strict=False)
+        traced = torch.export.export(module, sample, dynamic_shapes=shapes, strict=False)
+    check_gelus(traced.graph_module)
+    return traced
 
 
 def lower(traced: Any, constants: Mapping[str, Any], *, rounded: bool) -> Lowered:

@@ -100,5 +100,4 @@ FORMAT = Format(
         )
     ),
     media_types={".gguf": "application/vnd.gguf"},
-    sample='{enabled: true, quantization: ["q8_0", "q4_k_m"]}',
 )

@@ -114,5 +114,4 @@ FORMAT = Format(
         Fit("edge", "OpenVINO runs on small Intel machines and their NPUs", levels=("int4", "int8"), rank=25),
     ),
     media_types={".xml": "application/xml"},
-    sample="{enabled: true}",
 )

@@ -74,7 +74,7 @@ class ChildProcess:
 
     def send(self, line: bytes) -> None:
         """Write to its standard input, waiting while it is full. Ignore a closed input: :meth:`explain` says why the process ended."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):  # it is closed on the other side, or by us
             self.input.write(line)
             self.input.flush()
 

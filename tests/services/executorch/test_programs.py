@@ -17,6 +17,31 @@ from support.models.table_models import ROWS, Row, make_row
 from .conftest import Export, torch_results
 
 LIMIT = 1e-4
+EQUAL = (
+    *(
+        "Llama",
+        "Qwen2",
+        "Qwen3",
+        "Mistral, window",
+        "Gemma 2, window",
+        "Gemma 3, window",
+        "Phi-3",
+        "GPT-2",
+        "Granite",
+        "SmolLM3",
+    ),
+    *(
+        "BERT, classes",
+        "BERT, masked",
+        "MiniLM, features",
+        "RoBERTa, questions",
+        "XLM-R, tokens",
+        "DistilBERT, classes",
+    ),
+)
+REFUSED = ("Mixtral", "Qwen3-MoE", "DeepSeek-V3", "Marian", "T5", "Whisper", "Qwen3, classes")
+"""A classifier on a decoder fails in torch.export; the others are refused before anything is loaded."""
+ROWS_TRIED = [row for row in ROWS if row.name in (*EQUAL, *REFUSED)]
 
 
 def loaded(folder: Path) -> Any:
@@ -81,7 +106,7 @@ def test_a_text_beyond_the_cache_is_not_run(tmp_path: Path, export: Export) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
+@pytest.mark.parametrize("row", ROWS_TRIED, ids=[row.name for row in ROWS_TRIED])
 def test_every_family_is_equal_or_refused(tmp_path: Path, export: Export, row: Row) -> None:
     source = make_row(row, tmp_path / "source")
     try:
@@ -90,7 +115,7 @@ def test_every_family_is_equal_or_refused(tmp_path: Path, export: Export, row: R
         assert error.reason in ("FAMILY_UNSUPPORTED", "EXECUTORCH_EXPORT_FAILED")
         assert row.name in REFUSED
         return
-    assert row.name not in REFUSED
+    assert row.name in EQUAL
     ids = tokens(2, 33)
     decoder = family_of(json.loads((source / "config.json").read_text())) is DECODER
     mask = np.ones_like(ids)
@@ -108,6 +133,3 @@ def test_every_family_is_equal_or_refused(tmp_path: Path, export: Export, row: R
             assert difference(one[:, real], other[:, real]) < LIMIT
         else:
             assert difference(one, other) < LIMIT
-
-
-REFUSED: set[str] = set()

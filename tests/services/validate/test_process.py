@@ -187,14 +187,21 @@ class TestWhileBeingTimed:
 
     def test_a_round_that_hangs_is_ended(self, spec: Spec, context: Context) -> None:
         with self.waiting(spec, context) as runner:
+            assert runner.result.status == "done"
             os.kill(pid_of(context), signal.SIGSTOP)
             runner.timeout_seconds = 0.5
             with pytest.raises(process.RunnerEnded, match=r"within 0\.5 s"):
                 runner.time_round()
             assert not runner.alive
 
+    def test_a_round_of_one_that_never_had_a_result_is_refused(self, spec: Spec, context: Context) -> None:
+        with self.waiting(spec, context, timeout_seconds=0.05) as runner, pytest.raises(process.RunnerEnded):
+            runner.time_round()
+        assert runner.result.reason == "STAGE_TIMEOUT"
+
     def test_cancellation_ends_a_round(self, spec: Spec, context: Context) -> None:
         with self.waiting(spec, context) as runner:
+            assert runner.result.status == "done"
             context.cancelled.set()
             with pytest.raises(ModelExportError) as caught:
                 runner.time_round()

@@ -48,13 +48,17 @@ LIBRARY_LOGGERS = {
 }
 """Loggers that a library sets up permanently after its import, with the reason."""
 
-LIBRARY_VARIABLES = {b"TORCHINDUCTOR_CACHE_DIR": "torch sets it when it imports its compiler"}
+LIBRARY_VARIABLES = {
+    b"TORCHINDUCTOR_CACHE_DIR": "torch sets it when it imports its compiler",
+    b"OPENVINO_LIB_PATH": "executorch sets it when it is imported beside openvino",
+}
 """Environment variables that a library sets when it is imported, with the reason."""
 
 LIBRARY_CONTEXT = {
     "deterministic": "torch's compiler follows whether algorithms are deterministic, which is looked at by itself",
     "torch._dynamo.config.": "torch's compiler keeps one for each of its decorators",
     "torch._inductor.config.": "torch's compiler keeps what it knows of its settings",
+    **dict.fromkeys(("_BUFFER_ALIGNMENT", "_DELEGATE_ALIGNMENT"), "executorch keeps what it last wrote a program with"),
     **dict.fromkeys(
         (
             "torch._functorch.config.",

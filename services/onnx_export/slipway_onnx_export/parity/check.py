@@ -174,16 +174,17 @@ def _in_float32(folder: Path, kind: Any) -> Any:
     If all weights are stored in one 16-bit type, large ones stay mapped and are widened where they are used, which is exact. Eager attention is
     the simplest implementation; fused ones differ from each other in the results of padding rows.
     """
-    ways = {"attn_implementation": "eager", "trust_remote_code": False}
+    ways = {"attn_implementation": "eager"}
     stored = {info.dtype for info in read_weights(folder).values() if info.dtype in FLOATS}
     if stored in ({"BF16"}, {"F16"}):
-        model = kind.from_pretrained(folder, dtype=next(iter(torch_dtypes(*stored).values())), **ways).eval()
+        dtype = next(iter(torch_dtypes(*stored).values()))
+        model = kind.from_pretrained(folder, dtype=dtype, trust_remote_code=False, **ways).eval()
         # A 16-bit buffer holds what the model's code has computed, and rounded.
         if all(buffer.dtype not in _SHORT for buffer in model.buffers()):
             widen_while_computing(model)
             return model.float()
         del model
-    return kind.from_pretrained(folder, dtype=torch.float32, **ways).eval()
+    return kind.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False, **ways).eval()
 
 
 @contextmanager

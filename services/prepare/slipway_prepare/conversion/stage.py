@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from slipway.stage import Context, Stage
+from slipway.stage import Context, Role, Stage
 from slipway_prepare.conversion.params import ConvertParams
 
 
@@ -30,4 +30,5 @@ CONVERSION = Stage(
     params=ConvertParams,
     run=run,
     libraries=("torch", "transformers"),
+    role=Role.CONVERSION,
 )

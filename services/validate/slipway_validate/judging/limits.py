@@ -30,6 +30,9 @@ ONNX's levels with integers for activations, measured likewise on 32 windows: me
 trained classifier (BERT, 2 layers, 6 classes) 2.3e-5 and 2.7e-5; the strength of the adapter was wrong by 2e-4. One range serves all values
 that a product reads, and outliers grow with the depth of a model, so the limits are 24 and 14 times the KL of the sample.
 
+ExecuTorch's 8da4w (4-bit weights in groups of 32, 8-bit activations per token, 8-bit embeddings), on the sample's 10 held-out windows: mean KL 3.8e-3,
+top-1 agreement 0.93. It gets int4's limits, 5 times the KL.
+
 The last two columns judge each adapted module (``slipway.validation.survival``), beyond four standard errors of the rounding. Measured on
 the trained sample (float32, 28 modules), worst module: strength wrong by 1e-5 in float16, 2e-4 in int8, 8e-3 in int4 (its scales, fitted by
 least squares, are a little small); weights off by 2e-4, 5e-3 and 8e-2. A lost update has a strength of 0, another layer's weight an error

@@ -40,9 +40,12 @@ def convert(  # noqa: PLR0917 - typer calls it by name
     Configuration and tokenizer are copied. The source stays as it is. In a tree, weights that are refused keep no others from
     being converted; the exit code is then that of the first refusal.
     """
-    from slipway.extras import require
+    from slipway.extras import require, stage_extra
+    from slipway.registry import stage_of
+    from slipway.stage import Role
 
-    require("worker", what="slipway convert", install="prepare")
+    install = stage_extra(stage_of(Role.CONVERSION).params.__module__)
+    require("worker", what="slipway convert", install=install)
     from slipway.cli.conversion.converting import convert_weights
     from slipway.cli.conversion.view import conversion_table
     from slipway.cli.terminal.console import print_json, show

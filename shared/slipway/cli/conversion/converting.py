@@ -13,7 +13,9 @@ from slipway.files.regular_file import check_regular
 from slipway.folders.unfinished import publish, unfinished
 from slipway.machine.cgroup import ControlGroup, available_memory, usable_cores
 from slipway.models.weights.conversion import Conversion
+from slipway.registry import stage_of
 from slipway.settings import Settings
+from slipway.stage import Role
 from slipway.stage_call import Limits, StageCall
 
 
@@ -35,12 +37,13 @@ def convert_weights(source: Path, out: Path, *, key: str, timeout: float | None,
         )
     group = ControlGroup()
     limits = Limits(timeout or 0.0, available_memory(group.memory()) // 2, usable_cores(group))
-    call = StageCall("convert", {"file": file, "key": key}, {}, limits).on_folders({"source": folder.resolve()})
+    name = stage_of(Role.CONVERSION).name
+    call = StageCall(name, {"file": file, "key": key}, {}, limits).on_folders({"source": folder.resolve()})
     with unfinished(out) as scratch:
         workdir = scratch / "work"
         workdir.mkdir()
         level = Settings.from_environment(os.environ).log_level
-        outcome = run_call(call, workdir, name="convert", progress=progress, level=level)
+        outcome = run_call(call, workdir, name=name, progress=progress, level=level)
         converted = Path(outcome.outputs["converted"])
         found = Conversion.read(converted)
         publish(converted, out)

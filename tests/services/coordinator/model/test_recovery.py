@@ -23,13 +23,6 @@ from support.coordinators.attempts import START, chain, failure, names
 
 STAGES = ("merge", "quantize", "onnx_export", "tensorrt_build", "reference", "validate")
 
-MORE_STARTS: dict[str, tuple[dict[str, Any], ...]] = {
-    "executorch": ({"level": "8da4w", "group_size": 128},),
-    "gguf": tuple({"type": level} for level in ("q4_0", "q4_k_m", "q6_k", "q8_0")),
-    "torchscript": ({"optimize": True}, {"control_flow": "trace"}, {"control_flow": "script"}),
-    "torch_export": ({"aot": True},),
-}
-"""Settings of the formats from which their rules lead on."""
 ABOUT: tuple[dict[str, str], ...] = (
     {},
     {"attention": "sdpa", "kind": "axis", "family": "decoder"},
@@ -55,7 +48,6 @@ def test_every_rule_is_reachable(rule: Rule) -> None:
             small = {"level": "int4", "group_size": 32}
             starts += [{**starts[0], "format": each, **small} for each in ("pytorch", "onnx")]
             starts.append({**starts[0], "format": "pytorch", "level": "int3", "group_size": 32})
-        starts += MORE_STARTS.get(stage, ())
         engines = ("auto", "mobius", "dynamo", "legacy") if stage == "onnx_export" else ("",)
         for start, engine in itertools.product(starts, engines):
             params = {**start, "engine": engine} if engine else start
