@@ -1,4 +1,4 @@
-"""Every format through a coordinator: one worker has the stages that all formats share, another one only that of the format."""
+"""Every format through a coordinator: one worker has the stages that all formats share, another one only the format's, with its extra."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 
 from support.cluster.cluster import Cluster
 from support.commands.cli import Done, slipway
+from support.commands.light_install import with_extras_hidden
 from support.servers.postgres_server import PostgresServer
 from support.servers.s3_server import S3Server
 
@@ -36,6 +37,11 @@ class Case:
     outputs: tuple[str, ...]
     settings: Mapping[str, str] = field(default_factory=dict)
     libraries: tuple[str, ...] = ()
+
+    @property
+    def extra(self) -> str:
+        """The extra of the stage, which is all that its worker has, but for the client of the bucket."""
+        return "torchscript" if self.stage == "torch_export" else self.stage
 
     def words(self) -> list[str]:
         settings = {
@@ -86,7 +92,10 @@ def test_a_worker_with_only_its_stage_makes_the_same_bytes(
     alone = delivered(slipway(*words, "--out", tmp_path / "alone", home=home, timeout=800), case)
     environment = shared.environment("command")
     words += ["--out", tmp_path / "together", "--coordinator", shared.service.address]
-    own = shared.worker(f"only-{case.stage}", shared.service.address, stages=case.stage)
+    (tmp_path / "extra").mkdir()
+    light = with_extras_hidden(tmp_path / "extra", case.extra, "s3")
+    path = light.environment["PYTHONPATH"]
+    own = shared.worker(f"only-{case.stage}", shared.service.address, stages=case.stage, PYTHONPATH=path)
     try:
         done = slipway(*words, home=Path(environment.pop("SLIPWAY_HOME")), timeout=800, **environment)
         together = delivered(done, case, logs=shared.logs())
