@@ -93,7 +93,7 @@ def test_the_modules_of_an_extra_are_those_of_its_distributions(extra: str) -> N
             assert named & set(modules_of(line)), f"{line} is not looked for"
 
 
-def test_all_holds_every_extra_but_those_for_gpus_and_development() -> None:
+def test_all_holds_every_extra_but_those_for_gpus_and_development_and_what_pins_others() -> None:
     (line,) = PROJECT["optional-dependencies"]["all"]
     held = set(line.removeprefix("slipway[").removesuffix("]").split(","))
     extras = set(PROJECT["optional-dependencies"])
@@ -101,6 +101,7 @@ def test_all_holds_every_extra_but_those_for_gpus_and_development() -> None:
         "all",
         "dev",
         "docs",
+        "executorch",
         "onnxruntime-gpu",
         "telemetry",
         "tensorrt",

@@ -45,4 +45,5 @@ STAGE = Stage(
     effort=Effort(seconds=2.0, seconds_per_gb=6.0, phases={"weights": (0.05, 0.95)}),
     output_bytes=output_bytes,
     refuses=lambda _, config: refusal_reason(config),
+    recovery=Path(__file__).with_name("recovery.yaml"),
 )

@@ -38,6 +38,9 @@ def captured(interface: Interface, sample: Tensors, positions: int) -> Any:
     Raises:
         TorchGraphError: ``DYNAMIC_SHAPE`` if an axis would be fixed or the code branches on values, ``TORCH_GRAPH_FAILED``.
     """
+    if interface.cache:  # the file holds the sample: computed keys and values would differ by the number of threads
+        *others, past = sample
+        sample = (*others, [torch.zeros_like(each) for each in past])
     try:
         # Sizes of 0 and 1 are sizes like others: without this, torch.export takes for granted that an axis is above 1.
         with symbols.patch(backed_size_oblivious=True), torch.no_grad(), _quiet():

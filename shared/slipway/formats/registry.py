@@ -124,6 +124,12 @@ def split_output(name: str) -> tuple[str, str]:
     return kind, level
 
 
+def is_level(name: str) -> bool:
+    """Return whether the output with this name is at a level of its format, and not its unquantized output or a variant."""
+    kind, level = split_output(name)
+    return kind in formats() and level in formats()[kind].levels
+
+
 def format_of_output(name: str) -> Format[Any] | None:
     """Return the format of the output with this name; None if the format is not installed."""
     return formats().get(split_output(name)[0])

@@ -12,6 +12,7 @@ from slipway.artifacts import Artifacts
 from slipway.base_match import BaseMatch, joined
 from slipway.errors import Failure, ValidationError
 from slipway.execution.surroundings import surroundings_of
+from slipway.formats.registry import is_level
 from slipway.planning.references import VALIDATION, producers
 from slipway.registry import plays
 from slipway.results.replaced import replacements, requested_format
@@ -117,13 +118,12 @@ def export_failure(export: pb.Export, validation: ValidationReport | None) -> Fa
 
 
 def _is_kept(export: pb.Export, name: str, *, failed_checks: Any) -> bool:
-    """Return whether an output that failed is delivered with a warning: a quantized one that ran and exceeded its limits.
+    """Return whether an output that failed is delivered with a warning: one at a level that ran and exceeded its limits.
 
     Anything else that fails (the merged model, an output that crashed) is a fault, which no setting excuses.
     """
-    quantized = any(task.format == name and plays(task.stage, Role.QUANTIZATION) for task in export.tasks)
     exceeded = isinstance(failed_checks, int | float) and failed_checks > 0
-    return export.configuration.validation.on_failure == "keep" and quantized and exceeded
+    return export.configuration.validation.on_failure == "keep" and is_level(name) and exceeded
 
 
 def recorded_failure(export: pb.Export) -> Failure | None:

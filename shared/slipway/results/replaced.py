@@ -20,14 +20,16 @@ def replacements(export: pb.Export) -> dict[str, str]:
     found = {}
     for task in export.tasks:
         rejected = [attempt for attempt in task.attempts if _is_rejected(attempt)]
-        if not task.format or task.format == VALIDATION or not rejected:
+        if task.format == VALIDATION or not rejected:
             continue
-        asked, first = requested_format(task), failure_of_status(rejected[0].error)
+        first = failure_of_status(rejected[0].error)
+        output = task.format or first.about.get("output", "")  # another task converts what this one rounds
+        asked = requested_format(task) or output
         tried = [f"{attempt.note} ({attempt.rule})" for attempt in task.attempts[1:] if attempt.note]
-        delivered = f"delivered as {task.format}" if task.format != asked else "delivered under the same name"
+        delivered = f"delivered as {output}" if output != asked else "delivered under the same name"
         outcome = delivered if task.state == pb.TASK_STATE_SUCCEEDED else "not delivered"
         said = first.message.removeprefix(failed_validation(asked))
-        found[task.format] = f"{asked} failed validation ({said}) and was made again: {'; '.join(tried)}; {outcome}"
+        found[output] = f"{asked} failed validation ({said}) and was made again: {'; '.join(tried)}; {outcome}"
     return found
 
 

@@ -40,6 +40,7 @@ from support.servers.tcp_proxy import Target, TcpProxy
 
 CONFIGURATION = parse({"optimization": {"quantization": "int8"}})
 _RESTART_SECONDS = 0.3
+_TINY = "merge,calibration_data,calibrate,quantize,onnx_export,reference,validate"
 
 
 @dataclass(eq=False)
@@ -181,12 +182,15 @@ class Cluster:
 
     # Parts
 
-    def worker(self, name: str, coordinator: str, *, prefix: tuple[str, ...] = (), **environment: str) -> Member:
-        """Start a worker."""
+    def worker(
+        self, name: str, coordinator: str, *, prefix: tuple[str, ...] = (), stages: str = "", **environment: str
+    ) -> Member:
+        """Start a worker of these stages; by default of all that the cluster has."""
         command = [*prefix, SLIPWAY, "worker", "--coordinator", coordinator, "--slots", "1"]
         command += ["--drain-seconds", "5"]
-        if self.tiny:
-            command += ["--stage", "merge,calibration_data,calibrate,quantize,onnx_export,reference,validate"]
+        stages = stages or (_TINY if self.tiny else "")
+        if stages:
+            command += ["--stage", stages]
         member = Member(name, command, {**self.environment(name), **environment}, self.folder)
         self.running.append(member)
         member.start()

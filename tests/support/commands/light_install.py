@@ -32,12 +32,19 @@ HIDDEN = {hidden!r}
 
 
 class Hiding:
+    # A finder of modules that does not find the hidden ones.
+
+    def __init__(self, finder):
+        self.finder = finder
+
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
     def find_spec(self, name, path=None, target=None):
-        if any(name == hidden or name.startswith(hidden + ".") for hidden in HIDDEN):
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+        return None if name.partition(".")[0] in HIDDEN else self.finder.find_spec(name, path, target)
 
 
-sys.meta_path.insert(0, Hiding())
+sys.meta_path[:] = [Hiding(finder) for finder in sys.meta_path]
 """
 
 
@@ -69,27 +76,31 @@ class LightInstall:
         return (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime)
 
 
-def light_distributions() -> set[str]:
-    """Return the distributions that ``pip install slipway`` brings, by their normal names."""
-    found: set[str] = set()
-    waiting = [Requirement(line) for line in PROJECT["dependencies"]]
+def light_distributions(*extras: str) -> set[str]:
+    """Return the distributions that ``pip install slipway[EXTRAS]`` brings, by their normal names."""
+    found: set[tuple[str, frozenset[str]]] = set()
+    own = PROJECT["dependencies"] + [line for extra in extras for line in PROJECT["optional-dependencies"][extra]]
+    waiting = [(Requirement(line), frozenset[str]()) for line in own]
     while waiting:
-        requirement = waiting.pop()
-        name = normal(requirement.name)
-        applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-        if not applies or name in found:
+        requirement, of = waiting.pop()
+        name, wanted = normal(requirement.name), frozenset(requirement.extras)
+        applies = requirement.marker is None or any(requirement.marker.evaluate({"extra": each}) for each in ("", *of))
+        if not applies or (name, wanted) in found:
             continue
-        found.add(name)
+        found.add((name, wanted))
         try:
-            waiting += [Requirement(line) for line in requires(name) or []]
+            lines = requires(name) or []
         except PackageNotFoundError:  # for another platform
             continue
-    return found
+        if name == "slipway":
+            lines = [line for extra in sorted(wanted) for line in PROJECT["optional-dependencies"][extra]]
+        waiting += [(Requirement(line), wanted) for line in lines]
+    return {name for name, _ in found}
 
 
-def hidden_modules() -> list[str]:
-    """Return the modules of installed distributions that ``pip install slipway`` does not bring."""
-    light = light_distributions() | {"slipway"}
+def hidden_modules(*extras: str) -> list[str]:
+    """Return the modules of installed distributions that ``pip install slipway[EXTRAS]`` does not bring."""
+    light = light_distributions(*extras) | {"slipway"}
     modules = packages_distributions()
     return sorted(
         module
@@ -98,13 +109,14 @@ def hidden_modules() -> list[str]:
     )
 
 
-def with_extras_hidden(folder: Path) -> LightInstall:
-    """Return the installed command with all modules hidden that only extras install.
+def with_extras_hidden(folder: Path, *extras: str) -> LightInstall:
+    """Return the installed command with all modules hidden that only other extras install.
 
     Args:
         folder: Folder for its home and for the module that hides the others.
+        extras: Extras that are installed.
     """
-    (folder / "sitecustomize.py").write_text(_HIDING.format(hidden=hidden_modules()))
+    (folder / "sitecustomize.py").write_text(_HIDING.format(hidden=set(hidden_modules(*extras))))
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
     return LightInstall(SLIPWAY, folder / "home", {**os.environ, "PYTHONPATH": path})
 

@@ -12,6 +12,7 @@ import pydantic
 from pydantic import BaseModel, ConfigDict
 
 from slipway.errors import Failure, ValidationError
+from slipway.formats.registry import is_level
 from slipway.planning.references import VALIDATION, producers
 from slipway.registry import plays
 from slipway.stage import Role
@@ -51,7 +52,8 @@ class _Verdict(BaseModel):
 
 
 def rejected(record: ExportRecord, event: Event) -> dict[str, Failure]:
-    """Return the failures of the quantized outputs that an event shows to fail, by the task that made each; empty for any other event.
+    """Return the failures of the outputs at a level that an event shows to fail, by the task that can make each again; empty for any
+    other event. That is the task that rounded the weights, also if another one only converted the result.
 
     An output made of one that failed itself is left out: the fault is not its own. So is one that could not be run: its weights were not
     judged, and a wider level needs even more memory.
@@ -70,14 +72,19 @@ def rejected(record: ExportRecord, event: Event) -> dict[str, Failure]:
         return {}
     failed = {name for name in found.failed_outputs if found.outputs.get(name, _Output()).failed_checks != 0}
     return {
-        made.id: _failure(made.format, found.outputs.get(made.format, _Output()))
+        _rounding(record, made).id: _failure(made.format, found.outputs.get(made.format, _Output()))
         for made in record.tasks
-        if made.format in failed and _is_quantized(made) and not _formats_before(record, made) & failed
+        if made.format in failed
+        and made.state is TaskState.SUCCEEDED
+        and is_level(made.format)
+        and not _formats_before(record, made) & failed
     }
 
 
-def _is_quantized(task: TaskRecord) -> bool:
-    return task.state is TaskState.SUCCEEDED and plays(task.stage, Role.QUANTIZATION)
+def _rounding(record: ExportRecord, made: TaskRecord) -> TaskRecord:
+    """Return the task that rounded an output's weights: one before it that delivers nothing itself, or its own."""
+    before = map(record.task, producers(made.inputs))
+    return next((task for task in before if not task.format and plays(task.stage, Role.QUANTIZATION)), made)
 
 
 def _formats_before(record: ExportRecord, task: TaskRecord) -> set[str]:

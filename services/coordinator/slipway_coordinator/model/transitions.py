@@ -191,15 +191,17 @@ def make_again(record: ExportRecord, event: Event, decided: Mapping[str, tuple[F
     """
     task = record.task(event.task)
     record = _record_success(record, task, event)
-    failed = tuple(failed_validation(record.task(task_id).format) for task_id in decided)
+    failed = tuple(failed_validation(failure.about.get("output", "")) for failure, _ in decided.values())
     record = record.with_(warnings=tuple(each for each in record.warnings if not each.startswith(failed)))
     for task_id, (failure, following) in decided.items():
         made = record.task(task_id).with_attempt(state=TaskState.FAILED, failure=failure)
         record = _with_warnings(record.replacing(made), following)
         record = queue_next(record, made, following, now=event.time)
-    for user in record.tasks:
-        if user.state is TaskState.SUCCEEDED and set(producers(user.inputs)) & set(decided):
+    remade = set(decided)
+    for user in record.tasks:  # producers come before consumers
+        if user.state is TaskState.SUCCEEDED and set(producers(user.inputs)) & remade:
             record = record.replacing(user.moved(TaskState.WAITING))
+            remade.add(user.id)
     return advance(record, now=event.time)
 
 

@@ -236,3 +236,83 @@ def test_facts_of_another_version_decide_nothing() -> None:
         {"failed_outputs": ["pytorch-int4"], "outputs": {"pytorch-int4": 3}},
     ):
         assert gate.rejected(record, event_of(record, "validate", facts=facts)) == {}
+
+
+def test_a_wider_type_of_gguf_is_delivered_under_its_name() -> None:
+    record = one_format("gguf", ("gguf-iq4_xs", "gguf", {"type": "iq4_xs"}), ("gguf-q8_0", "gguf", {"type": "q8_0"}))
+    names = []
+    for _ in range(3):
+        record = succeed(judge(record, record.task("gguf-iq4_xs").format), "gguf-iq4_xs")
+        names.append(record.task("gguf-iq4_xs").format)
+    assert names == ["gguf-q4_k_m", "gguf-q6_k", "gguf-bf16"], "another task delivers q8_0"
+    assert [each.params["type"] for each in record.task("gguf-iq4_xs").attempts] == ["iq4_xs", "q4_k_m", "q6_k", "bf16"]
+    assert judge(record, "gguf-bf16", again=False).state is ExportState.SUCCEEDED
+
+
+def test_smaller_groups_are_all_that_a_program_of_executorch_has() -> None:
+    record = one_format("executorch", ("executorch-8da4w", "executorch", {"level": "8da4w", "group_size": 128}))
+    record = succeed(judge(record, "executorch-8da4w"), "executorch-8da4w")
+    assert record.task("executorch-8da4w").attempt.params["group_size"] == 32
+    record = judge(record, "executorch-8da4w", again=False)
+    assert record.state is ExportState.SUCCEEDED
+    assert record.warnings == ("executorch-8da4w failed validation: too far",)
+
+
+def test_weights_that_another_task_converts_are_rounded_again() -> None:
+    """The task that rounds delivers nothing itself, so its output keeps its level."""
+    record = one_format("openvino", ("openvino-int4", "openvino", {"level": "int4"}), rounding={"format": "onnx", "level": "int4", "group_size": 32, "packed": True})  # fmt: skip
+    for number, changed in enumerate(({"group_size": 16}, {"keep": WORST}), start=2):
+        record = judge(record, "openvino-int4")
+        assert record.warnings == (), "what was made again has not failed yet"
+        assert [record.task(name).state for name in ("openvino-int4", "validate")] == [TaskState.WAITING] * 2
+        record = succeed(record, "rounded")
+        assert record.task("rounded").attempt.params.items() >= changed.items()
+        assert record.task("openvino-int4").attempt.inputs == {"onnx": f"sha256:rounded-{number}"}
+        record = succeed(record, "openvino-int4")
+        assert record.task("validate").attempt.params["again"] == ["openvino-int4"]
+    record = judge(record, "openvino-int4", again=False)
+    assert record.state is ExportState.SUCCEEDED
+    assert set(record.outputs) == {"openvino", "openvino-int4", "validation"}
+    rejected = record.task("rounded").attempts[0].failure
+    assert rejected is not None
+    assert rejected.about["output"] == "openvino-int4"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "params"),
+    [
+        ("gguf", "gguf", {"type": "f16"}),
+        ("adapter", "adapter-onnx", {"target": "onnx"}),
+        ("torchscript", "torchscript-bf16", {"level": "bf16"}),
+        ("torch_export", "torch_export-bf16", {"level": "bf16"}),
+        ("openvino", "openvino-fp16", {"level": "fp16"}),
+        ("executorch", "executorch", {"level": "none"}),
+    ],
+)
+def test_what_no_rule_makes_better_ends_with_its_verdict(kind: str, name: str, params: dict[str, Any]) -> None:
+    record = judge(one_format("pytorch", (name, kind, params)), name, again=False)
+    assert record.state is ExportState.SUCCEEDED
+    assert name in record.outputs
+    assert record.warnings == (f"{name} failed validation: too far",)
+
+
+def one_format(
+    kind: str, *outputs: tuple[str, str, dict[str, Any]], rounding: dict[str, Any] | None = None
+) -> ExportRecord:
+    """Begin an export of outputs, each with its stage and parameters; all of them are made of one that was rounded, if it was."""
+    merge = TaskRecord(id="merge", stage="merge", params={}, inputs={"base": "source:base"}, format=kind)
+    source, before = "task:merge/model", []
+    if rounding:
+        before = [TaskRecord(id="rounded", stage="quantize", params=rounding, inputs={"model": source})]
+        source = "task:rounded/model"
+    made = [
+        TaskRecord(id=name, stage=stage, params=params, inputs={"onnx": source}, format=name)
+        for name, stage, params in outputs
+    ]
+    inputs = {kind: "task:merge/model", **{task.format: f"task:{task.id}/model" for task in made}}
+    validate = TaskRecord(
+        id="validate", stage="validate", params={}, inputs={"base": "source:base", **inputs}, format="validation", partial=True
+    )  # fmt: skip
+    export = tiny_export("x", merge, *before, *made, validate, validation={"on_failure": "fallback"})
+    names = ("merge", *(task.id for task in (*before, *made)))
+    return succeed(transitions.begin(export, now=1.0), *names)

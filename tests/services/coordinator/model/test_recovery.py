@@ -216,8 +216,8 @@ def test_a_table_says_where_the_rules_of_stages_stand(tmp_path: Path) -> None:
     assert [rule.name for rule in found[without].rules] == ["first", "last"]
     assert set(found[without].guidance) == {("", "default")}
     inner = found[between].rules[1:-1]
-    with_rules = ("onnx_export", "quantize", "reference", "torch_export", "torchscript", "validate")
-    assert {rule.stages for rule in inner} == {(name,) for name in with_rules}
+    formats = ("executorch", "gguf", "onnx_export", "quantize", "torch_export", "torchscript")
+    assert {rule.stages for rule in inner} == {(name,) for name in (*formats, "reference", "validate")}
     assert [found[between].rules[0].name, found[between].rules[-1].name] == ["first", "last"]
     assert ("tensorrt_build", "TENSORRT_PARSE_FAILED") in found[between].guidance
 

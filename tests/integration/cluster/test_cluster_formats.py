@@ -1,0 +1,136 @@
+"""Every format through a coordinator: one worker has the stages that all formats share, another one only the format's, with its extra."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.cluster.cluster import Cluster
+from support.commands.cli import Done, slipway
+from support.commands.light_install import with_extras_hidden
+from support.servers.postgres_server import PostgresServer
+from support.servers.s3_server import S3Server
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+SHARED = "merge,quantize,onnx_export,calibration_data,importance,reference,validate"
+
+
+@dataclass(frozen=True)
+class Case:
+    """An export of one format.
+
+    Attributes:
+        stage: Kind of work that makes the outputs.
+        outputs: Those that are asked for.
+        settings: Beyond the format itself.
+        libraries: Modules without which no output is made or run here.
+    """
+
+    stage: str
+    outputs: tuple[str, ...]
+    settings: Mapping[str, str] = field(default_factory=dict)
+    libraries: tuple[str, ...] = ()
+
+    @property
+    def extra(self) -> str:
+        """The extra of the stage, which is all that its worker has, but for the client of the bucket."""
+        return "torchscript" if self.stage == "torch_export" else self.stage
+
+    def words(self) -> list[str]:
+        settings = {
+            "formats.pytorch.enabled": "false",
+            "formats.onnx.enabled": "false",
+            f"formats.{self.stage}.enabled": "true",
+            "optimization.quantization": "none",
+            "validation.benchmark_performance": "false",
+            "validation.test_samples": "2",
+            **self.settings,
+        }
+        return [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+
+
+CASES = (
+    Case("adapter", ("adapter", "adapter-onnx"), {"formats.adapter.targets": "peft,onnx"}),
+    Case("gguf", ("gguf", "gguf-q8_0", "gguf-q4_k_m"), {"formats.gguf.quantization": "q8_0,q4_k_m"}, ("gguf", "xllamacpp")),
+    Case("torchscript", ("torchscript", "torchscript-bf16"), {"formats.torchscript.quantization": "bf16"}),
+    Case("torch_export", ("torch_export", "torch_export-bf16"), {"formats.torch_export.quantization": "bf16"}),
+    Case("openvino", ("openvino", "openvino-int8"), {"formats.openvino.quantization": "int8"}, ("openvino", "openvino_tokenizers")),
+    Case("executorch", ("executorch", "executorch-8da4w"), {"formats.executorch.quantization": "8da4w"}, ("executorch",)),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory, postgres: PostgresServer, s3: S3Server) -> Iterator[Cluster]:
+    """A cluster with one worker, which has no stage of a format."""
+    folder = tmp_path_factory.mktemp("formats")
+    with Cluster(folder, postgres, s3, tiny=False, workers=0, lease_seconds=20) as cluster, ExitStack() as stack:
+        stack.callback(cluster.worker("shared", cluster.service.address, stages=SHARED).stop)
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The home of the embedded exports, which share what they make alike."""
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.stage for case in CASES])
+def test_a_worker_with_only_its_stage_makes_the_same_bytes(
+    case: Case, shared: Cluster, sample: Path, home: Path, tmp_path: Path
+) -> None:
+    for library in case.libraries:
+        pytest.importorskip(library, reason=f"{library} is not installed")
+    words = ["export", "--json", "--base-model", sample / "qwen3-base", "--checkpoint", sample / "qwen3-finetuned"]
+    words += case.words()
+    alone = delivered(slipway(*words, "--out", tmp_path / "alone", home=home, timeout=800), case)
+    environment = shared.environment("command")
+    words += ["--out", tmp_path / "together", "--coordinator", shared.service.address]
+    (tmp_path / "extra").mkdir()
+    light = with_extras_hidden(tmp_path / "extra", case.extra, "s3")
+    path = light.environment["PYTHONPATH"]
+    own = shared.worker(f"only-{case.stage}", shared.service.address, stages=case.stage, PYTHONPATH=path)
+    try:
+        done = slipway(*words, home=Path(environment.pop("SLIPWAY_HOME")), timeout=800, **environment)
+        together = delivered(done, case, logs=shared.logs())
+        ran = workers_of(shared, done.json["export_id"])
+    finally:
+        own.stop()
+    assert ran.pop(case.stage) == {own.name}
+    assert set.union(*ran.values()) == {"shared"}
+    assert together == alone, "bytes do not depend on the process, the threads or the time"
+
+
+def delivered(done: Done, case: Case, *, logs: str = "") -> dict[str, dict[str, str]]:
+    """Check that every output passed, in the report too; return the digests of its files, as they were fetched."""
+    assert done.code == 0, done.err[-3000:] + logs
+    folder = Path(done.json["output_directory"])
+    assert slipway("verify", folder, home=folder.parent.parent / "verifying").code == 0
+    assert {name: each["status"] for name, each in done.json["formats"].items()} == dict.fromkeys(
+        case.outputs, "passed"
+    )
+    report: dict[str, Any] = json.loads((folder / "report.json").read_text())
+    rows = {each["name"]: each for each in report["validation"]["outputs"]}
+    assert {name: each["status"] for name, each in rows.items()} == dict.fromkeys(case.outputs, "passed")
+    assert all(each["to_reference"]["mean_kl"] is not None for each in rows.values())
+    lines = [line.split("  ", 1) for line in (folder / "MANIFEST.sha256").read_text().splitlines()]
+    digests = {name: {path: digest for digest, path in lines if path.startswith(f"{name}/")} for name in case.outputs}
+    assert all(digests.values())
+    return digests
+
+
+def workers_of(cluster: Cluster, export: str) -> dict[str, set[str]]:
+    """Return the workers that ran each stage; what an earlier export made is not made again."""
+    ran: dict[str, set[str]] = {}
+    for task in cluster.client.get_export(export).tasks:
+        for attempt in task.attempts:
+            if not attempt.reused:
+                member = cluster.running_on(attempt.worker)
+                ran.setdefault(task.stage, set()).add(member.name if member else attempt.worker)
+    return ran
