@@ -135,6 +135,18 @@ def format_of_output(name: str) -> Format[Any] | None:
     return formats().get(split_output(name)[0])
 
 
+def is_adapter_alone(name: str) -> bool:
+    """Return whether the output with this name holds an adapter alone, which is no model without its base; a variant holds more."""
+    _, level = split_output(name)
+    known = format_of_output(name)
+    return (
+        known is not None
+        and known.runtime is not None
+        and known.runtime.on_base
+        and (not level or level in known.levels)
+    )
+
+
 def merged_output() -> str:
     """Return the name of the output that is the merged model itself; empty if no format delivers it."""
     return next((each.name for each in formats().values() if each.is_model), "")

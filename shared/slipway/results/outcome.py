@@ -12,7 +12,7 @@ from slipway.artifacts import Artifacts
 from slipway.base_match import BaseMatch, joined
 from slipway.errors import Failure, ValidationError
 from slipway.execution.surroundings import surroundings_of
-from slipway.formats.registry import is_level
+from slipway.formats.registry import is_adapter_alone, is_level
 from slipway.planning.references import VALIDATION, producers
 from slipway.registry import plays
 from slipway.results.replaced import replacements, requested_format
@@ -79,11 +79,14 @@ def export_result(
     validated = {output.name: output for output in validation.outputs} if validation else {}
     formats = {
         name: format_result(
-            digest, size_bytes=store.manifest(digest).distinct_bytes, original=original, found=validated.get(name)
+            digest,
+            size_bytes=store.manifest(digest).distinct_bytes,
+            original=None if is_adapter_alone(name) else original,
+            found=validated.get(name),
         ).model_copy(update={"requested": asked.get(name, ""), "replaced": replaced.get(name, "")})
         for name, digest in delivered_formats(export).items()
     }
-    smallest = min((entry.size_bytes for entry in formats.values()), default=None)
+    smallest = min((entry.size_bytes for name, entry in formats.items() if not is_adapter_alone(name)), default=None)
     stable = [entry.inference_speed_ms for entry in formats.values() if entry.inference_speed_stable]
     memory = [entry.memory_usage_mb for entry in formats.values()]
     folder = str(output_directory) if output_directory else ""
@@ -242,7 +245,7 @@ def format_result(
     Args:
         digest: Digest of the artifact; empty for a folder that is not an artifact.
         size_bytes: Size of all its files, each content once.
-        original: Size of the unquantized merged model; None if there is none.
+        original: Size of the unquantized merged model; None if there is none, or if the output is no model to compare with it.
         found: Its validation; None if it was not validated.
     """
     entry = FormatResult(digest=digest, size_bytes=size_bytes, reduction_percent=_reduction(size_bytes, original))

@@ -72,7 +72,7 @@ class FormatResult(_Value):
     Attributes:
         digest: Artifact from which the folder was delivered.
         size_bytes: Size of all files of the folder; several with one content count once.
-        reduction_percent: Reduction of the size against the unquantized merged model; negative if larger.
+        reduction_percent: Reduction of the size against the unquantized merged model; negative if larger. None for an adapter alone.
         status: ``passed``, ``failed``, ``not_run`` (this machine cannot run it) or ``not_validated``.
         mean_kl: Mean KL against the reference, nats per token.
         top1_agreement: Share of positions where output and reference rank the same token, class or place first, 0 to 1.
@@ -144,7 +144,7 @@ class ExportResult(_Value):
         requested: Every requested format, in the plan's order.
         failed: The requested formats that were not made, with the cause.
         original_size_bytes: Size of the unquantized merged model.
-        optimized_size_bytes: Size of the smallest produced format.
+        optimized_size_bytes: Size of the smallest produced format; an adapter alone does not count.
         size_reduction_percent: Reduction from the merged model to the smallest format.
         inference_speed_ms: Time of one forward pass over a prompt by the fastest produced format; None if no format's figure was stable.
         memory_usage_mb: Peak memory during measurement of the produced format that needs least, 10^6 bytes.

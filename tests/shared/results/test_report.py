@@ -79,12 +79,35 @@ def test_the_page_is_well_formed_and_needs_nothing_else(written: Path) -> None:
 
 def test_the_page_shows_what_was_found(written: Path) -> None:
     page = Page((written / "report.html").read_text())
-    for expected in ("onnx-int4", "1.9e-02|0.019", "3,306 tok/s", "5.03 ms", "165 → 76", "100.2 MB", "no NVIDIA GPU"):
+    for expected in (
+        "onnx-int4",
+        "1.9e-02|0.019",
+        "3,306 tok/s",
+        "5.03 ms",
+        "165 → 76",
+        "100.2 MB",
+        "0.173 s",
+        "no NVIDIA GPU",
+    ):
         assert any(part in page.text for part in expected.split("|")), expected
     assert "Not run here: tensorrt" in page.text
     assert "raise-opset" in page.text
     assert "opset=20" in page.text
     assert "OPSET_UNSUPPORTED" in page.text
+
+
+def test_the_card_compares_load_and_memory_too(written: Path) -> None:
+    (row,) = (line for line in (written / "README.md").read_text().splitlines() if line.startswith("| onnx | 2.4 MB"))
+    assert [cell.strip() for cell in row.split("|")][7:11] == ["0.173 s", "–", "–", "100.2 MB"]
+
+
+@pytest.mark.parametrize(("beside", "said"), [("onnx", "Each folder is"), ("adapter", "Each folder but `adapter` is")])
+def test_the_card_names_the_folders_that_need_the_base(tmp_path: Path, beside: str, said: str) -> None:
+    """The graph of the format ``adapter`` holds the base too."""
+    write_report(tmp_path, result=result(None, ("pytorch", beside, "adapter-onnx")))
+    card = (tmp_path / "README.md").read_text()
+    assert f"{said} complete on its own" in card
+    assert ("An adapter alone needs the base model." in card) is (beside == "adapter")
 
 
 def chart_of(text: str, title: str) -> str:
@@ -221,7 +244,7 @@ def test_the_card_says_what_it_is(written: Path) -> None:
     assert {"lora", "onnx", "pytorch", "tensorrt", "int4"} <= set(front["tags"])
     formats = card.partition("### Evaluation")[0]
     rows = [line for line in formats.splitlines() if line.startswith("| ")]
-    assert {row.count("|") for row in rows} == {9}
+    assert {row.count("|") for row in rows} == {11}
     assert len(rows) == 5
 
 

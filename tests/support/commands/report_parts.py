@@ -76,6 +76,7 @@ def output(name: str, kl: float | None = 0.004, *, limit: float = 0.02) -> Outpu
             prefill_ms=5.03,
             decode_tokens_per_second=3306.5,
         ),
+        load_seconds=0.173,
         memory=Memory(peak_rss_bytes=100_159_488, baseline_rss_bytes=64_000_000),
         limits=Limits(
             level="int4",

@@ -13,11 +13,11 @@ import yaml
 
 from slipway.errors import CheckpointValidationError, ModelExportError
 from slipway.formats.contract import Format, Usage
-from slipway.formats.registry import formats, split_output, translate_format_errors
+from slipway.formats.registry import formats, is_adapter_alone, split_output, translate_format_errors
 from slipway.models.families import DECODER, Family, model_family
 from slipway.models.model_files import has_chat_template
 from slipway.results.report.document import Report
-from slipway.results.report.environment import markdown_environment
+from slipway.results.report.environment import markdown_code, markdown_environment
 from slipway.results.report.evaluation import model_index, rows, sign_off
 from slipway.results.report.page import common
 from slipway.texts import one_line
@@ -56,9 +56,21 @@ def model_card(report: Report, folder: Path) -> str:
     return template.render(
         front_matter=yaml.safe_dump(_front_matter(report, folder), sort_keys=False, allow_unicode=True),
         **common(report),
+        completeness=_completeness(report),
         examples=_examples(report, folder),
         evaluation=rows(report),
         sign_off=sign_off(report),
+    )
+
+
+def _completeness(report: Report) -> str:
+    """Say which folders can be used without anything else."""
+    alone = [markdown_code(name) for name in report.result.formats if is_adapter_alone(name)]
+    parts = "weights, configuration, tokenizer"
+    if not alone:
+        return f"Each folder is complete on its own: {parts}."
+    return (
+        f"Each folder but {' and '.join(alone)} is complete on its own: {parts}. An adapter alone needs the base model."
     )
 
 
