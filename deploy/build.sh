@@ -19,11 +19,16 @@ declare -A IMAGES=(
     [quantize]="cpu quantize,s3"
     [onnx-export]="cpu onnx-export,s3"
     [tensorrt-build]="cpu tensorrt-build,s3"
+    [gguf]="cpu gguf,s3"
+    [adapter]="cpu adapter,s3"
+    [torchscript]="cpu torchscript,s3"
+    [openvino]="cpu openvino,s3"
+    [executorch]="cpu executorch,s3"
     [validate]="cpu validate,s3"
     [tensorrt-build-cuda]="cuda tensorrt-build,tensorrt,s3"
     [validate-cuda]="cuda validate,tensorrt,s3"
 )
-ON_CPU=(coordinator merge prepare quantize onnx-export tensorrt-build validate)
+ON_CPU=(coordinator merge prepare quantize onnx-export tensorrt-build gguf adapter torchscript openvino executorch validate)
 
 if [[ ${1:-} == --list ]]; then # what there is, for scripts: name, Dockerfile, extras
     for name in "${!IMAGES[@]}"; do echo "$name ${IMAGES[$name]}"; done | sort

@@ -34,7 +34,7 @@ REFERENCE: Mapping[str, tuple[str, ...]] = {
             "QuantizationError",
         ),
         *("FormatExportError", "ONNXExportError", "TracerWarningError", "UnorderedMapError", "TensorRTBuildError"),
-        *("OpenVinoExportError", "ExecutorchExportError", "AdapterExportError", "GGUFExportError"),
+        *("OpenVinoExportError", "ExecutorchExportError", "AdapterExportError", "GGUFExportError", "TorchGraphError"),
         *("ValidationError", "ArtifactError", "StageError", "ServiceError"),
     ),
 }

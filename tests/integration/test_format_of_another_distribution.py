@@ -183,11 +183,11 @@ def broken(tmp_path: Path) -> str:
     """An import path with a format whose module cannot be imported."""
     site = tmp_path / "site"
     code = "import a_library_that_is_not_there\n"
-    install_format(site, "broken-format", name="gguf", module="broken_format", code=code)
+    install_format(site, "broken-format", name="ggjt", module="broken_format", code=code)
     return os.pathsep.join([str(site), os.environ["PYTHONPATH"]])
 
 
-FAULT = "the installed format 'gguf' of broken-format cannot be used: ModuleNotFoundError: No module named 'a_library"
+FAULT = "the installed format 'ggjt' of broken-format cannot be used: ModuleNotFoundError: No module named 'a_library"
 
 
 def test_a_format_that_cannot_be_imported_stops_no_other_command(project: Path, tmp_path: Path, broken: str) -> None:
@@ -207,8 +207,8 @@ def test_a_format_that_cannot_be_imported_stops_no_other_command(project: Path, 
         assert "Traceback" not in done.err
         assert done.code == (2 if words == ["get"] else 0), done.err
     health = {each["name"]: each for each in run(project, "doctor", "--json", path=broken).json["formats"]}
-    assert FAULT in health["gguf"]["detail"]
-    assert not health["gguf"]["available"]
+    assert FAULT in health["ggjt"]["detail"]
+    assert not health["ggjt"]["available"]
     assert health["pytorch"]["available"]
 
 
@@ -219,8 +219,8 @@ def test_a_format_that_cannot_be_imported_is_a_warning_and_refused_by_name(proje
     assert any(FAULT in warning for warning in planned.json["warnings"])
     assert {task["id"] for task in planned.json["tasks"]} >= {"merge", "onnx_export"}
     for done in (
-        run(project, "export", *where, path=broken, EXPORT_ENABLE_GGUF="true"),
-        run(project, "export", *where, "--set", "formats.gguf.enabled=true", path=broken),
+        run(project, "export", *where, path=broken, EXPORT_ENABLE_GGJT="true"),
+        run(project, "export", *where, "--set", "formats.ggjt.enabled=true", path=broken),
     ):
         assert (done.code, done.json["reason"]) == (3, "CONFIGURATION_INVALID"), done.err
         assert FAULT in done.json["error_message"]

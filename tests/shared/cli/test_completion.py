@@ -90,13 +90,11 @@ def test_every_value_that_is_offered_is_taken(key: str, tmp_path: Path) -> None:
         parse_text(key, value)
         if (key, value) in {("optimization.remove_artifacts", "false")}:  # refused with what to do instead
             continue
-        lacking = [
-            name
+        more = [
+            f"formats.{name}.enabled={str(value in (*each.levels, each.unquantized_level, 'none')).lower()}"
             for name, each in formats().items()
-            if key == "optimization.quantization" and value not in (*each.levels, "none")
+            if key == "optimization.quantization" and each.levels
         ]
-        more = [f"formats.{name}.enabled={str(name not in lacking).lower()}" for name in ("pytorch", "onnx")]
-        more = more if lacking else []
         load(
             None, environment={}, flags={"--checkpoint": str(tmp_path)}, assignments=[*beside, *more, f"{key}={value}"]
         )

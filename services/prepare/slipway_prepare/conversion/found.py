@@ -69,8 +69,8 @@ def find_weights(source: Path, *, file: str = "") -> tuple[list[Weights], list[S
         ArtifactError: As :func:`slipway.files.links.all_files`.
     """
     if file:
-        path = real_file(source, file)
-        refused = _without_index(path) if _SHARD.fullmatch(file) else None
+        real = real_file(source, file)
+        refused = _without_index(real) if _SHARD.fullmatch(file) else None
         return [Weights(PurePosixPath(), (file,), "", refused)], []
     names = {PurePosixPath(name) for name, _ in all_files(source)}
     found, skipped, listed = [], [], set()
