@@ -8,6 +8,9 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from slipway.files.links import real_file
+from slipway.texts import printable
+
 GRAPH = "model.onnx"
 
 
@@ -23,10 +26,13 @@ def readable_graph(source: Path, work: Path) -> Path:
     if not changed:
         return source / GRAPH
     for name in sorted({str(value.location) for value in _external(model.graph)}):
+        if name != Path(name).name or name == GRAPH:
+            raise ValueError(f"its weights are in {printable(name)!r}, which is no file beside it")
+        weights = real_file(source, name)
         try:
-            os.link(source / name, work / name)  # OpenVINO follows no symbolic link out of the graph's folder
+            os.link(weights, work / name)  # OpenVINO follows no symbolic link out of the graph's folder
         except OSError:  # on another file system
-            shutil.copyfile(source / name, work / name)
+            shutil.copyfile(weights, work / name)
     ir.save(model, work / GRAPH)
     return work / GRAPH
 
@@ -46,7 +52,7 @@ def _reshape_stored(graph: ir.Graph, lookup: ir.Node) -> bool:
     if stored is None or target is None:
         return False
     shape = ir.Shape(target.numpy().tolist())
-    name = f"{stored.name}.rows"
+    name = f"{stored.name}.rows.{'x'.join(map(str, shape))}"
     if name not in graph.initializers:
         if isinstance(stored, ir.ExternalTensor):
             again: ir.TensorProtocol = ir.ExternalTensor(

@@ -40,14 +40,18 @@ def write_tokenizer(folder: Path, ctx: Context) -> dict[str, Any]:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        encoder, decoder = convert_tokenizer(tokenizer, with_detokenizer=True)
+        for name, model in zip(
+            (TOKENIZER, DETOKENIZER), convert_tokenizer(tokenizer, with_detokenizer=True), strict=True
+        ):
+            ov.save_model(model, folder / name, compress_to_fp16=False)
+        differing = compare(folder, tokenizer)
     except Exception as error:  # noqa: BLE001 - neither library says what it raises for a tokenizer that it does not know
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        for name in (TOKENIZER, DETOKENIZER):
+            for file in ((folder / name), (folder / name).with_suffix(".bin")):
+                file.unlink(missing_ok=True)
         ctx.warn(f"openvino-tokenizers cannot convert this tokenizer, so openvino-genai cannot run the folder: {why}")
         return {"converted": False, "why": why}
-    for name, model in ((TOKENIZER, encoder), (DETOKENIZER, decoder)):
-        ov.save_model(model, folder / name, compress_to_fp16=False)
-    differing = compare(folder, tokenizer)
     for what, found in differing.items():
         ctx.warn(
             f"openvino-tokenizers {what} otherwise than transformers: {', '.join(found)} "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 
 from slipway.errors import CheckpointValidationError
+from slipway.files.regular_file import open_regular
 from slipway.models.base_format import read_config
 from slipway.models.families import DECODER, Comparison, Family, described, family_of
 from slipway.models.sentences.pooling import SENTENCE_EMBEDDING
@@ -127,6 +129,8 @@ def load_program(folder: Path, *, threads: int) -> LanguageModel:
     Raises:
         Unusable: torch cannot load it, or it is not what its description says.
     """
+    # Whether weights are pickles is for the archive to say; then they are unpickled without running anything.
+    os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
     return _load(folder, PROGRAM, "torch.export", lambda path: torch.export.load(path).module(), threads=threads)
 
 
@@ -156,11 +160,11 @@ def _load(folder: Path, name: str, runtime: str, read: Callable[[str], Run], *, 
 
 
 def _check_digest(path: Path, facts: dict[str, Any]) -> None:
-    """Refuse a file that the stage did not write: loading a graph may run what is in it."""
+    """Refuse a file that has changed since it was described."""
     files = facts.get("files")
     noted = files.get(path.name) if isinstance(files, dict) else None
     wanted = noted.get("sha256") if isinstance(noted, dict) else None
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != wanted:
         raise Unusable(f"{path.name} is not the file that {DESCRIPTIONS[path.name]} describes, so it is not loaded")

@@ -126,6 +126,15 @@ def test_values_beyond_float16_keep_their_own_type(dtype: torch.dtype, edited: A
     assert any("blk.1.ffn_up.weight" in warning for warning in ctx.facts["warnings"])
 
 
+@pytest.mark.parametrize("level", ["f16", "q8_0", "q4_0"])
+def test_rows_that_were_never_trained_are_no_damage(level: str, edited: Any, tmp_path: Path) -> None:
+    def shrink(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["model.embed_tokens.weight"][-1] *= 1e-6
+
+    file, _ = write_gguf(edited(shrink), tmp_path / "work", level=level)
+    assert file.is_file()
+
+
 def _poison(tensors: dict[str, torch.Tensor]) -> None:
     tensors["model.layers.0.mlp.up_proj.weight"][0, 0] = float("nan")
 

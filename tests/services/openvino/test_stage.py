@@ -130,6 +130,41 @@ def test_a_graph_with_weights_outside_its_folder_is_refused(graph: Path, tmp_pat
     assert caught.value.reason in ("ONNX_INVALID", "OPENVINO_CONVERSION_FAILED")
 
 
+@pytest.mark.parametrize("location", ["../secret", "model.onnx", "sub/weights"])
+def test_only_files_beside_a_rewritten_graph_are_linked(location: str, tmp_path: Path) -> None:
+    import numpy as np
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    from slipway_openvino.lookups import readable_graph
+
+    (tmp_path / "graph").mkdir()
+    (tmp_path / "work").mkdir()
+    (tmp_path / "secret").write_bytes(bytes(64))
+    scales = numpy_helper.from_array(np.ones((4, 2), np.float32), "scales")
+    scales.ClearField("raw_data")
+    scales.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", "0"), ("length", "32")):
+        scales.external_data.add(key=key, value=value)
+    shape = numpy_helper.from_array(np.array([4, 2, 1]), "shape")
+    data = numpy_helper.from_array(np.zeros((4, 8), np.uint8), "data")
+    nodes = [
+        helper.make_node("Reshape", ["scales", "shape"], ["reshaped"]),
+        helper.make_node("GatherBlockQuantized", ["data", "ids", "reshaped"], ["out"], domain="com.microsoft"),
+    ]
+    given = [helper.make_tensor_value_info("ids", TensorProto.INT64, [1])]
+    made = [helper.make_tensor_value_info("out", TensorProto.FLOAT, [1, 8])]
+    graph = helper.make_graph(nodes, "g", given, made, [scales, shape, data])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    (tmp_path / "graph" / "model.onnx").write_bytes(
+        helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
+    )
+    with pytest.raises(ValueError, match="no file beside it"):
+        readable_graph(tmp_path / "graph", tmp_path / "work")
+    assert list((tmp_path / "work").iterdir()) == []
+    assert onnx.load(tmp_path / "graph" / "model.onnx", load_external_data=False).graph.name == "g"
+
+
 def test_a_graph_with_other_inputs_is_refused(graph: Path, tmp_path: Path) -> None:
     import onnx
 

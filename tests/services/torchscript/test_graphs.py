@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,45 @@ def test_a_file_of_unknown_origin_is_not_loaded(tmp_path: Path, export: Export) 
         file.write(b"\0")
     with pytest.raises(Unusable, match=r"is not the file that torchscript\.json describes"):
         loaded(folder)
+
+
+class Runs:
+    """A pickle that makes a file when it is loaded."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (self.mark,))
+
+
+def test_a_pickle_in_a_program_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever made the folder has written its description too."""
+    import io
+
+    import torch
+
+    from slipway_torchscript import runtime
+    from slipway_validate.runner.model import Unusable
+
+    monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "0")
+    folder = save_tiny(tmp_path / "folder")
+    program = torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),))
+    torch.export.save(program, folder / "good.pt2")
+    evil = io.BytesIO()
+    torch.save({"w": Runs(tmp_path / "ran")}, evil)
+    with zipfile.ZipFile(folder / "good.pt2") as good, zipfile.ZipFile(folder / "model.pt2", "w") as made:
+        for name in good.namelist():
+            kept = good.read(name)
+            made.writestr(
+                name,
+                evil.getvalue() if kept[:2] == b"PK" else kept.replace(b'"use_pickle":false', b'"use_pickle":true'),
+            )
+    digest = hashlib.sha256((folder / "model.pt2").read_bytes()).hexdigest()
+    (folder / "torch_export.json").write_text(json.dumps({"files": {"model.pt2": {"sha256": digest}}}))
+    with pytest.raises(Unusable):
+        runtime.load_program(folder, threads=1)
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.slow

@@ -34,6 +34,22 @@ _NOISE = {
     Kind.IQ4_NL: 2e-1,
 }
 """Largest noise of rounding, as a share of the values' energy (root mean square): about twice that of normally distributed weights."""
+_SMALLEST = 2.0**-24
+"""Distance between the smallest numbers of float16, in which types store values or the scales of blocks."""
+_MULTIPLES = {
+    Kind.F16: 1,
+    Kind.Q8_0: 127,
+    Kind.Q6_K: 127 * 32,
+    Kind.Q5_K: 63 * 31,
+    Kind.Q5_0: 16,
+    Kind.Q5_1: 32,
+    Kind.Q4_K: 63 * 15,
+    Kind.Q4_0: 8,
+    Kind.Q4_1: 16,
+    Kind.IQ4_XS: 32 * 127,
+    Kind.IQ4_NL: 127,
+}
+"""Largest multiple of a block's scale: rows of almost nothing (tokens that were never trained) are off by that many of the smallest."""
 
 
 def check_file(written: Written, tensors: list[Planned]) -> dict[str, Any]:
@@ -76,6 +92,7 @@ def _noise(path: Path, planned: Planned, stored: StoredTensor) -> float:
         read = _rows(path, planned, stored, first=row, count=len(values))
         energy = float(np.sqrt(np.mean(np.square(values, dtype=np.float64))))
         distance = float(np.sqrt(np.mean(np.square(read.astype(np.float64) - values))))
+        distance = max(0.0, distance - _MULTIPLES.get(stored.kind, 0) * _SMALLEST)
         worst = max(worst, distance / energy if energy else math.inf if distance else 0.0)
     return worst
 
