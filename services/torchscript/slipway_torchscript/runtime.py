@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -146,8 +147,9 @@ def _load(folder: Path, name: str, runtime: str, read: Callable[[str], Run], *, 
     _check_digest(folder / name, facts)
     try:
         graph = Graph(read(str(folder / name)), facts)
-    except (RuntimeError, ValueError, KeyError, OSError, TypeError, AssertionError) as error:
-        raise Unusable(f"torch cannot load {name}: {type(error).__name__}: {error}") from error
+    except (RuntimeError, ValueError, KeyError, OSError, TypeError, AssertionError, pickle.UnpicklingError) as error:
+        said = " ".join(str(error).split())[:300]
+        raise Unusable(f"torch cannot load {name}: {type(error).__name__}: {said}") from error
     stored = stored_dtype(folder)
     if family is DECODER:
         if graph.outputs != ("logits", "present") or not graph.cache:
