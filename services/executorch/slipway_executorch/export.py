@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from slipway.files.regular_file import sha256_of
 from slipway.errors import ExecutorchExportError
 from slipway.files.json_documents import read_json_object
 from slipway.models.families import DECODER
@@ -147,7 +147,6 @@ def _failed(source: Source, error: Exception) -> ExecutorchExportError:
 
 def _digest(path: Path, ctx: Context) -> str:
     ctx.check_cancelled()
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+    found = sha256_of(path)
     ctx.digest(path, found)
     return found

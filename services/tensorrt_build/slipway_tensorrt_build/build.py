@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from slipway.files.regular_file import sha256_of
 from slipway.errors import TensorRTBuildError
 from slipway.files.json_documents import read_json_object
 from slipway.models.model_files import copy_companions
@@ -181,5 +181,4 @@ def _graph_files(source: Path) -> list[str]:
 def _digest(path: Path, ctx: Context) -> str:
     """Return the SHA-256 of a file in hexadecimal."""
     ctx.check_cancelled()
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return sha256_of(path)
