@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from slipway.files.regular_file import sha256_of
 from slipway.errors import ExecutorchExportError
 from slipway.files.json_documents import read_json_object
+from slipway.files.regular_file import sha256_of
 from slipway.models.families import DECODER
 from slipway.models.model_files import CONFIG, GENERATION_CONFIG, copy_companions
 from slipway.models.sentences.files import UnknownPoolingError, read_pooling

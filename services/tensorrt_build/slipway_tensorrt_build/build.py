@@ -8,9 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from slipway.files.regular_file import sha256_of
 from slipway.errors import TensorRTBuildError
 from slipway.files.json_documents import read_json_object
+from slipway.files.regular_file import sha256_of
 from slipway.models.model_files import copy_companions
 from slipway.stage import Context
 from slipway_tensorrt_build.builders import Choice, choose, this_machine

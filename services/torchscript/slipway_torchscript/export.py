@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from slipway.files.regular_file import sha256_of
 from slipway.errors import TorchGraphError
+from slipway.files.regular_file import sha256_of
 from slipway.models.families import FEATURE_EXTRACTION
 from slipway.models.model_files import copy_companions
 from slipway.models.sentences.files import UnknownPoolingError, read_pooling
