@@ -15,6 +15,7 @@ from slipway_validate.judging.compare import CaseResults, compare_case
 from slipway_validate.judging.evaluate import Evaluator
 from slipway_validate.judging.limits import LIMITS, level_of
 from slipway_validate.judging.reference_run import ReferenceRun
+from slipway_validate.outputs.same_code import why_shapes_are_known
 from slipway_validate.params import ValidateParams
 from slipway_validate.preparation import Prepared, _affordable, _embeds, padding_token, settings_of
 from slipway_validate.protocol.messages import RunResult, RunSpec, Spec, TokenizeSpec
@@ -32,6 +33,7 @@ class Validated:
     Attributes:
         reference: The reference's run.
         evaluator: Judges outputs.
+        settings: Folder with the configuration of the reference.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Validated:
         self.work = work
         self.params = ValidateParams(**{**PARAMS, **params})
         settings, _ = settings_of({"base": base} | ({"adapter": adapter} if adapter else {}), work)
+        self.settings = settings
         family = model_family(settings)
         assert family is not None
         text = work / "text.txt"
@@ -73,7 +76,8 @@ class Validated:
     def output(self, name: str, folder: Path) -> OutputValidation:
         runtime = runtime_for(name, folder)
         assert runtime is not None
-        spec = self.spec(runtime.load, folder)
+        known = why_shapes_are_known(runtime, folder, self.settings)
+        spec = self.spec(runtime.load, folder).model_copy(update={"cases_known": known})
         run = self.work / "outputs" / name
         result = why_not_run(name, folder, runtime, self.prepared.family) or self._run(Spec(run=spec), run, must=False)
         return self.evaluator.evaluate(name, folder, spec=spec, result=result, run_folder=run)

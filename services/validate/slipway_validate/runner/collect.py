@@ -80,6 +80,7 @@ class Collector:
         self.first_non_finite = ""
         self.skipped: dict[str, str] = {}
         self.vocabulary = 0
+        self._native = native_case(self._family, *samples.tokens.shape)
         self._done: Case | None = None
 
     def windows(self, file: str) -> None:
@@ -114,11 +115,10 @@ class Collector:
 
         If that is the same arithmetic, they are those of a shape case too.
         """
-        native = native_case(self._family, *self._samples.tokens.shape)
-        self.case(native)
+        self.case(self._native)
         engine = self._model.engine
         if engine.native_dtype == engine.compute_dtype:
-            self._done = native
+            self._done = self._native
 
     def case(self, case: Case) -> None:
         """Write the results of one shape case without padding.
@@ -144,13 +144,15 @@ class Collector:
         if self._write:
             np.save(self._folder / case_file(case.name), results)
 
-    def plain_rows(self, case: Case) -> None:
-        """Write the results of a case's rows, each computed alone, for the comparison with their batch."""
-        file = self._folder / plain_file(case.plain)
-        if not self._write or not case.plain or file.is_file() or case.name in self.skipped:
-            return
-        alone = [self._batch(case, (row,)) for row in case.rows]
-        np.save(file, join_rows([row for batch in alone for row in self._rows_of(case, batch, (sum(case.segments),))]))
+    def plain_rows(self, cases: tuple[Case, ...]) -> None:
+        """Write the results of rows, each computed alone, for the comparison with their batch: those of cases, and of the native one."""
+        for case in (*cases, self._native):
+            file = self._folder / plain_file(case.plain)
+            if not self._write or not case.plain or file.is_file() or case.name in self.skipped:
+                continue
+            alone = [self._batch(case, (row,)) for row in case.rows]
+            rows = [row for batch in alone for row in self._rows_of(case, batch, (sum(case.segments),))]
+            np.save(file, join_rows(rows))
 
     def continuations(self, prompts: tuple[tuple[int, ...], ...], new_tokens: int) -> tuple[tuple[int, ...], ...]:
         """Continue prompts greedily; prompt ``n`` belongs to window ``n``."""

@@ -149,7 +149,7 @@ def _compute(model: LanguageModel, spec: RunSpec, collector: Collector) -> _Comp
     collector.windows(LOGITS_FILE)
     for case in spec.cases:
         collector.case(case)
-        collector.plain_rows(case)
+    collector.plain_rows(spec.cases)
     continuations = collector.continuations(spec.prompts, spec.new_tokens)
     answers = _answers(model, spec) if spec.write_logits else None
     long = collector.long_continuations(spec.long) if spec.long else None
