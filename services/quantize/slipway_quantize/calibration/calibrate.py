@@ -196,7 +196,7 @@ class Calibration:
             self.windows,
             schedule=schedule,
             folder=folder,
-            distributions=self.distributions,
+            distributions=self.distributions and not self.model.tunes_hidden_states,
         )
         first = 0
         if self._finished.has(_STATE):

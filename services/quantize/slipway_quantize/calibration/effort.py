@@ -17,7 +17,7 @@ _BLOCKS_SHARE = 0.35
 _LEAST_STEPS = 40
 _LEAST_WINDOWS = 16
 MOST_STEPS = 100
-"""Twice as many where a head shares its codes with the embedding, whose errors all positions see."""
+"""Twice as many where a head shares its codes with the embedding, whose errors all positions see, and where hidden states are compared."""
 STEP_WINDOWS = 8
 _BLOCK_WINDOWS = 16
 _ALONE_SHARE, _LEAST_ALONE, _MOST_ALONE = 0.5, 2, 16
@@ -71,5 +71,5 @@ def plan_effort(model: StreamedModel, params: CalibrateParams) -> Effort:
     if not tuned or (steps < _LEAST_STEPS and params.method == "auto"):
         windows = min(params.windows, max(_LEAST_WINDOWS, affordable))
         return Effort(windows, at_once, in_blocks, 0, save_memory, alone)
-    most = MOST_STEPS * (2 if model.tied else 1)
+    most = MOST_STEPS * (2 if model.tied or model.tunes_hidden_states else 1)
     return Effort(windows, at_once, in_blocks, max(_LEAST_STEPS, min(most, steps)), save_memory, alone)

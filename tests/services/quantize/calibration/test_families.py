@@ -96,6 +96,23 @@ def test_blocks_one_by_one_compute_what_the_model_does(name: str, tmp_path: Path
     assert not list(tmp_path.glob("inputs-*"))
 
 
+@pytest.mark.parametrize("name", [name for name in sorted(MODELS) if name.endswith(" classifier")])
+def test_a_classifier_of_texts_is_tuned_by_the_states_of_its_tokens(name: str, tmp_path: Path) -> None:
+    model = StreamedModel(save(name, tmp_path / "model"), group_size=32, head=True)
+    batch = Windows((), (), "", 0, None).batch([torch.arange(1, 25), torch.arange(1, 10)])
+    with torch.no_grad():
+        found = model.tuned_results(batch)
+        results = model.outputs(batch)
+    assert len(found) == 24 + 9
+    if name == "bert token classifier":  # has classes for each token anyway
+        torch.testing.assert_close(found, results)
+        return
+    mine = tf.AutoModel.from_pretrained(tmp_path / "model").eval()
+    with torch.no_grad():
+        exact = mine(input_ids=batch.tokens, attention_mask=batch.mask).last_hidden_state[batch.mask == 1]
+    torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_a_family_is_calibrated(name: str, material: Material, tmp_path: Path, calibrate: Calibrate) -> None:

@@ -173,17 +173,36 @@ class StreamedModel:
             for table in self._tables:
                 table.rounded = False
 
-    def outputs(self, batch: Batch) -> Tensor:
-        """Return what is compared of a batch, for each position: logits or hidden states. (positions, values)."""
+    @property
+    def tunes_hidden_states(self) -> bool:
+        """Whether weights are tuned by the hidden states of all tokens: a text's few classes say too little of each weight."""
+        return self.family is SEQUENCE_CLASSIFIER
+
+    def tuned_results(self, batch: Batch) -> Tensor:
+        """Return what weights are tuned by: what is compared, or the last hidden states. (positions, values)."""
+        if not self.tunes_hidden_states:
+            return self.outputs(batch)
+        found: list[Tensor] = []
+        hook = self.model.base_model.register_forward_hook(lambda _module, _inputs, given: found.append(given[0]))
+        try:
+            self._run(batch)
+        finally:
+            hook.remove()
+        return found[0][batch.mask == 1]
+
+    def _run(self, batch: Batch) -> Any:
         inputs = {"input_ids": batch.tokens}
-        whole = bool(batch.mask.all())
-        if self.family is SEQUENCE_CLASSIFIER or not whole:
+        if self.family is SEQUENCE_CLASSIFIER or not bool(batch.mask.all()):
             inputs["attention_mask"] = batch.mask
         if batch.decoder is not None:
             inputs["decoder_input_ids"] = batch.decoder
         short = batch.tokens.shape[1] <= _SHORT
         with sdpa_kernel(SDPBackend.MATH) if short else nullcontext():
-            given = self.model(**inputs)
+            return self.model(**inputs)
+
+    def outputs(self, batch: Batch) -> Tensor:
+        """Return what is compared of a batch, for each position: logits or hidden states. (positions, values)."""
+        given, whole = self._run(batch), bool(batch.mask.all())
         parts = [given[name] for name in self.family.outputs]
         match self.family.comparison:
             case Comparison.SPANS:

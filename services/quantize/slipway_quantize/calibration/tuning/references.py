@@ -77,4 +77,4 @@ class References:
         return torch.cat([self._kept[self._ends[index] : self._ends[index + 1]] for index in chosen])
 
     def _results(self, windows: list[Tensor]) -> Tensor:
-        return kept_form(self._model.outputs(self._windows.batch(windows)), distributions=self._distributions)
+        return kept_form(self._model.tuned_results(self._windows.batch(windows)), distributions=self._distributions)

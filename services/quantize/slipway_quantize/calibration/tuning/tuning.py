@@ -151,7 +151,7 @@ class Tuning:
                 exact = references.of(group)
                 batch = self._windows.batch([self._windows.fit[index] for index in group])
                 with self._model.rounded(self.weights):
-                    pass_back(exact, self._model.outputs(batch), distributions=self._distributions)
+                    pass_back(exact, self._model.tuned_results(batch), distributions=self._distributions)
             self._move(step)
             on_step(step + 1)
 
