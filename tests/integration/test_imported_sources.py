@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 import uuid
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from slipway.errors import ModelExportError
 from support.commands.cli import SLIPWAY, Done, slipway
 from support.coordinators.harness import process, state, states, wait_for, watch
 from support.models import tiny_models
+from support.models.saved_adapters import edit
 from support.servers.free_ports import free_port
 from support.servers.hub_server import HubServer
 from support.servers.s3_server import BUCKET, S3Server
@@ -54,19 +56,28 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory, s3: S3Server) -> Iterator[Site]:
-    folder = tmp_path_factory.mktemp("site")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base and two runs, the second with a kind of adapter that servers do not take."""
     models = tmp_path_factory.mktemp("models")
     tiny_models.make_base(models / "base")
     config = tiny_models.make_checkpoint(models / "base", models / "run") / "adapter_config.json"
     config.write_text(config.read_text().replace(str(models / "base"), "org/tiny"))
+    shutil.copytree(models / "run", models / "run-dora")
+    edit(models / "run-dora" / config.parent.name, use_dora=True)
+    return models
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory, s3: S3Server, models: Path) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("site")
     with ExitStack() as stack:
         hub = stack.enter_context(HubServer(token="hf_of-the-workers"))
         hub.push("org/tiny", models / "base")
         site = Site(folder, free_port(), hub, uuid.uuid4().hex)
-        for path in sorted((models / "run" / "checkpoint-10").iterdir()):
-            name = f"{site.prefix}/default/run-17/checkpoint-10/{path.name}"
-            s3.client().fput_object(BUCKET, name, str(path))
+        for run, where in (("run", "run-17"), ("run", "served"), ("run-dora", "served-dora")):
+            for path in sorted((models / run / "checkpoint-10").iterdir()):
+                name = f"{site.prefix}/default/{where}/checkpoint-10/{path.name}"
+                s3.client().fput_object(BUCKET, name, str(path))
         server = {
             **s3.environment(),
             "SLIPWAY_HOME": str(folder / "server"),
@@ -79,11 +90,34 @@ def site(tmp_path_factory: pytest.TempPathFactory, s3: S3Server) -> Iterator[Sit
         site.environment |= server
         address = f"127.0.0.1:{site.port}"
         coordinator = ["coordinator", "--listen", address, "--state", str(folder / "state.db")]
-        worker = ["worker", "--coordinator", address, "--stage", "import,merge", "--drain-seconds", "0"]
+        worker = ["worker", "--coordinator", address, "--stage", "import,merge,adapter", "--drain-seconds", "0"]
         for name, words in (("coordinator", coordinator), ("worker", worker)):
             stack.enter_context(process([SLIPWAY, *words], folder / f"{name}.log", **server))
         wait_for(site.answers)
         yield site
+
+
+ONLY_ADAPTER = ("--set", "formats.adapter.enabled=true", "--set", "formats.pytorch.enabled=false", *ONLY_MERGE)
+
+
+def test_an_adapter_is_delivered_without_its_sources_being_here(site: Site, models: Path, tmp_path: Path) -> None:
+    """It is the one that an export of the folders delivers; one that servers do not take is refused by the worker, by name."""
+    runs = f"s3://{BUCKET}/{site.prefix}/default"
+    named = ("export", "--base-model", "hf://org/tiny", "--out", tmp_path / "out", *ONLY_ADAPTER)
+    done = site.run(*named, "--checkpoint", f"{runs}/served", home=tmp_path / "client")
+    assert done.code == 0, done.err + (site.folder / "worker.log").read_text()[-3000:]
+    assert [attempt["stage"] for attempt in done.json["attempts"]] == ["import", "adapter"]
+    config = json.loads((Path(done.json["paths"]["adapter"]) / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == "org/tiny"
+    folders = ("--checkpoint", models / "run", "--base-model", models / "base", "--out", tmp_path / "alone", "--json")
+    alone = slipway("export", *folders, *ONLY_ADAPTER, home=tmp_path / "home")
+    assert alone.code == 0, alone.err
+    assert done.json["formats"]["adapter"]["digest"] == alone.json["formats"]["adapter"]["digest"]
+
+    refused = site.run(*named, "--checkpoint", f"{runs}/served-dora", home=tmp_path / "client")
+    assert (refused.code, refused.json["reason"]) == (6, "ADAPTER_NOT_SERVABLE"), refused.err
+    assert "use_dora" in refused.json["error_message"]
+    assert "formats.adapter.enabled=false" in refused.json["error_message"]
 
 
 def test_a_pipeline_names_addresses_and_gets_models(site: Site, tmp_path: Path) -> None:
@@ -140,7 +174,15 @@ def test_two_exports_at_the_same_moment_import_a_base_once(site: Site, s3: S3Ser
             s3.client().fput_object(BUCKET, f"{site.prefix}/default/both-{number}/checkpoint-10/{path.name}", str(path))
         checkpoints.append(f"s3://{BUCKET}/{site.prefix}/default/both-{number}")
     site.hub.push("org/both", base)
-    words = ["worker", "--coordinator", f"127.0.0.1:{site.port}", "--stage", "import,merge", "--drain-seconds", "0"]
+    words = [
+        "worker",
+        "--coordinator",
+        f"127.0.0.1:{site.port}",
+        "--stage",
+        "import,merge,adapter",
+        "--drain-seconds",
+        "0",
+    ]
     environment = site.environment | {"SLIPWAY_HOME": str(tmp_path / "second")}
     second = tmp_path / "second.log"
     named = ("--base-model", "hf://org/both", *ONLY_MERGE)

@@ -160,10 +160,23 @@ def test_a_cache_is_looked_after_unless_exports_ran_here(light: LightInstall, tm
 
 def test_doctor_says_what_each_stage_lacks(light: LightInstall) -> None:
     told = light.run("doctor", "--json").json
-    merge = next(stage for stage in told["stages"] if stage["name"] == "merge")
-    if light.program != SLIPWAY:  # what is only hidden is still installed, and doctor imports nothing to find out
-        assert merge["available"] is False
-        assert "pip install 'slipway[merge]'" in merge["missing"]
+    stages = {stage["name"]: stage for stage in told["stages"]}
+    extras = {name: name for name in ("adapter", "executorch", "gguf", "merge", "openvino", "torchscript")}
+    for name, extra in {**extras, "torch_export": "torchscript", "importance": "quantize"}.items():
+        assert stages[name]["available"] is False
+        assert f"pip install 'slipway[{extra}]'" in stages[name]["missing"]
+    formats = {each["name"]: each for each in told["formats"]}
+    for name in (
+        "adapter",
+        "executorch",
+        "executorch-<level>",
+        "gguf",
+        "openvino-<level>",
+        "torch_export",
+        "torchscript",
+    ):
+        assert formats[name]["available"] is False
+        assert f"slipway[{extras.get(name.partition('-')[0], 'torchscript')}]" in formats[name]["detail"]
     assert told["machine"]["memory_bytes"] > 1 << 30
 
 

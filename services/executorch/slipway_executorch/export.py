@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 
 from slipway.errors import ExecutorchExportError
 from slipway.files.json_documents import read_json_object
+from slipway.files.regular_file import sha256_of
 from slipway.models.families import DECODER
 from slipway.models.model_files import CONFIG, GENERATION_CONFIG, copy_companions
 from slipway.models.sentences.files import UnknownPoolingError, read_pooling
@@ -147,7 +147,6 @@ def _failed(source: Source, error: Exception) -> ExecutorchExportError:
 
 def _digest(path: Path, ctx: Context) -> str:
     ctx.check_cancelled()
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+    found = sha256_of(path)
     ctx.digest(path, found)
     return found

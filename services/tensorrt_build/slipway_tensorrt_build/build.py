@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import json
 from dataclasses import asdict
@@ -11,6 +10,7 @@ from typing import Any
 
 from slipway.errors import TensorRTBuildError
 from slipway.files.json_documents import read_json_object
+from slipway.files.regular_file import sha256_of
 from slipway.models.model_files import copy_companions
 from slipway.stage import Context
 from slipway_tensorrt_build.builders import Choice, choose, this_machine
@@ -181,5 +181,4 @@ def _graph_files(source: Path) -> list[str]:
 def _digest(path: Path, ctx: Context) -> str:
     """Return the SHA-256 of a file in hexadecimal."""
     ctx.check_cancelled()
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return sha256_of(path)

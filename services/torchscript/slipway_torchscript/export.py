@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from slipway.errors import TorchGraphError
+from slipway.files.regular_file import sha256_of
 from slipway.models.families import FEATURE_EXTRACTION
 from slipway.models.model_files import copy_companions
 from slipway.models.sentences.files import UnknownPoolingError, read_pooling
@@ -161,7 +161,6 @@ def _finish(folder: Path, target: Path, facts: dict[str, Any], files: tuple[str,
 
 def _digest(path: Path, ctx: Context) -> str:
     ctx.check_cancelled()
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+    found = sha256_of(path)
     ctx.digest(path, found)
     return found

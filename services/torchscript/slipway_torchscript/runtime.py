@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from slipway.errors import CheckpointValidationError
-from slipway.files.regular_file import open_regular
+from slipway.files.regular_file import sha256_of
 from slipway.models.base_format import read_config
 from slipway.models.families import DECODER, Comparison, Family, described, family_of
 from slipway.models.sentences.pooling import SENTENCE_EMBEDDING
@@ -146,8 +146,9 @@ def _load(folder: Path, name: str, runtime: str, read: Callable[[str], Run], *, 
     _check_digest(folder / name, facts)
     try:
         graph = Graph(read(str(folder / name)), facts)
-    except (RuntimeError, ValueError, KeyError, OSError, TypeError, AssertionError) as error:
-        raise Unusable(f"torch cannot load {name}: {type(error).__name__}: {error}") from error
+    except (RuntimeError, ValueError, KeyError, OSError, TypeError, AssertionError, pickle.UnpicklingError) as error:
+        said = " ".join(str(error).split())[:300]
+        raise Unusable(f"torch cannot load {name}: {type(error).__name__}: {said}") from error
     stored = stored_dtype(folder)
     if family is DECODER:
         if graph.outputs != ("logits", "present") or not graph.cache:
@@ -164,9 +165,7 @@ def _check_digest(path: Path, facts: dict[str, Any]) -> None:
     files = facts.get("files")
     noted = files.get(path.name) if isinstance(files, dict) else None
     wanted = noted.get("sha256") if isinstance(noted, dict) else None
-    with open_regular(path) as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != wanted:
+    if sha256_of(path) != wanted:
         raise Unusable(f"{path.name} is not the file that {DESCRIPTIONS[path.name]} describes, so it is not loaded")
 
 

@@ -179,6 +179,36 @@ def test_a_format_that_is_not_made_of_this_kind_of_model_is_a_warning(
 
 
 @pytest.mark.parametrize(
+    "tasks",
+    [
+        (Task("x", "gguf", {"type": "f16"}),),
+        (Task("x", "torchscript", {"level": "none"}),),
+        (Task("x", "torch_export", {"level": "none"}),),
+        (Task("graph", "onnx_export", {"opset": None}), Task("x", "openvino", {"level": ""})),
+        (Task("x", "executorch", {"level": "none"}),),
+    ],
+    ids=lambda tasks: str(tasks[-1].stage),
+)
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"architectures": ["ViTModel"], "model_type": "vit"},
+        {"architectures": ["MambaForCausalLM"], "model_type": "mamba", "state_size": 16},
+    ],
+    ids=["images", "states"],
+)
+def test_every_format_says_before_work_what_it_is_not_made_of(
+    base: Path, tmp_path: Path, tasks: tuple[Task, ...], config: dict[str, Any]
+) -> None:
+    (base / "config.json").write_text(json.dumps(config))
+    checked = preflight(tasks, base=base, home=tmp_path, output=tmp_path, here=False)
+    found = [finding for finding in checked.findings if finding.reason == "FAMILY_UNSUPPORTED"]
+    assert found
+    assert {finding.check for finding in found} <= {f"stage: {task.stage}" for task in tasks}
+    assert all(config["architectures"][0] in finding.message for finding in found)
+
+
+@pytest.mark.parametrize(
     ("level", "kind", "refused"),
     [("int8", "ViTModel", True), ("fp16", "ViTModel", False), ("int4", "BertModel", False)],
 )

@@ -26,13 +26,15 @@ SOURCES = ("pyproject.toml", "constraints.txt", "README.md", "LICENSE", "protos"
 
 # Python imports this module by itself, before everything else in each process.
 _HIDING = """
+import re
 import sys
 
 HIDDEN = {hidden!r}
+LIGHT = {light!r}
 
 
 class Hiding:
-    # A finder of modules that does not find the hidden ones.
+    # A finder that finds neither the hidden modules nor their distributions.
 
     def __init__(self, finder):
         self.finder = finder
@@ -42,6 +44,11 @@ class Hiding:
 
     def find_spec(self, name, path=None, target=None):
         return None if name.partition(".")[0] in HIDDEN else self.finder.find_spec(name, path, target)
+
+    def find_distributions(self, context):
+        name = re.sub(r"[-_.]+", "-", context.name or "").lower()
+        find = getattr(self.finder, "find_distributions", None)
+        return () if find is None or (name and name not in LIGHT) else find(context)
 
 
 sys.meta_path[:] = [Hiding(finder) for finder in sys.meta_path]
@@ -116,7 +123,8 @@ def with_extras_hidden(folder: Path, *extras: str) -> LightInstall:
         folder: Folder for its home and for the module that hides the others.
         extras: Extras that are installed.
     """
-    (folder / "sitecustomize.py").write_text(_HIDING.format(hidden=set(hidden_modules(*extras))))
+    light = light_distributions(*extras) | {"slipway"}
+    (folder / "sitecustomize.py").write_text(_HIDING.format(hidden=set(hidden_modules(*extras)), light=light))
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
     return LightInstall(SLIPWAY, folder / "home", {**os.environ, "PYTHONPATH": path})
 

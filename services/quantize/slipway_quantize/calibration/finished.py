@@ -6,7 +6,6 @@ made from the same and its content, read again, has that digest.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from slipway.files.json_documents import LARGEST_LIST, read_json_object
+from slipway.files.regular_file import sha256_of
 from slipway.models.safetensors_file import read_safetensors
 from slipway_quantize.reading.tensors import mapped
 
@@ -37,7 +37,7 @@ class Finished:
         path = self._path(name)
         written = path.with_suffix(".new")
         save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, written)
-        record = {"identity": self._identity, "sha256": _digest(written), "facts": facts}
+        record = {"identity": self._identity, "sha256": sha256_of(written), "facts": facts}
         self._record(name).unlink(missing_ok=True)
         written.replace(path)
         new = self._record(name).with_suffix(".part")
@@ -48,7 +48,7 @@ class Finished:
         """Return whether there is a valid piece of this name."""
         try:
             record = read_json_object(self._record(name), largest=LARGEST_LIST)
-            return record.get("identity") == self._identity and record.get("sha256") == _digest(self._path(name))
+            return record.get("identity") == self._identity and record.get("sha256") == sha256_of(self._path(name))
         except (OSError, ValueError):
             return False
 
@@ -66,8 +66,3 @@ class Finished:
 
     def _record(self, name: str) -> Path:
         return self.folder / f"{name}.json"
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
