@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 DOCS_INSTALLED := $(VENV)/.docs-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-cluster test-k8s lint format docs protos bench bench-merge bench-onnx bench-quantize bench-quality bench-proof images test-images up clean
+.PHONY: help install demo test test-all test-cluster test-k8s lint format docs protos bench bench-merge bench-onnx bench-formats bench-quantize bench-quality bench-proof images test-images up clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -81,6 +81,9 @@ bench-proof: $(INSTALLED) ## Measure what validation costs, by effort (after mak
 
 bench-onnx: $(INSTALLED) ## Measure the ONNX export against its peers (PEER_PYTHON=… adds onnxruntime-genai's builder)
 	$(BIN)/python tests/benchmarks/bench_onnx.py $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON))
+
+bench-formats: $(INSTALLED) ## Measure other formats against their peers (after make demo; LLAMA=…, OPTIMUM_PYTHON=… and EXECUTORCH_PYTHON=… name peers)
+	$(BIN)/python tests/benchmarks/bench_formats.py --sample demo $(if $(LLAMA),--llama $(LLAMA)) $(if $(OPTIMUM_PYTHON),--optimum-python $(OPTIMUM_PYTHON)) $(if $(EXECUTORCH_PYTHON),--executorch-python $(EXECUTORCH_PYTHON)) $(if $(SHAPE),--shape $(SHAPE))
 
 images: ## Build the container images, with docker, podman or buildah
 	deploy/build.sh

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from slipway.formats.registry import formats
 from support.commands.cli import slipway
 from support.commands.usage_examples import usage_examples
 from support.models.judged_families import make
@@ -32,9 +33,11 @@ NO_ENCODERS = "gguf"
 COLUMNS = ("Validation", "Size", "Mean KL", "Load", "Prompt", "Memory")
 
 
-@pytest.mark.parametrize("name", [name for name in LIBRARIES if name not in PRESENT])
-def test_a_format_whose_library_is_missing(name: str) -> None:
-    pytest.skip(f"{name} is left out of the exports below: {LIBRARIES[name]} is not installed")
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_a_format_is_left_out_below_only_without_its_library(name: str) -> None:
+    if name not in PRESENT:
+        pytest.skip(f"{name} is not tested: {LIBRARIES[name]} is not installed")
+    assert name in formats()
 
 
 def exported(root: Path, *words: str | Path, levels: dict[str, tuple[str, ...]], **more: str) -> Any:
@@ -81,7 +84,7 @@ def check_delivery(result: dict[str, Any], made: set[str]) -> Path:
     assert {name: each["status"] for name, each in result["formats"].items()} == dict.fromkeys(made, "passed")
     validation = json.loads((folder / "report.json").read_text())["validation"]
     for output in validation["outputs"]:
-        assert output["to_reference"]["mean_kl"] < LIMITS[output["level"]], output["name"]
+        assert output["to_reference"]["mean_kl"] < LIMITS.get(output["level"], LIMITS["none"]), output["name"]
         assert output["load_seconds"] > 0
         if output["texts"]:
             assert output["texts"]["texts"] > 40

@@ -1,0 +1,179 @@
+"""Each format beside the tool that a user would pick instead: wall time, core seconds, peak memory, and the speed of the result.
+
+Usage: ``python tests/benchmarks/bench_formats.py --sample demo [--shape 0.6b] [--only gguf,openvino] [--runs 1] [--folder DIR] [--llama DIR]
+[--optimum-python PYTHON] [--executorch-python PYTHON]``. The model is the trained sample, merged; with ``--shape`` one of this shape with
+random bfloat16 weights and the sample's tokenizer. A peer without its option is left out:
+
+- gguf: llama.cpp's quantizer, from npm's ``@node-llama-cpp/linux-x64`` (``npm pack``, ``tar xf``; ``--llama package/bins/linux-x64``). It reads
+  a file that the stage has made before, whose time is not counted. ``different_tensors`` counts tensors with another type or other bytes.
+- openvino: ``optimum-cli export openvino`` of an environment with ``optimum-intel[openvino]``.
+- executorch: ``executorch.extension.llm.export`` of an environment with ``executorch``, ``hydra-core``, ``transformers`` and ``safetensors``.
+- torchscript, torch_export: ``torch.jit.trace`` and ``torch.export`` as tutorials call them, which gives no cache and fixes the length.
+
+A peer that fails is named and left out. All run as commands, imports included, in turn. Slipway's stages check their results, which no peer does: the stages of PyTorch compare
+theirs with the model at other shapes. Ratios are Slipway's figure by the peer's. Printed and written to ``results/formats.json``, with the load.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import format_speed
+import gguf
+import numpy as np
+from bench_merge import MAKE, SHAPES
+from format_peers import Case, Made, adapter_case, executorch_case, gguf_case, openvino_case, stage, torch_case
+from measure import measure
+
+from slipway.models.checkpoints import find_checkpoint
+
+RESULTS = Path(__file__).parent / "results"
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+
+
+def different(one: Path, other: Path) -> list[str]:
+    """Return the names of tensors that have not the same type and bytes in both files."""
+    first, second = ({each.name: each for each in gguf.GGUFReader(path).tensors} for path in (one, other))
+    return sorted(
+        name
+        for name in first.keys() | second.keys()
+        if name not in first
+        or name not in second
+        or first[name].tensor_type != second[name].tensor_type
+        or not np.array_equal(first[name].data, second[name].data)
+    )
+
+
+def make_and_time(made: Made, runtime: str, model: Path, out: Path) -> tuple[dict[str, float], Path]:
+    """Make an output in an empty folder, and time it; return its figures and its file. A file that cannot be run has no speed."""
+    out.mkdir()
+    runs = [measure(command) for command in made.commands(model, out)]
+    [file, *_] = sorted(out.glob(made.result))
+    figures = {
+        "seconds": sum(each.seconds for each in runs),
+        "core_seconds": sum(each.core_seconds for each in runs),
+        "peak_anonymous_mb": max(each.peak_anonymous_bytes for each in runs) / 1e6,
+        "file_mb": sum(each.stat().st_size for each in file.parent.glob(f"{file.stem}*")) / 1e6,
+    }
+    return figures | (speed(runtime, file, model / "tokenizer.json") if runtime else {}), file
+
+
+def speed(runtime: str, file: Path, tokenizer: Path) -> dict[str, float]:
+    """Run an output in a process of its own; return its speed, or nothing if it cannot be run."""
+    command = [sys.executable, format_speed.__file__, runtime, str(file), str(tokenizer)]
+    said = subprocess.run(command, capture_output=True, text=True, check=False)
+    if said.returncode:
+        print(f"{file} cannot be run: {said.stderr[-2000:]}", file=sys.stderr)
+        return {}
+    found: dict[str, float] = json.loads(said.stdout.splitlines()[-1])
+    return found
+
+
+def run_round(name: str, case: Case, model: Path, root: Path) -> dict[str, dict[str, float]]:
+    """Make and time the output by all in turn; return the figures of each. A peer that fails is left out."""
+    figures: dict[str, dict[str, float]] = {}
+    files: dict[str, Path] = {}
+    for who, made in {"slipway": case.ours, **case.peers}.items():
+        try:
+            figures[who], files[who] = make_and_time(made, case.runtime, model, root / f"{name}-{who}")
+        except RuntimeError as error:
+            if who == "slipway":
+                raise
+            print(f"{name}: {who} is left out: {error}", file=sys.stderr)
+    if name.startswith("gguf") and len(files) > 1:
+        figures["slipway"]["different_tensors"] = len(different(files["slipway"], files["llama_cpp"]))
+    for who in ("slipway", *case.peers):
+        shutil.rmtree(root / f"{name}-{who}")
+    return figures
+
+
+def compare(name: str, case: Case, model: Path, root: Path, runs: int) -> dict[str, float]:
+    """Return medians of all rounds, and of the ratios to each peer; of several rounds, the first warms the page cache and does not count."""
+    rounds = [run_round(name, case, model, root) for _ in range(runs + (runs > 1))][-runs:]
+    found: dict[str, float] = {}
+    for who in rounds[0]:
+        taken = [each[who] for each in rounds if who in each]
+        for figure in taken[0]:
+            found[f"{name}_{who}_{figure}"] = statistics.median(each[figure] for each in taken)
+    for peer in filter(case.peers.__contains__, rounds[0]):
+        pairs = [(each["slipway"], each[peer]) for each in rounds if peer in each]
+        for figure in filter(pairs[0][1].__contains__, pairs[0][0]):
+            found[f"{name}_{figure}_ratio_to_{peer}"] = statistics.median(a[figure] / b[figure] for a, b in pairs)
+    return found
+
+
+def show(found: dict[str, float]) -> dict[str, float]:
+    """Print figures; return them."""
+    for name, value in found.items():
+        print(f"{name:56} {value:12.4f}", flush=True)
+    return found
+
+
+def merged(sample: Path, shape: str, root: Path) -> tuple[Path, Path, Path]:
+    """Return base, adapter and merged model."""
+    base, adapter = sample / "qwen3-base", find_checkpoint(sample / "qwen3-finetuned").path
+    if shape:
+        measure([sys.executable, "-c", MAKE, root, json.dumps(SHAPES[shape])])
+        for folder in (root / "base", root / "adapter"):
+            for file in TOKENIZER:
+                shutil.copy(base / file, folder)
+        base, adapter = root / "base", root / "adapter"
+    command = list(stage("merge", base, root / "merge", given="base"))
+    measure([*command[:3], "--input", f"adapter={adapter}", *command[3:]])
+    return base, adapter, root / "merge" / "pytorch"
+
+
+def main() -> None:
+    """Make the model, measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--sample", type=Path, required=True, help="folder of make demo")
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="", help="a model of this shape with random weights")
+    parser.add_argument("--only", default="", help="names of outputs, or their beginnings, by commas")
+    parser.add_argument("--runs", type=int, default=1, help="counted rounds")
+    parser.add_argument("--folder", type=Path, help="where outputs go")
+    parser.add_argument("--llama", type=Path, help="folder with llama.cpp's libraries")
+    parser.add_argument("--optimum-python", type=Path, help="interpreter of an environment with optimum-intel")
+    parser.add_argument("--executorch-python", type=Path, help="interpreter of an environment with ExecuTorch's export")
+    arguments = parser.parse_args()
+    begin = os.getloadavg()[0]
+    found: dict[str, float] = {}
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as made:
+        root = Path(made)
+        base, adapter, model = merged(arguments.sample, arguments.shape, root)
+        exact = root / "exact"
+        cases = {
+            **{f"gguf_{level}": gguf_case(level, arguments.llama, str(exact)) for level in ("q8_0", "q4_k_m")},
+            **{kind: torch_case(kind) for kind in ("torchscript", "torch_export")},
+            **{
+                f"openvino_{level or 'fp32'}": openvino_case(level, arguments.optimum_python)
+                for level in ("", "int8", "int4")
+            },
+            **{
+                f"executorch_{level}": executorch_case(level, arguments.executorch_python)
+                for level in ("none", "8da4w")
+            },
+            "adapter": adapter_case(adapter),
+        }
+        asked = tuple(filter(None, arguments.only.split(",")))
+        chosen = {name: case for name, case in cases.items() if not asked or name.startswith(asked)}
+        if any(name.startswith("gguf") for name in chosen) and arguments.llama:
+            kind = "bf16" if arguments.shape else "f32"
+            measure(stage("gguf", model, exact, f"type={kind}"))
+        for name, case in chosen.items():
+            source = base if name == "adapter" else model
+            found |= show(compare(name, case, source, root, arguments.runs))
+    found |= show({"load_at_begin": begin, "load_at_end": os.getloadavg()[0]})
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "formats.json").write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
