@@ -16,8 +16,9 @@ _BLOCKS_SHARE = 0.35
 """Share of the budget for the pass over the blocks, if tuning follows."""
 _LEAST_STEPS = 40
 _LEAST_WINDOWS = 16
-MOST_STEPS = 100
-"""Twice as many where a head shares its codes with the embedding, whose errors all positions see, and where hidden states are compared."""
+MOST_STEPS, MOST_LONG_STEPS = 64, 200
+"""More steps gain little for their time. Many pay where a head shares its codes with the embedding, whose errors all positions see, and where
+hidden states are compared."""
 STEP_WINDOWS = 8
 _BLOCK_WINDOWS = 16
 _ALONE_SHARE, _LEAST_ALONE, _MOST_ALONE = 0.5, 2, 16
@@ -71,5 +72,5 @@ def plan_effort(model: StreamedModel, params: CalibrateParams) -> Effort:
     if not tuned or (steps < _LEAST_STEPS and params.method == "auto"):
         windows = min(params.windows, max(_LEAST_WINDOWS, affordable))
         return Effort(windows, at_once, in_blocks, 0, save_memory, alone)
-    most = MOST_STEPS * (2 if model.tied or model.tunes_hidden_states else 1)
+    most = MOST_LONG_STEPS if model.tied or model.tunes_hidden_states else MOST_STEPS
     return Effort(windows, at_once, in_blocks, max(_LEAST_STEPS, min(most, steps)), save_memory, alone)
