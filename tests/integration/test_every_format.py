@@ -58,13 +58,13 @@ def outputs(levels: dict[str, tuple[str, ...]]) -> set[str]:
 
 
 def table(page: Path) -> dict[str, dict[str, str]]:
-    """Return the cells of the report's comparison, by output and column."""
+    """Return the cells of the report's comparison, by output and column; an output that was refused has one wide cell."""
     body = page.read_text().partition("<h2>Formats</h2>")[2].partition("</table>")[0]
     plain = [
         [re.sub("<[^>]*>", "", cell).strip() for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL)]
         for row in re.findall(r"<tr.*?</tr>", body, re.DOTALL)
     ]
-    return {name: dict(zip(plain[0][1:], cells, strict=True)) for name, *cells in plain[1:]}
+    return {name: dict(zip(plain[0][1:], cells, strict=False)) for name, *cells in plain[1:]}
 
 
 def run_examples(folder: Path, beside: Path) -> dict[str, str]:
