@@ -76,6 +76,13 @@ def test_every_recipe_can_be_planned(
     assert code == 0, capfd.readouterr().err
 
 
+def test_the_advice_is_given(project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(project)
+    (words,) = RECIPES["Which format for which target"]
+    assert run_here(*words) == 0
+    assert "gguf" in capfd.readouterr().out
+
+
 @pytest.mark.slow
 def test_stages_alone_run_as_the_recipe_says(project: Path, tmp_path: Path) -> None:
     for words in RECIPES["One stage alone"]:
