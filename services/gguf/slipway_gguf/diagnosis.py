@@ -13,7 +13,7 @@ from slipway.models.base_format import read_config
 from slipway.models.safetensors_file import read_weights
 from slipway_gguf.architectures.parameters import parameters_of
 from slipway_gguf.architectures.table import architecture_of
-from slipway_gguf.weights.tensors import EMBEDDING, HEAD, Planned, plan_tensors
+from slipway_gguf.weights.tensors import EMBEDDING, HEAD, Planned, is_tied, plan_tensors
 from slipway_gguf.weights.writing import float32_rows
 
 _ROWS = 8
@@ -38,7 +38,7 @@ def explain(folder: Path, merged: Path) -> str:
         return ""
     [file] = folder.glob("*.gguf")
     weights, stored = read_weights(merged), {each.name: each for each in gguf.GGUFReader(file).tensors}
-    tied = bool(architecture.settings(config).get("tie_word_embeddings")) or "lm_head.weight" not in weights
+    tied = is_tied(architecture, config, weights)
     planned = plan_tensors(weights, parameters_of(architecture, config), tied=tied)
     said = _missing(planned, stored)
     wrong = [each for each in planned if each.name in stored and _is_strange(each, stored[each.name])]

@@ -9,13 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from slipway.errors import GGUFExportError
 from slipway.models.base_format import read_config
 from slipway.models.model_files import copy_companions
-from slipway.models.safetensors_file import TensorInfo, read_weights
-from slipway.models.weights.reading import mapped
+from slipway.models.safetensors_file import read_weights
 from slipway.stage import Context, installed_version
 from slipway_gguf import modelfile, vocabulary
 from slipway_gguf.architectures.parameters import Parameters, parameters_of
@@ -26,11 +23,9 @@ from slipway_gguf.params import GGUFParams
 from slipway_gguf.weights.checks import check_file
 from slipway_gguf.weights.importance import read_importance
 from slipway_gguf.weights.mixture import Sizes, stored_kind
-from slipway_gguf.weights.tensors import EMBEDDING, plan_tensors
+from slipway_gguf.weights.tensors import EMBEDDING, is_tied, plan_tensors
 from slipway_gguf.weights.writing import Written, write_file
 
-_HEAD, _ROWS = "lm_head.weight", 4096
-_EMBEDDINGS = ("model.embed_tokens.weight", "transformer.wte.weight")
 DESCRIPTION = "gguf.json"
 _LIBRARIES = ("slipway", "gguf", "numpy", "xllamacpp")
 
@@ -57,7 +52,7 @@ def export_model(inputs: Mapping[str, Path], params: GGUFParams, ctx: Context) -
             f"llama.cpp computes no sliding window for {found.classes[0]}: the file's context length is the window's, "
             f"{parameters.window} tokens, within which both are the same"
         )
-    tied = bool(found.settings(config).get("tie_word_embeddings")) and _head_is_embedding(weights)
+    tied = is_tied(found, config, weights)
     tensors = plan_tensors(weights, parameters, tied=tied)
     rows = next(planned.shape[0] for planned in tensors if planned.name == EMBEDDING)
     sizes = Sizes(found.name, parameters.layers, parameters.heads, parameters.kv_heads, parameters.experts, tied)
@@ -90,19 +85,6 @@ def export_model(inputs: Mapping[str, Path], params: GGUFParams, ctx: Context) -
     (folder / DESCRIPTION).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     ctx.record(**facts, size_after_bytes=written.size, seconds=round(time.monotonic() - started, 3))
     return folder
-
-
-def _head_is_embedding(weights: Mapping[str, TensorInfo]) -> bool:
-    """Return whether a model whose head is tied stores none, or the embedding again."""
-    if _HEAD not in weights:
-        return True
-    head = weights[_HEAD]
-    embedding = next((weights[name] for name in _EMBEDDINGS if name in weights), None)
-    if embedding is None or (head.shape, head.dtype) != (embedding.shape, embedding.dtype):
-        return False
-    one, other = mapped(head), mapped(embedding)
-    pieces = (slice(first, first + _ROWS) for first in range(0, len(one), _ROWS))
-    return all(np.array_equal(one[piece], other[piece]) for piece in pieces)
 
 
 def _warn_of_wide_tensors(written: Written, ctx: Context) -> None:

@@ -41,7 +41,7 @@ STAGE = Stage(
     outputs=("gguf",),
     params=GGUFParams,
     run=run,
-    libraries=("gguf", "numpy", "xllamacpp"),
+    libraries=("gguf", "jinja2", "numpy", "xllamacpp"),
     effort=Effort(seconds=2.0, seconds_per_gb=6.0, phases={"weights": (0.05, 0.95)}),
     output_bytes=output_bytes,
     refuses=lambda _, config: refusal_reason(config),

@@ -279,7 +279,13 @@ def format_tasks(
             ids.add(task.id)
     if configuration.unquantized(each.name):
         return tasks
-    return [replace(task, format="") if task.format == each.name else task for task in tasks]
+    return _without_unread([replace(task, format="") if task.format == each.name else task for task in tasks])
+
+
+def _without_unread(tasks: list[PlannedTask]) -> list[PlannedTask]:
+    """Drop tasks of a format that deliver nothing and that no other task reads, such as an unquantized output of which no level is made."""
+    kept = [task for task in tasks if task.format or _is_read(task, tasks)]
+    return kept if len(kept) == len(tasks) else _without_unread(kept)
 
 
 def _fault(task: PlannedTask, known: set[str], ids: set[str], wanted: set[str]) -> str:

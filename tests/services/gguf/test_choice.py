@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("gguf", reason="names types: pip install 'slipway[gguf]'")
 from slipway.configuration import parse
+from slipway.errors import GGUFExportError
 from slipway.formats.tasks import PlannedTask
 from slipway.planning.plan import plan
-from slipway_gguf.architectures.table import refusal_reason
+from slipway_gguf.architectures.rope import rope_of
+from slipway_gguf.architectures.table import architecture_of, refusal_reason
 from slipway_gguf.levels import LEVELS
 from slipway_gguf.params import GGUFParams, file_name
+from slipway_gguf.weights.ggml import library
 from slipway_gguf.weights.mixture import Sizes, stored_kind
 
 _TIED = Sizes("qwen3", layers=28, heads=16, kv_heads=8, experts=0, tied=True)
+_QWEN_72B = Sizes("qwen2", layers=80, heads=64, kv_heads=8, experts=0, tied=False)
 _MIXTRAL = Sizes("llama", layers=32, heads=32, kv_heads=8, experts=8, tied=False)
 
 
@@ -33,6 +39,7 @@ _MIXTRAL = Sizes("llama", layers=32, heads=32, kv_heads=8, experts=8, tied=False
         ("q4_k_m", "blk.5.ffn_down.weight", 96, _TIED, "Q8_0"),
         ("q4_k_m", "blk.4.ffn_down.weight", 40, _TIED, "F16"),
         ("q4_k_m", "blk.4.attn_norm.weight", 1024, _TIED, "F32"),
+        ("q4_k_m", "blk.11.attn_v.weight", 8192, _QWEN_72B, "Q5_K"),
         ("q4_k_m", "blk.4.attn_v.weight", 4096, _MIXTRAL, "Q8_0"),
         ("q4_k_m", "blk.4.attn_output.weight", 4096, _MIXTRAL, "Q5_K"),
         ("q4_k_m", "token_embd.weight", 4096, _MIXTRAL, "Q4_K"),
@@ -81,6 +88,52 @@ def test_models_that_llama_cpp_computes_otherwise_are_refused(name: str, setting
     assert bool(reason) == bool(words)
 
 
+@pytest.mark.parametrize("key", ["hidden_size", "num_attention_heads"])
+@pytest.mark.parametrize("value", ["x", None, 0, [1]])
+def test_a_wrong_size_of_the_largest_gemma_is_refused_by_name(key: str, value: object) -> None:
+    settings = {**_GEMMA, "num_hidden_layers": 46, "num_attention_heads": 32, key: value}
+    assert key in refusal_reason({"architectures": ["Gemma2ForCausalLM"], **settings})
+
+
+_LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "given"),
+    [
+        ("Qwen3ForCausalLM", "rope_theta", {"rope_theta": -1.0}),
+        ("Qwen3ForCausalLM", "rope_theta", {"rope_theta": 0}),
+        ("Qwen3ForCausalLM", "factor", {"rope_type": "linear", "factor": 0}),
+        ("Qwen3ForCausalLM", "factor", {"rope_type": "yarn", "factor": -1}),
+        ("LlamaForCausalLM", "factor", {**_LLAMA3, "factor": 0.0, "original_max_position_embeddings": 32}),
+        ("LlamaForCausalLM", "high_freq_factor", {**_LLAMA3, "high_freq_factor": -4.0}),
+        ("LlamaForCausalLM", "original_max_position_embeddings", {**_LLAMA3, "original_max_position_embeddings": 1}),
+        ("Phi3ForCausalLM", "original_max_position_embeddings", {**_LONGROPE, "original_max_position_embeddings": 1}),
+        ("Phi3ForCausalLM", "short_factor", {**_LONGROPE, "short_factor": [1.0, 0.0, 1.0, 1.0]}),
+        ("Phi3ForCausalLM", "long_factor", {**_LONGROPE, "long_factor": [1.0, float("nan"), 1.0, 1.0]}),
+    ],
+    ids=range(10),
+)
+def test_numbers_of_the_rotary_embedding_are_above_zero(name: str, key: str, given: dict[str, Any]) -> None:
+    config = {"architectures": [name], "max_position_embeddings": 64, "rope_parameters": given}
+    found = architecture_of(config)
+    assert found is not None
+    with pytest.raises(GGUFExportError, match=f"^{key} is ") as caught:
+        rope_of(found, found.settings(config), 8)
+    assert caught.value.reason == "BASE_MODEL_INVALID"
+
+
+def test_a_wheel_without_its_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "xllamacpp").mkdir()
+    (tmp_path / "xllamacpp" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "xllamacpp", raising=False)
+    with pytest.raises(GGUFExportError, match="xllamacpp is installed without its library") as caught:
+        library.__wrapped__()
+    assert caught.value.reason == "UNSUPPORTED"
+
+
 def _planned(*, calibration: str = "", **section: Any) -> tuple[PlannedTask, ...]:
     formats = {"pytorch": {"enabled": False}, "onnx": {"enabled": False}, "gguf": {"enabled": True, **section}}
     export = {
@@ -111,6 +164,10 @@ def test_f16_in_the_list_is_the_unquantized_file() -> None:
     assert set(_tasks(quantization=["f16", "q8_0"])) == {"gguf", "gguf-q8_0"}
     assert set(_tasks(quantization=["f16"], unquantized=False)) == {"gguf"}
     assert set(_tasks(quantization=["q8_0"], unquantized=False)) == {"gguf-q8_0"}
+
+
+def test_a_file_that_nobody_asked_for_is_not_written() -> None:
+    assert [task.id for task in _planned(quantization=["q4_k_m"], unquantized=False)] == ["merge", "gguf-q4_k_m"]
 
 
 def test_text_that_the_export_names_weighs_the_rounding() -> None:

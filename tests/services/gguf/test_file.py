@@ -111,6 +111,19 @@ def test_a_head_of_its_own_is_written_although_the_settings_tie_it(edited: Any, 
     assert "output.weight" in _read(file)[1]
 
 
+def test_the_diagnosis_misses_a_head_of_its_own_although_the_settings_tie_it(edited: Any, tmp_path: Path) -> None:
+    from slipway_gguf.diagnosis import explain
+
+    model = edited(tie_word_embeddings=True)
+    shutil.copytree(model, tmp_path / "own")
+    tensors = load_file(model / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, model / "model.safetensors")
+    file, _ = write_gguf(model, tmp_path / "work")
+    assert explain(file.parent, model) == ""
+    assert explain(file.parent, tmp_path / "own").startswith("its head is lost")
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_values_beyond_float16_keep_their_own_type(dtype: torch.dtype, edited: Any, tmp_path: Path) -> None:
     def enlarge(tensors: dict[str, torch.Tensor]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,18 @@ def test_it_is_served_in_another_arithmetic_than_compared(both: _Both) -> None:
     ids = np.ones((2, 3), np.int64)
     with pytest.raises(Unusable, match="one row at a time"):
         both.model.forward(Step(ids, ids, positions_of(ids)))
+
+
+def test_the_server_for_conversations_ends_before_speed_is_measured(both: _Both) -> None:
+    assert both.model.rendered([{"role": "user", "content": "a"}])
+    assert both.model._chat is not None
+    address = both.model._chat._address
+    place = (address.hostname, address.port)
+    socket.create_connection(place, timeout=5).close()
+    both.model.leave_comparison()
+    both.model.prepare_comparison()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(place, timeout=5)
 
 
 def test_another_version_is_not_run(both: _Both, monkeypatch: pytest.MonkeyPatch) -> None:

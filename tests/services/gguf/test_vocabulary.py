@@ -16,6 +16,7 @@ from tokenizers import AddedToken, normalizers
 from slipway.errors import GGUFExportError
 from slipway.validation.texts import TextKind
 from slipway_gguf.vocabulary import read
+from slipway_gguf.vocabulary.spaces import spaces_of
 from slipway_gguf.vocabulary.splitting import KNOWN
 from support.models.tokenizers_of_kinds import (
     MARKS,
@@ -139,6 +140,21 @@ def test_ends_of_texts_and_turns_are_told_apart(tmp_path: Path) -> None:
     assert (types["<|end|>"], types["<think>"], types["a"]) == (3, 4, 1)
 
 
+def test_the_end_of_a_message_is_no_end_of_a_turn(tmp_path: Path) -> None:
+    """Llama 3.1 names three ends, and its template writes two of them."""
+    tokenizer = byte_level(_LLAMA3, whole=True)
+    tokenizer.add_special_tokens(["<|eom_id|>", "<|eot_id|>"])
+    text, message, turn = (tokenizer.token_to_id(mark) for mark in (MARKS[1], "<|eom_id|>", "<|eot_id|>"))
+    model = save(
+        tokenizer,
+        tmp_path / "model",
+        settings={"eos_token": "<|eot_id|>", "chat_template": "{{ '<|eom_id|>' if messages else '<|eot_id|>' }}"},
+        generation_config={"eos_token_id": [text, message, turn]},
+    )
+    found = values(model)
+    assert (found["eos_token_id"], found["eot_token_id"], found["eom_token_id"]) == (turn, turn, message)
+
+
 def test_chat_templates_are_taken_as_transformers_takes_them(tmp_path: Path) -> None:
     listed = [
         {"name": "default", "template": "A"},
@@ -191,6 +207,41 @@ _REFUSED: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "merge-shape": (_set("model", "merges", [["a"]]), "among its merges"),
     "no-merges": (_set("model", "merges", None), "no list"),
 }
+
+
+_SPACE = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+_BEGIN = {"type": "Prepend", "prepend": "▁"}
+_META = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": False}
+_CHANGED: dict[str, tuple[list[dict[str, Any]], dict[str, Any] | None, str]] = {
+    "line-ends": ([{**_SPACE, "pattern": {"String": "\n"}, "content": " "}, _SPACE], None, "before it splits"),
+    "expression": ([{**_SPACE, "pattern": {"Regex": " +"}}], None, "before it splits"),
+    "other-mark": ([_SPACE, {**_SPACE, "content": "_"}], None, "before it splits"),
+    "composed": ([{"type": "NFC"}, _SPACE], None, "'NFC'"),
+    "twice": ([_BEGIN, _BEGIN, _SPACE], None, "only a space"),
+    "word": ([{**_BEGIN, "prepend": "a"}, _SPACE], None, "only a space"),
+    "both": ([_BEGIN], _META, "twice"),
+    "underscore": ([], {**_META, "replacement": "_"}, "as '_'"),
+}
+
+
+@pytest.mark.parametrize("fault", _CHANGED)
+def test_a_vocabulary_with_spaces_changes_nothing_else(fault: str) -> None:
+    steps, pre, said = _CHANGED[fault]
+    normalizer = {"type": "Sequence", "normalizers": steps}
+    with pytest.raises(GGUFExportError, match=said):
+        spaces_of({"normalizer": normalizer, "pre_tokenizer": pre})
+
+
+def test_a_vocabulary_with_spaces_has_a_token_for_each_byte(tmp_path: Path) -> None:
+    """llama.cpp ends the process at a character that has neither."""
+    model = save(with_spaces(), tmp_path / "model")
+    document = json.loads((model / "tokenizer.json").read_text(encoding="utf-8"))
+    del document["model"]["vocab"]["<0x0A>"]
+    document["added_tokens"] = [each for each in document["added_tokens"] if each["content"] != "<0x0A>"]
+    (model / "tokenizer.json").write_text(json.dumps(document), encoding="utf-8")
+    with pytest.raises(GGUFExportError, match="no token for 1 of 256 bytes, first <0x0A>") as caught:
+        read(model, rows=800)
+    assert caught.value.reason == "GGUF_TOKENIZER_UNSUPPORTED"
 
 
 @pytest.mark.parametrize("fault", _REFUSED)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway.texts import quoted
-from slipway_gguf.architectures.settings import number, optional_number, unsupported, whole
+from slipway_gguf.architectures.settings import invalid, number, optional_number, positive, unsupported, whole
 from slipway_gguf.architectures.table import Architecture
 from slipway_gguf.metadata import Field
 
@@ -47,7 +47,7 @@ def rope_of(found: Architecture, settings: Mapping[str, Any], width: int) -> Rop
     if not found.rope:
         return Rope()
     whole_layers, local_base = _parameters(settings)
-    base = number(whole_layers, "rope_theta", number(settings, "rope_theta", _DEFAULT_BASE))
+    base = positive(whole_layers, "rope_theta", positive(settings, "rope_theta", _DEFAULT_BASE))
     share = number(whole_layers, "partial_rotary_factor", number(settings, "partial_rotary_factor", 1.0))
     rotated = int(width * share)
     if share != 1.0 and found.name != "phi3":
@@ -59,7 +59,7 @@ def rope_of(found: Architecture, settings: Mapping[str, Any], width: int) -> Rop
         Field(f"{found.name}.rope.freq_base", base, _KIND.FLOAT32),
     ]
     if found.windows and found.name == "gemma3":
-        local = local_base or number(settings, "rope_local_base_freq", _DEFAULT_BASE)
+        local = local_base or positive(settings, "rope_local_base_freq", _DEFAULT_BASE)
         fields.append(Field(f"{found.name}.rope.freq_base_swa", local, _KIND.FLOAT32))
     if found.name == "phi3":  # also without scaling
         length = _original_length(settings, whole_layers)
@@ -81,7 +81,7 @@ def _parameters(settings: Mapping[str, Any]) -> tuple[Mapping[str, Any], float]:
         return {}, 0.0
     full, local = given.get("full_attention"), given.get("sliding_attention")
     if isinstance(full, Mapping):
-        return full, number(local, "rope_theta", 0.0) if isinstance(local, Mapping) else 0.0
+        return full, positive(local, "rope_theta", 0.0) if isinstance(local, Mapping) else 0.0
     return given, 0.0
 
 
@@ -89,7 +89,7 @@ def _linear(
     found: Architecture, settings: Mapping[str, Any], given: Mapping[str, Any], rotated: int, base: float
 ) -> Rope:
     del settings, rotated, base
-    return Rope((*_scaling(found, "linear"), _float(found, "rope.scaling.factor", number(given, "factor"))))
+    return Rope((*_scaling(found, "linear"), _float(found, "rope.scaling.factor", positive(given, "factor"))))
 
 
 def _yarn(
@@ -97,7 +97,7 @@ def _yarn(
 ) -> Rope:
     """Return YaRN, whose factor for attention llama.cpp computes itself, as the paper does."""
     del rotated, base
-    factor = number(given, "factor")
+    factor = positive(given, "factor")
     for key in ("mscale", "mscale_all_dim"):
         if given.get(key) is not None:
             raise unsupported(key, given[key], found)
@@ -124,7 +124,7 @@ def _llama3(
 ) -> Rope:
     """Return the divisors of the frequencies as a tensor: low frequencies are divided, high ones kept, those between blended."""
     del found
-    factor, low, high = (number(given, key) for key in ("factor", "low_freq_factor", "high_freq_factor"))
+    factor, low, high = (positive(given, key) for key in ("factor", "low_freq_factor", "high_freq_factor"))
     original = _original_length(settings, given)
     lengths = 2 * math.pi * base ** (np.arange(0, rotated, 2, dtype=np.float64) / rotated)  # (rotated / 2,)
     blend = np.clip((original / lengths - low) / (high - low) if high != low else 0.0, 0.0, 1.0)
@@ -140,9 +140,9 @@ def _longrope(
     tensors = {}
     for key in ("long_factor", "short_factor"):
         factors = given.get(key)
-        good = isinstance(factors, list) and all(isinstance(one, int | float) for one in factors)
-        if not good or len(factors or ()) != rotated // 2:
+        if not isinstance(factors, list) or len(factors) != rotated // 2:
             raise unsupported(key, quoted(factors)[:100], found)
+        factors = [positive({key: one}, key) for one in factors]
         tensors[f"rope_factors_{key.removesuffix('_factor')}.weight"] = np.asarray(factors, np.float32)
     original = _original_length(settings, given)
     times = whole(settings, "max_position_embeddings") / original
@@ -169,4 +169,7 @@ def _float(found: Architecture, key: str, value: float) -> Field:
 
 def _original_length(settings: Mapping[str, Any], given: Mapping[str, Any]) -> int:
     key = "original_max_position_embeddings"
-    return whole(given, key) if given.get(key) is not None else whole(settings, key)
+    value = whole(given, key) if given.get(key) is not None else whole(settings, key)
+    if value > 1:
+        return value
+    raise invalid(key, value, "a length of at least 2 tokens")

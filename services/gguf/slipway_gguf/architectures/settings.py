@@ -23,7 +23,7 @@ def whole(settings: Mapping[str, Any], *keys: str, default: int | None = None) -
     value = default if key is None else settings[key]
     if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _LARGEST:
         return value
-    raise _invalid(key or keys[0], value, "a whole number from 1")
+    raise invalid(key or keys[0], value, "a whole number from 1")
 
 
 def number(settings: Mapping[str, Any], key: str, default: float | None = None) -> float:
@@ -36,7 +36,7 @@ def number(settings: Mapping[str, Any], key: str, default: float | None = None) 
     if value is None:
         value = default
     if value is None:
-        raise _invalid(key, value, "a number")
+        raise invalid(key, value, "a number")
     return value
 
 
@@ -56,7 +56,19 @@ def optional_number(settings: Mapping[str, Any], key: str) -> float | None:
         and math.isfinite(value)
     ):
         return float(value)
-    raise _invalid(key, value, "a number")
+    raise invalid(key, value, "a number")
+
+
+def positive(settings: Mapping[str, Any], key: str, default: float | None = None) -> float:
+    """Return a setting that is a finite number above 0.
+
+    Raises:
+        GGUFExportError: ``BASE_MODEL_INVALID``.
+    """
+    value = number(settings, key, default)
+    if value > 0 or settings.get(key) is None:
+        return value
+    raise invalid(key, value, "a number above 0")
 
 
 def unsupported(key: str, value: object, found: Architecture) -> GGUFExportError:
@@ -69,7 +81,8 @@ def unsupported(key: str, value: object, found: Architecture) -> GGUFExportError
     )
 
 
-def _invalid(key: str, value: object, expected: str) -> GGUFExportError:
+def invalid(key: str, value: object, expected: str) -> GGUFExportError:
+    """Return the error for a setting that no model can have."""
     return GGUFExportError(
         f"{key} is {quoted(value)} in config.json, and not {expected}",
         reason="BASE_MODEL_INVALID",

@@ -231,9 +231,12 @@ def _windows_refused(found: Architecture, settings: Mapping[str, Any]) -> str:
     pattern = settings.get("sliding_window_pattern", found.windows)
     if pattern != found.windows:
         return _assumed(found, "sliding_window_pattern", pattern, str(found.windows))
-    heads, width = settings.get("num_attention_heads"), settings.get("head_dim") or found.head_dim
-    if settings.get("num_hidden_layers") == _GREATER[found.name] and isinstance(heads, int) and heads:
-        width = settings.get("hidden_size", 0) // heads
+    width = settings.get("head_dim") or found.head_dim
+    if settings.get("num_hidden_layers") == _GREATER[found.name]:
+        for key in ("hidden_size", "num_attention_heads"):
+            if not isinstance(settings.get(key), int) or not settings[key]:
+                return _assumed(found, key, settings.get(key), "a whole number from 1")
+        width = settings["hidden_size"] // settings["num_attention_heads"]
     scalar = settings.get("query_pre_attn_scalar")
     return "" if scalar == width else _assumed(found, "query_pre_attn_scalar", scalar, str(width))
 

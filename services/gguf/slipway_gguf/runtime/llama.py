@@ -110,7 +110,6 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_model_default_params": (ModelParams, ()),
     "llama_context_default_params": (ContextParams, ()),
     "llama_model_load_from_file": (_P, (c_char_p, ModelParams)),
-    "llama_model_free": (None, (_P,)),
     "llama_init_from_model": (_P, (_P, ContextParams)),
     "llama_free": (None, (_P,)),
     "llama_get_memory": (_P, (_P,)),

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from slipway.validation.speed import Engine
+from slipway_gguf.differences import BETWEEN, DIFFERS
 from slipway_gguf.runtime.chat import ChatServer
 from slipway_gguf.runtime.llama import AUTO_FLASH, F16, F32, NO_FLASH, Batch, Llama
 from slipway_validate.folders import stored_dtype
@@ -21,7 +22,6 @@ _CALL = 128
 """Tokens that llama.cpp computes at once: it keeps logits for each of them."""
 _FIRST_CONTEXT = 512
 _LONGEST_VALUE = 1 << 20
-DIFFERS = "slipway.tokenizer.differs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class GGUFModel(LanguageModel):
 
     Logits are compared without flash attention and with a cache in float32; it is served and timed with llama.cpp's own choice and a cache
     in float16. Products with weights round their other side as llama.cpp does: to float16 beside float16, to blocks of int8 beside
-    quantized weights.
+    quantized weights. The model is not freed: the process that validates one output ends with it.
     """
 
     device = "cpu"
@@ -92,7 +92,8 @@ class GGUFModel(LanguageModel):
         self._open(self._size)
 
     def leave_comparison(self) -> None:
-        """As :meth:`LanguageModel.leave_comparison`."""
+        """As :meth:`LanguageModel.leave_comparison`. The server ends, so that it takes no time or memory from what is measured."""
+        self._chat = None
         self._comparing = False
         self._open(self._size)
 
@@ -116,7 +117,7 @@ class GGUFModel(LanguageModel):
 
     def text_differences(self) -> tuple[str, ...]:
         """As :meth:`LanguageModel.text_differences`: what the file itself says."""
-        return tuple(filter(None, self._value(DIFFERS).split("; ")))
+        return tuple(filter(None, self._value(DIFFERS).split(BETWEEN)))
 
     def _value(self, key: str) -> str:
         buffer = ctypes.create_string_buffer(_LONGEST_VALUE)

@@ -8,6 +8,7 @@ from gguf import GGUFValueType as Kind
 
 from slipway.texts import quoted
 from slipway.validation.texts import TextKind
+from slipway_gguf.differences import BETWEEN, DIFFERS
 from slipway_gguf.metadata import Field
 from slipway_gguf.vocabulary.documents import TokenizerFiles, read_files, unsupported
 from slipway_gguf.vocabulary.marks import around, numbers_of
@@ -18,8 +19,6 @@ from slipway_gguf.vocabulary.templates import DEFAULT, templates_of
 from slipway_gguf.vocabulary.tokens import list_tokens
 
 _PREFIX = "tokenizer.ggml"
-DIFFERS = "slipway.tokenizer.differs"
-"""Key of our own: the kinds of text that llama.cpp is known to read otherwise, parted by semicolons, so that validation tells them from a fault."""
 
 
 def read(model: Path, *, rows: int) -> tuple[Field, ...]:
@@ -54,7 +53,7 @@ def read(model: Path, *, rows: int) -> tuple[Field, ...]:
             _array("scores", scores_of(pairs, tokens), Kind.FLOAT32),
             Field(f"{_PREFIX}.add_space_prefix", spaces.prefix, Kind.BOOL),
         )
-    known = "; ".join(dict.fromkeys(each.value for each in differs))
+    known = BETWEEN.join(dict.fromkeys(each.value for each in differs))
     return (
         *own,
         _array("tokens", tokens.texts, Kind.STRING),

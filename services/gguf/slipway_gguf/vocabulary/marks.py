@@ -40,7 +40,7 @@ def numbers_of(files: TokenizerFiles, *, rows: int, template: str) -> dict[str, 
         template: The chat template; empty without one.
     """
     found = {name: files.special(setting) for name, setting in _NAMED.items()}
-    ends = _ends(files, rows=rows)
+    ends = ends_of(files, rows=rows)
     if found["eos"] is None and ends:
         found["eos"] = ends[0]
     for name, key in (("bos", "bos_token_id"), ("padding", "pad_token_id")):
@@ -82,7 +82,7 @@ def _template_pieces(processor: Any) -> list[str] | None:
     return [str(value.get("id")) if kind == "SpecialToken" and isinstance(value, dict) else "" for kind, value in parts]
 
 
-def _ends(files: TokenizerFiles, *, rows: int) -> list[int]:
+def ends_of(files: TokenizerFiles, *, rows: int) -> list[int]:
     """Return the tokens that end a generated text."""
     return _numbers(files, "eos_token_id", rows=rows)
 
@@ -99,13 +99,13 @@ def _numbers(files: TokenizerFiles, key: str, *, rows: int) -> list[int]:
 
 
 def _turn_end(files: TokenizerFiles, ends: list[int], eos: int | None, *, template: str) -> int | None:
-    """Return the token that ends a turn: of those that end a text, the one that the chat template writes."""
+    """Return the token that ends a turn: of those that end a text, the one that the chat template writes; ``eos`` first.
+
+    The end of a message is none: the model goes on behind it when it has the result of a tool.
+    """
     if not template:
         return None
     texts = {number: text for text, number in files.vocabulary.items() if number in ends or number == eos}
     texts |= {number: added.content for number, added in files.added.items() if number in ends or number == eos}
-    written = [
-        number for number in dict.fromkeys([*ends, eos]) if number is not None and texts.get(number, "\0") in template
-    ]
-    others = [number for number in written if number != eos]
-    return next(iter([*others, *written]), None)
+    candidates = [number for number in (eos, *ends) if number in texts and texts[number] not in _MESSAGE_END]
+    return next((number for number in candidates if texts[number] in template), None)

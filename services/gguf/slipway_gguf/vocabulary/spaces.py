@@ -33,21 +33,23 @@ def spaces_of(tokenizer: Mapping[str, Any]) -> Spaces | None:
     """
     pre = tokenizer.get("pre_tokenizer")
     steps = _steps(tokenizer.get("normalizer"), "normalizers")
-    kinds = [step.get("type") for step in steps]
     meta = pre if isinstance(pre, dict) and pre.get("type") == "Metaspace" else None
     replaced = any(step.get("type") == "Replace" and step.get("content") == SPACE for step in steps)
     if meta is None and not replaced:
         return None
-    if any(kind not in ("Prepend", "Replace") for kind in kinds):
-        raise unsupported(
-            f"it changes text before it splits ({', '.join(map(quoted, kinds))}), which llama.cpp does not"
-        )
+    prepended = [step.get("prepend") for step in steps if step.get("type") == "Prepend"]
+    if prepended not in ([], [SPACE]):
+        raise unsupported(f"it writes {quoted(prepended)} before each text, and llama.cpp only a space")
+    other = next((step for step in steps if step.get("type") != "Prepend" and not _replaces_spaces(step)), None)
+    if other is not None:
+        raise unsupported(f"it changes text before it splits ({quoted(other)}), which llama.cpp does not")
     if meta is None:
         _check_inert(pre)
-        prepended = [step.get("prepend") for step in steps if step.get("type") == "Prepend"]
-        if prepended not in ([], [SPACE]):
-            raise unsupported(f"it writes {quoted(prepended)} before each text, and llama.cpp only a space")
         return Spaces(bool(prepended))
+    if prepended:
+        raise unsupported("it puts a space before each text twice (Prepend and Metaspace), and llama.cpp once")
+    if meta.get("replacement", SPACE) != SPACE:
+        raise unsupported(f"it writes a space as {quoted(meta.get('replacement'))}, and llama.cpp as {SPACE}")
     if meta.get("split", True):
         raise unsupported(
             "it splits text at spaces (Metaspace with split), which llama.cpp does not do with such vocabularies"
@@ -56,6 +58,11 @@ def spaces_of(tokenizer: Mapping[str, Any]) -> Spaces | None:
     # This step puts no space before one that is there; llama.cpp always does, and behind special tokens too.
     behind = (TextKind.SPECIAL,) if scheme == "first" else ()
     return Spaces(scheme != "never", (TextKind.LEADING, TextKind.SPECIAL_SPACES, *behind) if scheme != "never" else ())
+
+
+def _replaces_spaces(step: Mapping[str, Any]) -> bool:
+    """Return whether a step of the normalizer writes a space as :data:`SPACE`, and changes nothing else."""
+    return (step.get("type"), step.get("pattern"), step.get("content")) == ("Replace", {"String": " "}, SPACE)
 
 
 def _check_inert(pre: Any) -> None:

@@ -36,8 +36,10 @@ def list_tokens(files: TokenizerFiles, *, rows: int, spaces: bool) -> TokenList:
         spaces: Whether a space is written as :data:`SPACE`, and a byte that has no token as ``<0xHH>``.
 
     Raises:
-        GGUFExportError: ``GGUF_TOKENIZER_UNSUPPORTED``: there are more tokens than rows.
+        GGUFExportError: ``GGUF_TOKENIZER_UNSUPPORTED``: there are more tokens than rows, or bytes without a token.
     """
+    if spaces:
+        _check_bytes(files)
     highest = max([*files.vocabulary.values(), *files.added])
     if highest >= rows:
         raise unsupported(
@@ -63,6 +65,16 @@ def list_tokens(files: TokenizerFiles, *, rows: int, spaces: bool) -> TokenList:
         texts.append(text)
         types.append(kind)
     return TokenList(tuple(texts), tuple(types))
+
+
+def _check_bytes(files: TokenizerFiles) -> None:
+    """Refuse a vocabulary in which a byte has no token: llama.cpp ends the process at a character that has none either."""
+    known = files.vocabulary.keys() | {added.content for added in files.added.values()}
+    lacking = [text for text in (f"<0x{byte:02X}>" for byte in range(256)) if text not in known]
+    if lacking:
+        raise unsupported(
+            f"its vocabulary has no token for {len(lacking)} of 256 bytes, first {lacking[0]}, and llama.cpp needs them all"
+        )
 
 
 def _owners(known: dict[int, tuple[str, TokenType]], files: TokenizerFiles) -> dict[str, int]:

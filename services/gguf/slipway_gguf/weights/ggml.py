@@ -53,10 +53,14 @@ def library() -> ctypes.CDLL:
         GGUFExportError: ``UNSUPPORTED``.
     """
     found = find_spec("xllamacpp")
-    places = list(found.submodule_search_locations or ()) if found else []
+    if found is None:
+        raise unavailable("xllamacpp is not installed")
+    places = list(found.submodule_search_locations or ())
     files = sorted(path for place in places for path in Path(place).glob("xllamacpp*.so"))
     if not files:
-        raise unavailable("xllamacpp is not installed")
+        raise unavailable(
+            f"xllamacpp is installed without its library, xllamacpp*.so in {', '.join(places) or 'no folder'}"
+        )
     try:
         loaded = ctypes.CDLL(str(files[0]))
         return _declared(loaded)
@@ -68,7 +72,6 @@ def _declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
     pointer, number, text = ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p
     functions: dict[str, tuple[Any, list[Any]]] = {
         "ggml_quantize_chunk": (ctypes.c_size_t, [ctypes.c_int, pointer, pointer, number, number, number, pointer]),
-        "ggml_quantize_init": (None, [ctypes.c_int]),
         "gguf_init_from_file": (pointer, [text, _Init]),
         "gguf_free": (None, [pointer]),
         "gguf_get_n_tensors": (number, [pointer]),

@@ -18,7 +18,7 @@ _NARROWER = {Kind.Q4_K: Kind.Q5_0, Kind.Q5_K: Kind.Q5_1, Kind.Q6_K: Kind.Q8_0, K
 """Type with blocks of 32 weights for rows that blocks of 256 do not divide."""
 _MIXED = ("q4_k_m", "q5_k_m")
 _LARGE_LAYERS, _EIGHT = 80, 8
-"""Layers of the model of 70 billion weights, and experts of a mixture for which llama.cpp widens small tensors."""
+"""Layers of the models of 70 billion weights (Llama, Qwen2), and experts of a mixture for which llama.cpp widens small tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +96,8 @@ def _values(layer: int, level: Level, sizes: Sizes, base: Kind) -> Kind:
         return Kind.Q6_K
     if level.name == "iq4_xs" and grouped:
         return Kind.Q5_K
-    shared = sizes.architecture == "llama" and sizes.layers == _LARGE_LAYERS and sizes.heads != sizes.kv_heads
-    return Kind.Q5_K if shared and base is Kind.Q4_K else base
+    shared = sizes.architecture == "qwen2" or (sizes.architecture == "llama" and sizes.heads != sizes.kv_heads)
+    return Kind.Q5_K if shared and sizes.layers == _LARGE_LAYERS and base is Kind.Q4_K else base
 
 
 def _gets_more_bits(layer: int, layers: int) -> bool:

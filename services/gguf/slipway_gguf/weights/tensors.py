@@ -22,6 +22,7 @@ from slipway.models.dtypes import FLOATS
 from slipway.models.safetensors_file import TensorInfo
 from slipway.models.weights.reading import mapped
 from slipway_gguf.architectures.parameters import Parameters
+from slipway_gguf.architectures.table import Architecture
 
 Array = NDArray[Any]
 View = Callable[[Array], Array]
@@ -32,6 +33,8 @@ _FUSED_EXPERTS = re.compile(r"^(.*\.mlp\.experts)\.(gate_up_proj|down_proj)$")
 _BLOCK = re.compile(r"^blk\.(\d+)\.(.*)$")
 HEAD, EMBEDDING = "output.weight", "token_embd.weight"
 _NEEDED = (EMBEDDING, "output_norm.weight")
+_MODEL_HEAD, _ROWS = "lm_head.weight", 4096
+_EMBEDDINGS = ("model.embed_tokens.weight", "transformer.wte.weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +110,7 @@ def plan_tensors(tensors: Mapping[str, TensorInfo], parameters: Parameters, *, t
     found = [Planned(name, values.shape, values=values) for name, values in parameters.factors.items()]
     experts: dict[str, dict[int, TensorInfo]] = defaultdict(dict)
     for name, info in tensors.items():
-        if _NO_WEIGHTS.search(name) or (tied and name == "lm_head.weight"):
+        if _NO_WEIGHTS.search(name) or (tied and name == _MODEL_HEAD):
             continue
         if info.dtype not in FLOATS:
             raise _wrong(f"tensor {name!r} is stored as {info.dtype}", name, reason="DTYPE_UNSUPPORTED")
@@ -120,6 +123,24 @@ def plan_tensors(tensors: Mapping[str, TensorInfo], parameters: Parameters, *, t
     found += [_stacked(name, each, parameters, names) for name, each in experts.items()]
     _check_complete(found, parameters, tied=tied)
     return sorted(found, key=_place)
+
+
+def is_tied(found: Architecture, config: Mapping[str, Any], weights: Mapping[str, TensorInfo]) -> bool:
+    """Return whether the embedding is the head too: the configuration says so, and no head with other values is stored."""
+    return bool(found.settings(config).get("tie_word_embeddings")) and _head_is_embedding(weights)
+
+
+def _head_is_embedding(weights: Mapping[str, TensorInfo]) -> bool:
+    """Return whether a model whose head is tied stores none, or the embedding again."""
+    if _MODEL_HEAD not in weights:
+        return True
+    head = weights[_MODEL_HEAD]
+    embedding = next((weights[name] for name in _EMBEDDINGS if name in weights), None)
+    if embedding is None or (head.shape, head.dtype) != (embedding.shape, embedding.dtype):
+        return False
+    one, other = mapped(head), mapped(embedding)
+    pieces = (slice(first, first + _ROWS) for first in range(0, len(one), _ROWS))
+    return all(np.array_equal(one[piece], other[piece]) for piece in pieces)
 
 
 def _single(name: str, info: TensorInfo, parameters: Parameters, names: gguf.TensorNameMap) -> Planned:
