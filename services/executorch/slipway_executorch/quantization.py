@@ -17,7 +17,12 @@ def round_weights(model: Any, group_size: int) -> tuple[str, ...]:
     from torchao.quantization.granularity import PerGroup
 
     table = model.get_input_embeddings()
-    kept = [name for name, layer in model.named_modules() if _is_linear(layer) and layer.in_features % group_size]
+    kept = [
+        name
+        for name, layer in model.named_modules()
+        if (_is_linear(layer) and layer.in_features % group_size)
+        or (layer is table and table.embedding_dim % group_size)
+    ]
     table.padding_idx = None  # it matters in training only, and ExecuTorch's patterns of rounded embeddings lack it
     # The head may share its weight with the table. Each gets integers of its own.
     if table.embedding_dim % group_size == 0:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from slipway.texts import shortened
+from slipway.validation.hard_texts import CONVERSATIONS, TEXTS
 from slipway.validation.texts import TextComparison, TextKind
 from slipway_validate.protocol.messages import TextSpec
 from slipway_validate.protocol.texts import Conversation, ReadText, ReadTexts
 from slipway_validate.runner.model import LanguageModel, Unusable
 from slipway_validate.runner.windows import load_tokenizer
-from slipway_validate.texts_read.hard import CONVERSATIONS, TEXTS
 
 _MOST_SPECIAL = 24
 _SHOWN = 160
