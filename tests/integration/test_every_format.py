@@ -30,7 +30,7 @@ LEVELS = {"gguf": ("q8_0", "q4_k_m"), "openvino": ("int8", "int4"), "executorch"
 LIMITS = {"none": 1e-4, "q8_0": 1e-3, "int8": 1e-3, "q4_k_m": 2e-2, "int4": 2e-2, "8da4w": 2e-2}
 """Largest mean KL from base + adapter, by level."""
 NO_ENCODERS = "gguf"
-COLUMNS = ("Validation", "Size", "Mean KL", "Load", "Prompt", "Memory")
+COLUMNS = ("Validation", "Size", "Mean KL", "Load, at most", "Prompt", "Memory")
 
 
 @pytest.mark.parametrize("name", LIBRARIES)

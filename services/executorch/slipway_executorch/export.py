@@ -18,12 +18,12 @@ from slipway.models.sentences.pooling import SENTENCE_EMBEDDING
 from slipway.stage import Context, installed_version
 from slipway_executorch.decoder import StaticDecoder
 from slipway_executorch.encoder import TextReader, has_token_types
+from slipway_executorch.files import DESCRIPTION, PROGRAM
 from slipway_executorch.loading import Source, open_source
 from slipway_executorch.lowering import Lowered, lower, trace
 from slipway_executorch.params import LEVEL, ExecutorchParams
 from slipway_executorch.quantization import round_weights
 
-PROGRAM, DESCRIPTION = "model.pte", "executorch.json"
 LIBRARIES = ("executorch", "torch", "torchao", "transformers")
 _SAMPLE = 3
 _STEPS = 4

@@ -40,8 +40,7 @@ class ExecutorchConfiguration(LevelSettings):
 
 def plan(request: FormatRequest[ExecutorchConfiguration]) -> tuple[PlannedTask, ...]:
     """Plan a task for the float32 program, if it is asked for, and one for each level."""
-    # XNNPACK has no kernels for groups of 16, the smallest size that the setting for all formats takes.
-    rounding = {"group_size": max(request.group_size, min(GROUP_SIZES))}
+    rounding = {"group_size": request.group_size}
     settings = request.settings
     levels = (*(("none",) if settings.unquantized else ()), *request.levels)
     return tuple(
@@ -81,6 +80,7 @@ FORMAT = Format(
     },
     rank=40,
     output_bytes=output_bytes,
+    group_sizes=GROUP_SIZES,
     runtime=Runtime(
         name="executorch",
         files=("*.pte",),

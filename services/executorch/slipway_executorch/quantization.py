@@ -16,8 +16,7 @@ def round_weights(model: Any, group_size: int) -> tuple[str, ...]:
     from torchao.quantization import Int8DynamicActivationIntxWeightConfig, IntxWeightOnlyConfig, quantize_
     from torchao.quantization.granularity import PerGroup
 
-    table = model.get_input_embeddings()
-    kept = [name for name, layer in model.named_modules() if _is_linear(layer) and layer.in_features % group_size]
+    kept, table = layers_in_float32(model, group_size), model.get_input_embeddings()
     table.padding_idx = None  # it matters in training only, and ExecuTorch's patterns of rounded embeddings lack it
     # The head may share its weight with the table. Each gets integers of its own.
     if table.embedding_dim % group_size == 0:
@@ -35,7 +34,17 @@ def round_weights(model: Any, group_size: int) -> tuple[str, ...]:
         ),
         filter_fn=lambda layer, _: _is_linear(layer) and layer.in_features % group_size == 0,
     )
-    return tuple(sorted(kept))
+    return kept
+
+
+def layers_in_float32(model: Any, group_size: int) -> tuple[str, ...]:
+    """Return the names of the linear layers, and of the embedding of tokens, whose rows cannot be divided into groups."""
+    widths = {
+        name: layer.in_features if _is_linear(layer) else layer.embedding_dim
+        for name, layer in model.named_modules()
+        if _is_linear(layer) or layer is model.get_input_embeddings()
+    }
+    return tuple(sorted(name for name, width in widths.items() if width % group_size))
 
 
 def _is_linear(layer: torch.nn.Module) -> bool:

@@ -21,13 +21,15 @@ from slipway.models.base_format import read_config
 from slipway.models.families import DECODER, Comparison, Family, described, family_of
 from slipway.models.sentences.pooling import SENTENCE_EMBEDDING
 from slipway.stage import installed_version
+from slipway.texts import one_line, shortened
 from slipway.validation.speed import Engine
-from slipway_executorch.export import DESCRIPTION, PROGRAM
+from slipway_executorch.files import DESCRIPTION, PROGRAM
 from slipway_validate.folders import read_json, stored_dtype
 from slipway_validate.numerics import Logits
-from slipway_validate.runner.model import Bounds, LanguageModel, NotRunnable, Past, Step, Unusable
+from slipway_validate.runner.model import Bounds, LanguageModel, NotRunnable, Past, Step, Unusable, class_results
 
 FORWARD = "forward"
+_LONGEST_MESSAGE = 300
 
 
 class Program:
@@ -47,7 +49,7 @@ class Program:
             self.inputs = described.num_inputs()
             sizes = described.input_tensor_meta(0).sizes()
         except (RuntimeError, KeyError, IndexError) as error:
-            raise Unusable(f"ExecuTorch cannot load {file.name}: {error}") from error
+            raise Unusable(f"ExecuTorch cannot load {file.name}: {_said(error)}") from error
         if len(sizes) != 2 or sizes[0] != 1 or sizes[1] < 1:
             raise Unusable(f"its first input has the shape {list(sizes)}, and not one row of tokens")
         self.longest = int(sizes[1])
@@ -71,7 +73,7 @@ class Program:
         try:
             found = self._forward.execute(values)
         except RuntimeError as error:
-            raise Unusable(f"ExecuTorch cannot run it: {error}") from error
+            raise Unusable(f"ExecuTorch cannot run it: {_said(error)}") from error
         return [value.float().numpy() for value in found]
 
 
@@ -155,7 +157,7 @@ class ExecutorchText(_Model):
             return np.stack([found[name] for name in self._family.outputs], axis=1), None
         results = found[self._family.outputs[0]]
         if self._family.comparison is Comparison.CLASSES:
-            return self._classes(results), None
+            return class_results(results, several_labels=self._several_labels), None
         return results, None
 
     def embed(self, step: Step) -> Logits:
@@ -172,11 +174,10 @@ class ExecutorchText(_Model):
             rows.append(self._program.run(*given))
         return {name: np.concatenate(parts) for name, parts in zip(self._outputs, zip(*rows, strict=True), strict=True)}
 
-    def _classes(self, logits: Logits) -> Logits:
-        """Return classes (B, 1, C), (B, S, C), or (B, C, 2) for several labels at once: yes and no."""
-        if self._several_labels:
-            return np.stack([logits, np.zeros_like(logits)], axis=-1)
-        return logits if logits.ndim == 3 else logits[:, None]
+
+def _said(error: Exception) -> str:
+    """Return what the runtime says, on one line."""
+    return shortened(one_line(str(error)), _LONGEST_MESSAGE)
 
 
 def load(folder: Path, *, threads: int) -> LanguageModel:

@@ -17,7 +17,7 @@ from slipway.stage import Context, installed_version
 from slipway_openvino.attention import simplify_attention
 from slipway_openvino.families import refusal_reason
 from slipway_openvino.integers import sign_integers
-from slipway_openvino.library import ov
+from slipway_openvino.library import ov, said
 from slipway_openvino.lookups import GRAPH, readable_graph
 from slipway_openvino.names import number_nodes
 from slipway_openvino.params import OpenVinoParams
@@ -28,7 +28,6 @@ MODEL = "openvino_model.xml"
 RECORD = "openvino_export.json"
 _QUANTIZATION = "quantization.json"
 _LIBRARIES = ("openvino", "openvino-tokenizers")
-_SHOWN = 600
 
 
 def convert_folder(source: Path, target: Path, params: OpenVinoParams, ctx: Context) -> None:
@@ -114,17 +113,10 @@ def _read(source: Path, work: Path) -> ov.Model:
         return ov.Core().read_model(readable)
     except RuntimeError as error:  # all that the library raises
         raise OpenVinoExportError(
-            f"OpenVINO {installed_version('openvino')} cannot read {graph.name}: {_shortened(error)}",
+            f"OpenVINO {installed_version('openvino')} cannot read {graph.name}: {said(error)}",
             remedy="leave the OpenVINO format out for this model, or use another version of openvino",
             about={"file": graph.name},
         ) from error
-
-
-def _shortened(error: RuntimeError) -> str:
-    """Return the lines of an error of the library that name no file of its sources."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    text = " ".join(line for line in lines if line and ".cpp:" not in line)
-    return text[:_SHOWN]
 
 
 def _check_interface(model: ov.Model, family: Family) -> None:
@@ -134,19 +126,20 @@ def _check_interface(model: ov.Model, family: Family) -> None:
     past = {name for name in inputs if name.startswith(PAST)} if family is DECODER else set()
     present = {PRESENT + name.removeprefix(PAST) for name in past}
     missing = sorted(({"input_ids"} - inputs) | ({*family.outputs, *present} - outputs))
-    unknown = sorted(inputs - past - {"input_ids", "attention_mask", "token_type_ids", "position_ids"})
-    fixed = sorted(port.any_name for port in model.inputs if not _varies(port))
-    if missing or unknown or fixed:
+    own = {"position_ids"} if family is DECODER else {"token_type_ids"}  # what runtime.py feeds
+    unknown = sorted(inputs - past - {"input_ids", "attention_mask"} - own)
+    strange = sorted(port.any_name for port in model.inputs if not _has_right_axes(port))
+    if missing or unknown or strange:
         raise OpenVinoExportError(
-            f"the graph is not that of a {family.name}: missing {missing[:3]}, unknown {unknown[:3]}, of fixed size {fixed[:3]}",
+            f"the graph is not that of a {family.name}: missing {missing[:3]}, unknown {unknown[:3]}, of another shape {strange[:3]}",
             reason="ONNX_INVALID",
             remedy="give the folder that onnx_export wrote, with a cache and shapes that vary",
             about={"file": GRAPH},
         )
 
 
-def _varies(port: ov.Output) -> bool:
-    """Return whether an input has any batch and any length."""
+def _has_right_axes(port: ov.Output) -> bool:
+    """Return whether an input takes any batch and any length; heads and head size of a cache are fixed."""
     shape = port.get_partial_shape()
-    batch, length = shape[0], shape[1] if len(shape) == 2 else shape[2]
-    return bool(batch.is_dynamic and length.is_dynamic)
+    varying = () if shape.rank.is_dynamic else tuple(shape[axis].is_dynamic for axis in range(len(shape)))
+    return varying in ((True, True), (True, False, True, False))

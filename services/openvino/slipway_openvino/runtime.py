@@ -13,10 +13,10 @@ from slipway.models.base_format import read_config
 from slipway.models.families import DECODER, Comparison, Family, described, family_of
 from slipway.models.sentences.pooling import SENTENCE_EMBEDDING
 from slipway.validation.speed import Engine
-from slipway_openvino.library import ov
+from slipway_openvino.library import ov, said
 from slipway_validate.folders import stored_dtype
 from slipway_validate.numerics import Logits
-from slipway_validate.runner.model import Bounds, LanguageModel, Past, Step, Unusable
+from slipway_validate.runner.model import Bounds, LanguageModel, Past, Step, Unusable, class_results
 
 MODEL = "openvino_model.xml"
 EXACT: Mapping[str, str] = {
@@ -25,6 +25,8 @@ EXACT: Mapping[str, str] = {
     "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
 }
 """Arithmetic in float32, so that the comparison judges the stored weights; by default the cache and inputs of products are rounded."""
+ROUNDED = "float32, cache and inputs in 8 bits"
+"""Arithmetic as served on a processor without bfloat16: it is not that of the comparison."""
 _DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
 
@@ -47,14 +49,18 @@ class _Graph:
         try:
             self.compiled = self._core.compile_model(self._path, "CPU", options)
         except RuntimeError as error:  # all that the library raises
-            raise Unusable(f"OpenVINO cannot load {self._path.parent.name}/{self._path.name}: {error}") from error
+            raise Unusable(f"OpenVINO cannot load {self._path.parent.name}/{self._path.name}: {said(error)}") from error
         self.request = self.compiled.create_infer_request()
 
     @property
     def native_dtype(self) -> str:
-        """Return the type in which it computes when served."""
-        kind = str(self.compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name())
-        return _DTYPES.get(kind, kind)
+        """Return the type in which it computes when served; one of its own for float32 in which the plugin rounds what it keeps."""
+        found = {name: self.compiled.get_property(name) for name in EXACT}
+        values = {
+            name: value.get_type_name() if isinstance(value, ov.Type) else str(value) for name, value in found.items()
+        }
+        kind = _DTYPES.get(values["INFERENCE_PRECISION_HINT"], values["INFERENCE_PRECISION_HINT"])
+        return kind if values == EXACT or kind != "float32" else ROUNDED
 
     def run(self, given: Mapping[str, Any], names: tuple[str, ...]) -> list[Logits]:
         """Run the model with those of the values that it takes; return outputs in float32, in memory of their own."""
@@ -133,7 +139,7 @@ class Text(OpenVinoModel):
         if self._family.comparison is Comparison.SPANS:
             return np.stack(values, axis=1), None
         if self._family.comparison is Comparison.CLASSES:
-            return self._classes(values[0]), None
+            return class_results(values[0], several_labels=self._several_labels), None
         return values[0], None
 
     def embed(self, step: Step) -> Logits:
@@ -147,13 +153,6 @@ class Text(OpenVinoModel):
             "token_type_ids": np.zeros_like(step.input_ids),
         }
         return self._graph.run(given, outputs)
-
-    def _classes(self, logits: Logits) -> Logits:
-        """Return classes as the other runtimes do: (B, 1, C), (B, S, C), or (B, C, 2) for several labels."""
-        if self._several_labels:
-            flat = logits.reshape(len(logits), -1)
-            return np.stack([flat, np.zeros_like(flat)], axis=-1)
-        return logits if logits.ndim == 3 else logits[:, None]
 
 
 def load(folder: Path, *, threads: int) -> LanguageModel:

@@ -25,8 +25,8 @@ COMPILERS = ("g++", "clang++", "c++")
 MOST_ROWS, MOST_TOKENS = 1 << 16, 1 << 20
 _DATA = re.compile(r"data-dependent|control flow|GuardOnDataDependent", re.I)
 _AXIS = re.compile(r"Constraints violated|specialized|Not all values of", re.I)
-_ONE = (" != 1", " > 1")
-"""Ends of the condition that an axis is longer than one."""
+_SIZE = r"L\['\w+'\](?:\[\d+\])?\.size\(\)\[\d+\]"
+_ONE = re.compile(rf"\(?{_SIZE}(?: [+*] {_SIZE}|\*{_SIZE})*\)? (?:!= 1|> 1)")
 _INDUCTOR = {"cpp_cache_precompile_headers": False}
 """Compiled headers would outlive the attempt, and cost more than the few files of a model gain by them."""
 _LONGEST_MESSAGE = 400
@@ -54,14 +54,19 @@ def captured(interface: Interface, sample: Tensors, positions: int) -> Any:
             raise TorchGraphError(
                 f"{'the code branches on values' if values else 'an axis would be fixed'}: {said[:_LONGEST_MESSAGE]}",
                 reason="DYNAMIC_SHAPE",
-                remedy="set attention to eager" if not values else "leave this format out for this model",
+                remedy="use TorchScript or ONNX for this model, and leave this format out",
                 about={"kind": "data" if values else "axis", "architecture": type(interface.module).__name__},
             ) from error
         raise graph_error(interface.module, "export", error) from error
-    # Kernels are chosen by whether an axis has the size 1, and each computes any size: the comparison at 1 proves it. All other conditions
-    # of the capture stay in the program, which refuses calls that break them.
-    program._guards_code = [guard for guard in program._guards_code if not guard.endswith(_ONE)]
+    # Kernels are chosen by whether an axis has the size 1, and each computes any size: the comparison runs calls in which batch, sequence,
+    # past or all of them are 1. All other conditions of the capture stay in the program, which refuses calls that break them.
+    program._guards_code = [guard for guard in program._guards_code if not is_condition_on_one(guard)]
     return program
+
+
+def is_condition_on_one(guard: str) -> bool:
+    """Return whether a condition of the capture is that an axis of an input, or a sum or product of several, is not one."""
+    return _ONE.fullmatch(guard) is not None
 
 
 def _shapes(interface: Interface, sample: Tensors, positions: int) -> tuple[Any, ...]:

@@ -32,6 +32,7 @@ _DECODER = (
     Case("one token, nothing before", 1, 1),
     Case("a text, nothing before", 1, 9),
     Case("padded texts, nothing before", 3, 7, 0, (3, 0, 1)),
+    Case("one token after one", 1, 1, 1),
     Case("one token after padded texts", 2, 1, 6, (2, 0)),
     Case("several tokens after padded texts", 2, 5, 4, (1, 0)),
 )

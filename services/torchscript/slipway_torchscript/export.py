@@ -44,7 +44,7 @@ def export_torchscript(folder: Path, target: Path, params: TorchScriptParams, ct
         raise TorchGraphError(
             f"{error.message}; beyond {tokens} tokens, where it decides otherwise, nothing is compared",
             reason="TRACER_WARNING",
-            remedy="leave TorchScript out for this model",
+            remedy=error.remedy,
             about={**error.about, "tokens": tokens},
         )
     facts = _facts(source, interface) | {

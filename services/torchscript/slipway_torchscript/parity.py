@@ -56,6 +56,8 @@ def compare(run: Run, expected: list[Expected], *, per_token: frozenset[str], dt
         except Exception as error:  # a graph raises errors of any class where its sample's shape is part of it
             raise _failed(each.case, f"the graph cannot run it: {' '.join(str(error).split())[-300:]}") from error
         wrong, worst = 0.0, 0.0
+        if (found_shapes := _shapes(results)) != (shapes := _shapes(list(each.results.values()))):
+            raise _failed(each.case, f"results have the shapes {found_shapes} instead of {shapes}")
         for (name, wanted), result in zip(each.results.items(), results, strict=True):
             difference, scale = _difference(name, result, wanted, each.feeds[1], per_token=per_token)
             worst = max(worst, difference / scale)
@@ -64,6 +66,13 @@ def compare(run: Run, expected: list[Expected], *, per_token: frozenset[str], dt
             raise _failed(each.case, f"results differ by {wrong:.2e}", max_abs_diff=wrong, allowed=LIMITS[dtype])
         found[each.case.name] = float(f"{worst:.2e}")
     return found
+
+
+def _shapes(results: Any) -> Any:
+    """Return the shapes of results, in lists as they are; a class that is no tensor by its name."""
+    if isinstance(results, (list, tuple)):
+        return [_shapes(each) for each in results]
+    return tuple(results.shape) if isinstance(results, torch.Tensor) else type(results).__name__
 
 
 def _difference(

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from slipway.errors import TorchGraphError
-from slipway.models.graphs.branches import Branch, harmful_branches
+from slipway.models.graphs.branches import MASKING, Branch, harmful_branches
 from slipway_torchscript.interface import Tensors
 
 _LONGEST_MESSAGE = 400
@@ -24,7 +26,7 @@ def traced(module: torch.nn.Module, sample: Tensors, *, control_flow: str) -> tu
         module: The module.
         sample: Inputs of one call.
         control_flow: ``trace`` refuses a trace that depends on its sample, ``script`` compiles the modules that branch and traces the
-            rest, ``prove`` keeps the trace.
+            rest, ``prove`` keeps the trace unless it depends on computed values, of which no comparison at other shapes finds the others.
 
     Raises:
         TorchGraphError: ``TRACER_WARNING``, ``TORCHSCRIPT_UNSCRIPTABLE`` (a module that branches cannot be compiled), ``TORCH_GRAPH_FAILED``.
@@ -35,9 +37,34 @@ def traced(module: torch.nn.Module, sample: Tensors, *, control_flow: str) -> tu
         if isinstance(module, torch.jit.ScriptModule):  # the outermost module branches: all of it is compiled
             return module, []
         script, branches = _trace(module, sample)
-    if branches and control_flow != "prove":
-        raise lost_branch_error(branches)
+    lost = branches if control_flow != "prove" else _on_values(module, sample, branches)
+    if lost:
+        raise lost_branch_error(lost)
     return script, branches
+
+
+class _Readings(TorchFunctionMode):
+    """Notes the places where Python reads a tensor. Without a tracer, sizes are no tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: set[tuple[str, int]] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.Tensor.__bool__, torch.Tensor.item):
+            frame = sys._getframe(1)
+            self.places.add((frame.f_code.co_filename, frame.f_lineno))
+        return func(*args, **(kwargs or {}))
+
+
+def _on_values(module: torch.nn.Module, sample: Tensors, branches: Sequence[Branch]) -> list[Branch]:
+    """Return the branches that depend on values; those on masks do not count, because calls with and without padding are compared."""
+    found = [branch for branch in branches if branch.kind != MASKING]
+    if not found:
+        return []
+    with _Readings() as read, torch.no_grad():
+        module(*sample)
+    return [branch for branch in found if (str(branch.path), branch.line) in read.places]
 
 
 def _trace(module: torch.nn.Module, sample: Tensors) -> tuple[Any, list[Branch]]:
@@ -113,7 +140,7 @@ def lost_branch_error(branches: Sequence[Branch]) -> TorchGraphError:
     return TorchGraphError(
         f"the trace would lose a branch at {first.file}:{first.line}: {first.code} ({first.message})",
         reason="TRACER_WARNING",
-        remedy="set control_flow to script or to prove",
+        remedy="use torch.export or ONNX for this model, and leave TorchScript out",
         about={**_place(first), "places": "\n".join(map(str, branches))},
     )
 
@@ -134,7 +161,7 @@ def _unscriptable(branch: Branch, why: str) -> TorchGraphError:
     return TorchGraphError(
         f"the branch at {branch.file}:{branch.line} cannot be kept: {why}",
         reason="TORCHSCRIPT_UNSCRIPTABLE",
-        remedy="set control_flow to prove, or leave TorchScript out for this model",
+        remedy="use torch.export or ONNX for this model, and leave TorchScript out",
         about=_place(branch),
     )
 

@@ -73,7 +73,12 @@ def cautions(configuration: Sections) -> tuple[str, ...]:
         )
     if not configuration.validation.enabled:
         found.append("validation.enabled is false: nothing shows that the outputs behave like the fine-tuned model")
+    wanted = configuration.optimization.group_size
     for each, section in configuration.formats.enabled():
+        if configuration.levels(each.name) and (size := each.group_size(wanted)) != wanted:
+            found.append(
+                f"optimization.group_size: {each.name} has no groups of {wanted} weights, and gets groups of {size}"
+            )
         with translate_format_errors(each):
             found += each.cautions(section)
     return (*found, *_unfit(configuration))

@@ -153,6 +153,8 @@ class Format(Generic[S]):
         cautions: Function that returns warnings about valid settings.
         output_bytes: Upper estimate of an output's size at a level (empty: unquantized); None uses the estimate of its stage.
         runtime: The way to recognise and run outputs for validation; with None, outputs are not validated, and the report says so.
+        group_sizes: Numbers of weights in a row that may share one scale, smallest first; empty: all of ``optimization.group_size``. Its levels get
+            the nearest of them, with a warning.
         calibrated: Whether its quantizer takes the integers of a calibration (``optimization.method``).
         quantizer: ``module:attribute`` of a ``slipway_quantize.quantizer.Quantizer``; empty if the quantize stage does not make its levels.
         packager: ``module:attribute`` of a function ``package(folder, *, level, ctx)`` that adds to each output at a level what the unquantized
@@ -181,6 +183,7 @@ class Format(Generic[S]):
     cautions: Callable[[S], Iterable[str]] = lambda _: ()
     output_bytes: Callable[[str, ModelSize], int] | None = None
     runtime: Runtime | None = None
+    group_sizes: tuple[int, ...] = ()
     calibrated: bool = False
     quantizer: str = ""
     packager: str = ""
@@ -236,6 +239,10 @@ class Format(Generic[S]):
         """Return the ``EXPORT_*`` variable of a setting."""
         usual = f"ENABLE_{self.name}" if setting == "enabled" else f"{self.name}_{setting}"
         return self.variables.get(setting, f"EXPORT_{usual.upper()}")
+
+    def group_size(self, wanted: int) -> int:
+        """Return the number of weights that share one scale in its levels: the wanted one, or the nearest that it has."""
+        return min(self.group_sizes or (wanted,), key=lambda size: abs(size - wanted))
 
     def all_variables(self) -> tuple[str, ...]:
         """Return the variables of all settings."""

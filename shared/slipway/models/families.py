@@ -263,6 +263,11 @@ def described(config: Mapping[str, Any]) -> str:
     return f"{family.name} ({name})" if family else name
 
 
+def onnx_instead(config: Mapping[str, Any]) -> str:
+    """Return the end of a refusal that names the alternative for a model with a separate encoder; empty for any other."""
+    return "; the format onnx takes it" if family_of(config) in (ENCODER_DECODER, SPEECH) else ""
+
+
 def model_class(config: Mapping[str, Any]) -> str:
     """Return class and type of a model in a few words, to tell kinds of models apart; empty if its configuration names neither."""
     architectures = config.get("architectures")

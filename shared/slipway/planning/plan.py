@@ -251,7 +251,7 @@ def format_tasks(
         model=model,
         base=base,
         adapter=adapter,
-        group_size=configuration.optimization.group_size,
+        group_size=each.group_size(configuration.optimization.group_size),
         packed=configuration.optimization.compress_weights,
         profile=configuration.recovery.profile,
         size_budget=configuration.optimization.size_budget_params,

@@ -71,7 +71,7 @@ class OutputValidation(Value):
         survival: What its stored weights hold of the adapter, module by module; None without an adapter, or if nothing was compared.
         speed: Measured speed; None if not benchmarked.
         memory: Memory of the output's own process.
-        load_seconds: Time to load the model, seconds.
+        load_seconds: Time to load the model, seconds. An upper bound: other outputs are judged, and their libraries imported, meanwhile.
         limits: Limits of the comparison with the reference.
         checks: All checks, passed or not.
         explanation: The failed checks, by how much they failed, and the likely cause. Empty if passed.

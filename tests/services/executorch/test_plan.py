@@ -6,6 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from slipway.configuration import parse
+from slipway.configuration.conflicts import cautions
 from slipway.planning.plan import plan
 from slipway.registry import load_stage
 from slipway_executorch.families import refusal_reason
@@ -28,6 +29,22 @@ def test_each_level_is_a_task_of_its_own() -> None:
     assert tasks["executorch"] == {"level": "none", "max_length": 64, "call_length": 128}
     assert tasks["executorch-8da4w"]["group_size"] == 32
     assert list(planned(quantization=("8da4w",), unquantized=False)) == ["executorch-8da4w"]
+
+
+@pytest.mark.parametrize(
+    ("size", "quantization", "warned"), [(16, ["8da4w"], True), (64, ["8da4w"], False), (16, [], False)]
+)
+def test_groups_that_have_no_kernel_become_others_with_a_warning(
+    size: int, quantization: list[str], warned: bool
+) -> None:
+    section = {"enabled": True, "quantization": quantization}
+    data = {"optimization": {"group_size": size}, "formats": {"pytorch": {"enabled": False}, "executorch": section}}
+    found = [
+        task.params["group_size"] for task in plan(parse(data), ("adapter", "base")) if "group_size" in task.params
+    ]
+    assert found == [max(size, 32)] * len(quantization)
+    said = "optimization.group_size: executorch has no groups of 16 weights, and gets groups of 32"
+    assert (said in cautions(parse(data))) is warned
 
 
 def test_groups_that_have_no_kernel_are_refused() -> None:

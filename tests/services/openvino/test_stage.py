@@ -105,13 +105,21 @@ def test_a_folder_without_its_graph_is_refused(graph: Path, tmp_path: Path) -> N
     assert caught.value.reason == "ONNX_INVALID"
 
 
-@pytest.mark.parametrize("content", [b"", b"no graph", b"\x08\x08" + bytes(64)], ids=["empty", "text", "zeros"])
-def test_a_damaged_graph_is_refused(graph: Path, tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "OPENVINO_CONVERSION_FAILED"),  # a graph of nothing
+        (b"no graph", "ONNX_INVALID"),
+        (b"\x08\x08" + bytes(64), "ONNX_INVALID"),  # a field without a number
+    ],
+    ids=["empty", "text", "zeros"],
+)
+def test_a_damaged_graph_is_refused(graph: Path, tmp_path: Path, content: bytes, reason: str) -> None:
     shutil.copytree(graph, tmp_path / "graph", ignore=shutil.ignore_patterns("model.onnx*"))
     (tmp_path / "graph" / "model.onnx").write_bytes(content)
     with pytest.raises(OpenVinoExportError) as caught:
         converted(tmp_path / "graph", tmp_path / "work")
-    assert caught.value.reason in ("ONNX_INVALID", "OPENVINO_CONVERSION_FAILED")
+    assert caught.value.reason == reason
 
 
 def test_a_graph_with_weights_outside_its_folder_is_refused(graph: Path, tmp_path: Path) -> None:
@@ -127,7 +135,7 @@ def test_a_graph_with_weights_outside_its_folder_is_refused(graph: Path, tmp_pat
     shutil.copyfile(graph / "model.onnx.data", tmp_path / "secret")
     with pytest.raises(OpenVinoExportError) as caught:
         converted(tmp_path / "graph", tmp_path / "work")
-    assert caught.value.reason in ("ONNX_INVALID", "OPENVINO_CONVERSION_FAILED")
+    assert caught.value.reason == "OPENVINO_CONVERSION_FAILED"
 
 
 @pytest.mark.parametrize("location", ["../secret", "model.onnx", "sub/weights"])
@@ -182,6 +190,6 @@ def test_a_graph_with_other_inputs_is_refused(graph: Path, tmp_path: Path) -> No
 def test_a_graph_of_fixed_shapes_is_refused(pytorch: Path, tmp_path: Path) -> None:
     """Its state could not grow."""
     fixed = exported(pytorch, tmp_path / "export", shapes="static")
-    with pytest.raises(OpenVinoExportError, match="of fixed size") as caught:
+    with pytest.raises(OpenVinoExportError, match="of another shape") as caught:
         converted(fixed, tmp_path / "work")
     assert caught.value.reason == "ONNX_INVALID"

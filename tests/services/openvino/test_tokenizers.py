@@ -11,12 +11,16 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from slipway.stage import Context
-from slipway_openvino.tokenizers import HARD_TEXTS, compare, write_tokenizer
-
-pytestmark = pytest.mark.slow
+from slipway.validation.hard_texts import CONVERSATIONS
+from slipway.validation.hard_texts import TEXTS as HARD_TEXTS
+from slipway_openvino.tokenizers import compare, write_tokenizer
 
 QWEN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-TEXTS = [*HARD_TEXTS.values(), "the cat sat on the mat and it was 12 years old; don't you know?"]
+TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}<eos>{% endfor %}"
+TEXTS = [
+    *(text for texts in HARD_TEXTS.values() for text in texts),
+    "the cat sat on the mat and it was 12 years old; don't you know?",
+]
 
 
 def byte_level(*, pattern: str = "") -> Tokenizer:
@@ -75,15 +79,24 @@ def save(kind: str, folder: Path) -> None:
     PreTrainedTokenizerFast(tokenizer_object=KINDS[kind](), eos_token="<eos>").save_pretrained(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokens_and_texts_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
     save(kind, tmp_path)
     ctx = Context(workdir=tmp_path, log=logging.getLogger("test"))
     record = write_tokenizer(tmp_path, ctx)
-    assert record == {"converted": True, "differing": {}, "compared": len(HARD_TEXTS)}
-    assert "warnings" not in ctx.facts
+    differing = {"differing": {"splits text": ["letters of two cases"]}} if kind == "BERT" else {}
+    assert record == {
+        "converted": True,
+        "compared": sum(map(len, HARD_TEXTS.values())),
+        "rendered": False,
+        **differing,
+    }
+    assert len(ctx.facts.get("warnings", ())) == len(differing)
+    assert (tmp_path / "openvino_tokenizer.xml").is_file()
 
 
+@pytest.mark.slow
 def test_a_wrong_pre_tokenizer_is_found_by_name(tmp_path: Path) -> None:
     """The folder's tokenizer splits digits one by one; the converted one does not."""
     save("GPT-2", tmp_path)
@@ -94,10 +107,35 @@ def test_a_wrong_pre_tokenizer_is_found_by_name(tmp_path: Path) -> None:
     wrong.save(str(tmp_path / "tokenizer.json"))
     differing = compare(tmp_path, AutoTokenizer.from_pretrained(tmp_path))
     assert "digits" in differing["splits text"]
-    assert "plain" not in differing["splits text"]
+    assert "emoji" not in differing["splits text"]
     assert "joins tokens" not in differing
 
 
+def test_a_tokenizer_that_splits_otherwise_is_not_delivered(tmp_path: Path) -> None:
+    """openvino-tokenizers splits runs of punctuation, which this one keeps."""
+    tokenizer = byte_level()
+    plain = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Punctuation("contiguous"), plain])
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>").save_pretrained(tmp_path)
+    ctx = Context(workdir=tmp_path, log=logging.getLogger("test"))
+    record = write_tokenizer(tmp_path, ctx)
+    assert record["converted"] is False
+    assert "code" in record["differing"]["splits text"]
+    assert "splits text otherwise than transformers: " in ctx.facts["warnings"][0]
+    assert not list(tmp_path.glob("openvino_*"))
+
+
+def test_a_chat_template_that_is_rendered_otherwise_is_found(tmp_path: Path) -> None:
+    pytest.importorskip("openvino_genai", reason="openvino-genai is not installed")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_level(), eos_token="<eos>", chat_template=TEMPLATE)
+    tokenizer.save_pretrained(tmp_path)
+    ctx = Context(workdir=tmp_path, log=logging.getLogger("test"))
+    assert write_tokenizer(tmp_path, ctx)["rendered"] is True
+    tokenizer.chat_template = TEMPLATE.replace("<eos>", "</s>")
+    assert compare(tmp_path, tokenizer) == {"writes prompts": [name for name in CONVERSATIONS if name != "tools"]}
+
+
+@pytest.mark.slow
 def test_a_tokenizer_that_cannot_be_converted_is_a_warning(tmp_path: Path) -> None:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.UnicodeScripts()

@@ -179,6 +179,8 @@ def test_every_family_is_equal_or_refused(tmp_path: Path, export: Export, row: R
 
 
 REFUSED: set[tuple[str, str]] = {
+    ("Bloom", "TORCH_GRAPH_FAILED")
+} | {  # its GELU is a function of Python, which no file holds
     (name, "FAMILY_UNSUPPORTED")
     for name in (
         *("Mixtral", "Qwen3-MoE", "Qwen2-MoE", "OLMoE", "DeepSeek-V3", "Whisper", "Marian", "Marian, two vocabularies"),

@@ -208,6 +208,24 @@ def test_every_format_says_before_work_what_it_is_not_made_of(
     assert all(config["architectures"][0] in finding.message for finding in found)
 
 
+@pytest.mark.parametrize("stage", ["torchscript", "torch_export", "openvino", "executorch"])
+@pytest.mark.parametrize(
+    ("kind", "model_type"), [("MarianMTModel", "marian"), ("WhisperForConditionalGeneration", "whisper")]
+)
+def test_formats_without_encoder_decoders_name_one_that_takes_them(
+    base: Path, tmp_path: Path, stage: str, kind: str, model_type: str
+) -> None:
+    config = {"architectures": [kind], "model_type": model_type, "is_encoder_decoder": True, "vocab_size": 9}
+    (base / "config.json").write_text(json.dumps(config))
+    plan = [Task("graph", "onnx_export", {"opset": None}), Task("x", stage, {}, stage)]
+    checked = preflight(plan, base=base, home=tmp_path, output=tmp_path, here=False)
+    found = [(each.check, each.message) for each in checked.findings if each.reason == "FAMILY_UNSUPPORTED"]
+    assert [check for check, _ in found] == [f"stage: {stage}"]
+    assert found[0][1].startswith("not run: ")
+    assert kind in found[0][1]
+    assert found[0][1].endswith("; the format onnx takes it")
+
+
 @pytest.mark.parametrize(
     ("level", "kind", "refused"),
     [("int8", "ViTModel", True), ("fp16", "ViTModel", False), ("int4", "BertModel", False)],

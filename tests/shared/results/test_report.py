@@ -77,6 +77,14 @@ def test_the_page_is_well_formed_and_needs_nothing_else(written: Path) -> None:
     assert "url(" not in text
 
 
+def test_a_time_of_loading_is_an_upper_bound(written: Path) -> None:
+    """The libraries of the next output are imported meanwhile, and the output before is judged."""
+    text = Page((written / "report.html").read_text()).text
+    assert "loads in at most 0.173 s (others are prepared meanwhile)" in text
+    assert "Load, at most" in text
+    assert "| Load, at most |" in (written / "README.md").read_text()
+
+
 def test_the_page_shows_what_was_found(written: Path) -> None:
     page = Page((written / "report.html").read_text())
     for expected in (

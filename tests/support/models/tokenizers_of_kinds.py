@@ -11,10 +11,10 @@ from typing import Any
 import gguf
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from slipway.validation.hard_texts import TEXTS
 from slipway.validation.texts import TextKind
 from slipway_gguf.runtime.llama import Llama
 from slipway_gguf.vocabulary import read
-from slipway_validate.texts_read.hard import TEXTS
 
 MARKS = ("<s>", "</s>", "<|end|>")
 _CORPUS = [text for several in TEXTS.values() for text in several]

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from slipway.texts import shortened
+from slipway.validation.hard_texts import CONVERSATIONS, TEXTS
 from slipway.validation.texts import TextComparison, TextKind
 from slipway_validate.protocol.messages import TextSpec
 from slipway_validate.protocol.texts import Conversation, ReadText, ReadTexts
 from slipway_validate.runner.model import LanguageModel, Unusable
 from slipway_validate.runner.windows import load_tokenizer
-from slipway_validate.texts_read.hard import CONVERSATIONS, TEXTS
 
 _MOST_SPECIAL = 24
 _SHOWN = 160
@@ -65,7 +65,7 @@ def compare_texts(model: LanguageModel, file: Path) -> TextComparison | None:
 def _special_texts(tokenizer: Any) -> Iterator[tuple[TextKind, str]]:
     """Yield texts with the tokenizer's own special tokens, alone, among text and beside spaces."""
     added = sorted(tokenizer.added_tokens_decoder.items())
-    # The first, the last and some between: the first are those of the text's structure, the last those that were added later.
+    # Of many, only the first, which are mostly those of the text's structure, and the last, which were added later.
     chosen = added if len(added) <= _MOST_SPECIAL else added[: _MOST_SPECIAL // 2] + added[-_MOST_SPECIAL // 2 :]
     for _, token in chosen:
         text = str(token.content)

@@ -1,0 +1,3 @@
+"""Names of the files of an output."""
+
+PROGRAM, DESCRIPTION = "model.pte", "executorch.json"

@@ -1,0 +1,97 @@
+"""What a graph must have to become an IR, and what a runtime says of one; on graphs of a few nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from slipway.errors import OpenVinoExportError
+from slipway.models.families import DECODER, SEQUENCE_CLASSIFIER, Family
+from slipway_openvino.convert import _check_interface
+from slipway_openvino.library import ops, ov, said
+from slipway_openvino.lookups import readable_graph
+from slipway_openvino.runtime import EXACT, MODEL, ROUNDED, _Graph
+
+CACHE = [-1, 2, -1, 4]
+
+
+def model_of(inputs: dict[str, list[int]]) -> ov.Model:
+    """Return a graph that gives back each input: ``input_ids`` as logits, a past as its present."""
+    parameters = [ops.parameter(shape, np.float32, name=name) for name, shape in inputs.items()]
+    results = []
+    for name, parameter in zip(inputs, parameters, strict=True):
+        parameter.output(0).set_names({name})
+        results.append(ops.result(ops.relu(parameter)))
+        given = {"input_ids": "logits"}.get(name, name.replace("past_key_values.", "present."))
+        results[-1].output(0).set_names({given if given != name else f"{name}.out"})
+    return ov.Model(results, parameters, "g")
+
+
+@pytest.mark.parametrize(
+    ("family", "inputs", "said"),
+    [
+        (SEQUENCE_CLASSIFIER, {"input_ids": [-1, -1], "token_type_ids": [-1, -1]}, ""),
+        (SEQUENCE_CLASSIFIER, {"input_ids": [-1, -1], "position_ids": [-1, -1]}, r"unknown \['position_ids'\]"),
+        (DECODER, {"input_ids": [-1, -1], "position_ids": [-1, -1], "past_key_values.0.key": CACHE}, ""),
+        (DECODER, {"input_ids": [-1, -1], "token_type_ids": [-1, -1]}, r"unknown \['token_type_ids'\]"),
+        (DECODER, {"input_ids": [-1, 4]}, r"of another shape \['input_ids'\]"),
+        (DECODER, {"input_ids": [-1, -1], "past_key_values.0.key": [-1, -1, -1, 4]}, "of another shape .'past_key"),
+        (DECODER, {"input_ids": [-1, -1], "past_key_values.0.key": [-1, 2, -1, -1]}, "of another shape .'past_key"),
+        (DECODER, {"input_ids": [-1, -1], "past_key_values.0.key": [-1, 2, -1]}, "of another shape .'past_key"),
+    ],
+    ids=("text", "positions of a text", "decoder", "types", "fixed", "any heads", "any width", "three axes"),
+)
+def test_a_graph_has_the_inputs_that_are_fed(family: Family, inputs: dict[str, list[int]], said: str) -> None:
+    """Heads of any number would become variables of none."""
+    if not said:
+        _check_interface(model_of(inputs), family)
+        return
+    with pytest.raises(OpenVinoExportError, match=said) as caught:
+        _check_interface(model_of(inputs), family)
+    assert caught.value.reason == "ONNX_INVALID"
+
+
+def test_float32_with_a_rounded_cache_is_not_the_arithmetic_of_the_comparison(tmp_path: Path) -> None:
+    """So plugins serve on processors without bfloat16; the results of one must not stand for the other's."""
+    ov.save_model(model_of({"input_ids": [-1, -1]}), tmp_path / MODEL)
+    graph = _Graph(tmp_path / MODEL, threads=1)
+    found = {}
+    for name, options in {"served": {"INFERENCE_PRECISION_HINT": "f32"}, "exact": EXACT}.items():
+        graph.compiled = ov.Core().compile_model(tmp_path / MODEL, "CPU", options)
+        found[name] = graph.native_dtype
+    assert found == {"served": ROUNDED, "exact": "float32"}
+
+
+def test_an_error_of_the_library_is_one_line() -> None:
+    error = RuntimeError(
+        "Exception from src/inference/src/cpp/core.cpp:110:\nCheck failed\n\n  at node\x1b[31m x\n" + "y" * 9999
+    )
+    assert "\n" not in said(error)
+    assert said(error).startswith("Check failed at node")
+    assert len(said(error)) <= 600
+
+
+def test_scales_of_two_lookups_keep_the_shapes_of_both(tmp_path: Path) -> None:
+    """They share what is stored, and are reshaped to different targets."""
+    (tmp_path / "work").mkdir()
+    shapes = {"rows": [4, 2], "columns": [2, 4]}
+    stored = [numpy_helper.from_array(np.ones(8, np.float32), "scales")]
+    nodes, made = [], []
+    for name, (rows, groups) in shapes.items():
+        stored.append(numpy_helper.from_array(np.array([rows, groups]), f"{name}.shape"))
+        stored.append(numpy_helper.from_array(np.zeros((rows, groups * 16), np.uint8), f"{name}.data"))
+        nodes.append(helper.make_node("Reshape", ["scales", f"{name}.shape"], [f"{name}.reshaped"]))
+        read = [f"{name}.data", "ids", f"{name}.reshaped"]
+        nodes.append(helper.make_node("GatherBlockQuantized", read, [name], domain="com.microsoft"))
+        made.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, None]))
+    given = [helper.make_tensor_value_info("ids", TensorProto.INT64, [1])]
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(helper.make_graph(nodes, "g", given, made, stored), opset_imports=opsets, ir_version=8)
+    onnx.save(model, tmp_path / "model.onnx")
+    written = onnx.load(readable_graph(tmp_path, tmp_path / "work"))
+    sizes = {each.name: list(each.dims) for each in written.graph.initializer}
+    assert {node.output[0]: sizes[node.input[2]] for node in written.graph.node} == shapes
