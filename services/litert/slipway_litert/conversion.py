@@ -19,7 +19,7 @@ def convert(module: torch.nn.Module, samples: Mapping[str, Sample], target: Path
     litert_torch.config.show_progress = False
     converter = litert_torch.Converter()
     for name, sample in samples.items():
-        converter.add_signature(name, module, sample_kwargs=dict(sample))
+        converter.add_signature(name, module.eval(), sample_kwargs=dict(sample))
     with torch.no_grad(), contextlib.redirect_stdout(sys.stderr):
         converter.convert().export(str(target))
 

@@ -91,8 +91,8 @@ class StaticDecoder(torch.nn.Module):
     def sample(self, tokens: int) -> dict[str, torch.Tensor]:
         """Return inputs of a call with so many tokens."""
         return {
-            TOKENS: torch.zeros(1, tokens, dtype=torch.int64),
-            PLACES: torch.arange(tokens),
+            TOKENS: torch.zeros(1, tokens, dtype=torch.int32),
+            PLACES: torch.arange(tokens, dtype=torch.int32),
             **{name: torch.zeros(shape) for name, shape in self.shapes.items()},
         }
 

@@ -31,6 +31,6 @@ class TextReader(torch.nn.Module):
 
     def sample(self, places: int) -> dict[str, torch.Tensor]:
         """Return inputs of a call with so many places."""
-        ids = torch.zeros(1, places, dtype=torch.int64)
+        ids = torch.zeros(1, places, dtype=torch.int32)
         values = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)}
         return {name: values[name] for name in self.inputs}

@@ -12,6 +12,7 @@ from slipway.errors import CheckpointValidationError, LiteRtExportError
 from slipway.models.base_format import read_config
 from slipway.models.families import Family, auto_model, described, family_of
 from slipway.models.model_facts import CannotBuildError, check_loadable, most_tokens
+from slipway_litert.attention import use_grouped_attention
 from slipway_litert.families import refusal_reason
 
 
@@ -73,6 +74,7 @@ def open_source(folder: Path) -> Source:
         raise _invalid(folder, f"{type(error).__name__}: {error}") from error
     padding = model.config.get_text_config().pad_token_id
     model = model.eval().requires_grad_(False)
+    use_grouped_attention(model)
     return Source(model, family, most_tokens(model), padding if isinstance(padding, int) else 0)
 
 

@@ -13,6 +13,7 @@ import torch
 
 from slipway.errors import LiteRtExportError
 from slipway.models.families import DECODER
+from slipway_litert.attention import use_own_attention
 from slipway_litert.files import TEXT, text_lengths
 from slipway_litert.loading import Source
 from slipway_litert.program import Array, BadProgramError, DecoderProgram, Program, TextProgram
@@ -27,9 +28,12 @@ _STEPS = 3
 def largest_difference(source: Source, module: torch.nn.Module, file: Path, *, threads: int) -> dict[str, float]:
     """Return the largest difference to the module that was converted by case, as a share of the largest result and of 1.
 
+    PyTorch computes with transformers' own attention, not with the one that was converted.
+
     Raises:
         LiteRtExportError: ``EXPORT_PARITY_FAILED`` if the program cannot be run, or gives something that is not a number.
     """
+    use_own_attention(source.model)
     try:
         program = Program(file, threads=threads)
         cases = _texts(source, DecoderProgram(program)) if source.family is DECODER else _rows(source, module, program)
