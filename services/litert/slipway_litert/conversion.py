@@ -17,6 +17,7 @@ Sample = Mapping[str, torch.Tensor]
 def convert(module: torch.nn.Module, samples: Mapping[str, Sample], target: Path) -> None:
     """Write a program with a signature for each sample; they share the weights."""
     litert_torch.config.show_progress = False
+    litert_torch.config.silence_torch_logs = False  # it would change levels and handlers of this process for good
     converter = litert_torch.Converter()
     for name, sample in samples.items():
         converter.add_signature(name, module.eval(), sample_kwargs=dict(sample))
