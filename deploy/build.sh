@@ -24,11 +24,12 @@ declare -A IMAGES=(
     [torchscript]="cpu torchscript,s3"
     [openvino]="cpu openvino,s3"
     [executorch]="cpu executorch,s3"
+    [litert]="cpu litert,s3"
     [validate]="cpu validate,s3"
     [tensorrt-build-cuda]="cuda tensorrt-build,tensorrt,s3"
     [validate-cuda]="cuda validate,tensorrt,s3"
 )
-ON_CPU=(coordinator merge prepare quantize onnx-export tensorrt-build gguf adapter torchscript openvino executorch validate)
+ON_CPU=(coordinator merge prepare quantize onnx-export tensorrt-build gguf adapter torchscript openvino executorch litert validate)
 
 if [[ ${1:-} == --list ]]; then # what there is, for scripts: name, Dockerfile, extras
     for name in "${!IMAGES[@]}"; do echo "$name ${IMAGES[$name]}"; done | sort
@@ -64,7 +65,9 @@ for name in "${@:-${ON_CPU[@]}}"; do
     [[ -z ${WITHOUT:-} ]] || extras=$(tr , '\n' <<<"$extras" | grep -vx -e "$WITHOUT" | paste -sd,)
     image=slipway-${name%-cuda} tag=$VERSION
     [[ $dockerfile == cpu ]] || tag+=-$dockerfile
+    own=services/${name//-/_}/constraints.txt # pins that win over those of constraints.txt
+    [[ -e $own ]] || own=
     echo "building $image:$tag with $BUILDER" >&2
     "${COMMAND[@]}" --file "deploy/Dockerfile.$dockerfile" --tag "$image:$tag" \
-        --build-arg "EXTRAS=$extras" --build-arg "NAME=$image" --build-arg "VERSION=$VERSION" "${FLAGS[@]}" .
+        --build-arg "EXTRAS=$extras" --build-arg "NAME=$image" --build-arg "VERSION=$VERSION" ${own:+--build-arg "CONSTRAINTS=$own"} "${FLAGS[@]}" .
 done

@@ -34,7 +34,8 @@ REFERENCE: Mapping[str, tuple[str, ...]] = {
             "QuantizationError",
         ),
         *("FormatExportError", "ONNXExportError", "TracerWarningError", "UnorderedMapError", "TensorRTBuildError"),
-        *("OpenVinoExportError", "ExecutorchExportError", "AdapterExportError", "GGUFExportError", "TorchGraphError"),
+        *("OpenVinoExportError", "ExecutorchExportError", "LiteRtExportError", "AdapterExportError"),
+        *("GGUFExportError", "TorchGraphError"),
         *("ValidationError", "ArtifactError", "StageError", "ServiceError"),
     ),
 }

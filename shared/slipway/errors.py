@@ -14,6 +14,7 @@
     │   ├── TensorRTBuildError
     │   ├── OpenVinoExportError
     │   ├── ExecutorchExportError
+    │   ├── LiteRtExportError
     │   ├── AdapterExportError      the adapter cannot be delivered beside its base
     │   ├── GGUFExportError
     │   └── TorchGraphError
@@ -151,6 +152,12 @@ class ExecutorchExportError(FormatExportError):
     default_reason = "EXECUTORCH_EXPORT_FAILED"
 
 
+class LiteRtExportError(FormatExportError):
+    """No program for LiteRT can be made of the model."""
+
+    default_reason = "LITERT_CONVERSION_FAILED"
+
+
 class AdapterExportError(FormatExportError):
     """The adapter cannot be delivered beside its base."""
 
@@ -208,6 +215,7 @@ ERROR_TYPES: Mapping[str, type[ModelExportError]] = {
         TensorRTBuildError,
         OpenVinoExportError,
         ExecutorchExportError,
+        LiteRtExportError,
         AdapterExportError,
         GGUFExportError,
         TorchGraphError,

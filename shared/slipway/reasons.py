@@ -169,6 +169,9 @@ REASONS: Mapping[str, Reason] = {
     "EXECUTORCH_EXPORT_FAILED": Reason(
         _C.UNSUPPORTED, "torch cannot trace the model, or ExecuTorch cannot lower its graph"
     ),
+    "LITERT_CONVERSION_FAILED": Reason(
+        _C.UNSUPPORTED, "torch cannot trace the model, or LiteRT's converter does not take its graph"
+    ),
     "ADAPTER_NOT_SERVABLE": Reason(
         _C.UNSUPPORTED,
         "runtimes refuse this adapter beside its base, or would compute something else; a merged model has all of it",

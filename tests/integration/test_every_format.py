@@ -21,12 +21,12 @@ from support.models.judged_families import make
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 LIBRARIES = {
-    "gguf": "xllamacpp", "openvino": "openvino", "executorch": "executorch", "adapter": "peft", "onnx": "onnxruntime",
+    "gguf": "xllamacpp", "openvino": "openvino", "executorch": "executorch", "litert": "litert_torch", "adapter": "peft", "onnx": "onnxruntime",
     "torchscript": "torch", "torch_export": "torch", "pytorch": "torch",
 }  # fmt: skip
 """The library without which a format is left out."""
 PRESENT = tuple(name for name, library in LIBRARIES.items() if importlib.util.find_spec(library))
-LEVELS = {"gguf": ("q8_0", "q4_k_m"), "openvino": ("int8", "int4"), "executorch": ("8da4w",)}
+LEVELS = {"gguf": ("q8_0", "q4_k_m"), "openvino": ("int8", "int4"), "executorch": ("8da4w",), "litert": ("int8",)}
 LIMITS = {"none": 1e-4, "q8_0": 1e-3, "int8": 1e-3, "q4_k_m": 2e-2, "int4": 2e-2, "8da4w": 2e-2}
 """Largest mean KL from base + adapter, by level."""
 NO_ENCODERS = "gguf"
@@ -123,7 +123,7 @@ def test_a_classifier_in_every_format_that_takes_it(tmp_path: Path) -> None:
     """The others are refused by name, and stop nothing."""
     model = make("bert-classes", tmp_path / "bert")
     assert model.adapter is not None
-    levels = {"gguf": (), "openvino": ("int8",), "executorch": ("8da4w",)}
+    levels = {"gguf": (), "openvino": ("int8",), "executorch": ("8da4w",), "litert": ("int8",)}
     # Random weights suffer more than trained ones from 4 and 8 bits.
     limits = "int8.top1_agreement=0.95,int8.adapter_strength_error=0.06"
     words = ("--base-model", model.base, "--checkpoint", model.adapter)

@@ -102,6 +102,7 @@ def test_all_holds_every_extra_but_those_for_gpus_and_development_and_what_pins_
         "dev",
         "docs",
         "executorch",
+        "litert",
         "onnxruntime-gpu",
         "telemetry",
         "tensorrt",
@@ -161,7 +162,7 @@ def test_a_cache_is_looked_after_unless_exports_ran_here(light: LightInstall, tm
 def test_doctor_says_what_each_stage_lacks(light: LightInstall) -> None:
     told = light.run("doctor", "--json").json
     stages = {stage["name"]: stage for stage in told["stages"]}
-    extras = {name: name for name in ("adapter", "executorch", "gguf", "merge", "openvino", "torchscript")}
+    extras = {name: name for name in ("adapter", "executorch", "gguf", "litert", "merge", "openvino", "torchscript")}
     for name, extra in {**extras, "torch_export": "torchscript", "importance": "quantize"}.items():
         assert stages[name]["available"] is False
         assert f"pip install 'slipway[{extra}]'" in stages[name]["missing"]
@@ -171,6 +172,8 @@ def test_doctor_says_what_each_stage_lacks(light: LightInstall) -> None:
         "executorch",
         "executorch-<level>",
         "gguf",
+        "litert",
+        "litert-<level>",
         "openvino-<level>",
         "torch_export",
         "torchscript",

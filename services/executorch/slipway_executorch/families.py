@@ -16,6 +16,7 @@ from slipway.models.families import (
     family_of,
     keeps_states,
     onnx_instead,
+    mixes_experts,
     takes_more_than_text,
 )
 
@@ -28,8 +29,6 @@ TAKEN = (
     FEATURE_EXTRACTION,
 )
 """Families that are exported."""
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-"""Settings with the number of experts of a mixture."""
 
 
 def refusal_reason(config: Mapping[str, Any]) -> str:
@@ -39,6 +38,6 @@ def refusal_reason(config: Mapping[str, Any]) -> str:
         return f"{what}, and ExecuTorch programs are made of text decoders and encoders only{onnx_instead(config)}"
     if keeps_states(config):
         return f"{what} with layers that keep a state, of which no ExecuTorch program is made"
-    if any(isinstance(config.get(key), int) and config[key] > 1 for key in _EXPERTS):
+    if mixes_experts(config):
         return f"{what} with a mixture of experts, of which no ExecuTorch program is made"
     return ""

@@ -11,7 +11,7 @@ import torch
 from slipway.errors import CheckpointValidationError, ExecutorchExportError
 from slipway.models.base_format import read_config
 from slipway.models.families import Family, auto_model, described, family_of
-from slipway.models.model_facts import CannotBuildError, check_loadable
+from slipway.models.model_facts import CannotBuildError, check_loadable, most_tokens
 from slipway_executorch.attention import use_grouped_attention
 from slipway_executorch.families import refusal_reason
 from slipway_executorch.layers import replace_layers
@@ -74,7 +74,7 @@ def open_source(folder: Path) -> Source:
     model = model.eval().requires_grad_(False)
     use_grouped_attention(model)
     replace_layers(model)
-    return Source(model, family, _positions(model))
+    return Source(model, family, most_tokens(model))
 
 
 def _invalid(folder: Path, message: str) -> ExecutorchExportError:
@@ -84,14 +84,3 @@ def _invalid(folder: Path, message: str) -> ExecutorchExportError:
         remedy="give a complete transformers model folder",
         about={"folder": folder.name},
     )
-
-
-def _positions(model: Any) -> int:
-    """Return the most tokens that a model takes; RoBERTa and its kin count positions from behind the padding token."""
-    config = model.config.get_text_config()
-    names = ("max_position_embeddings", "max_target_positions", "n_positions", "max_seq_len")
-    found = (getattr(config, name, None) for name in names)
-    longest = min((size for size in found if isinstance(size, int) and size > 0), default=1 << 20)
-    learned = next((each for name, each in model.named_modules() if name.endswith("position_embeddings")), None)
-    offset = getattr(learned, "padding_idx", None)
-    return longest if offset is None else longest - offset - 1

@@ -64,6 +64,7 @@ CASES = (
     Case("torch_export", ("torch_export", "torch_export-bf16"), {"formats.torch_export.quantization": "bf16"}),
     Case("openvino", ("openvino", "openvino-int8"), {"formats.openvino.quantization": "int8"}, ("openvino", "openvino_tokenizers")),
     Case("executorch", ("executorch", "executorch-8da4w"), {"formats.executorch.quantization": "8da4w"}, ("executorch",)),
+    Case("litert", ("litert", "litert-int8"), {"formats.litert.quantization": "int8"}, ("litert_torch", "ai_edge_litert")),
 )  # fmt: skip
 
 

@@ -186,6 +186,7 @@ def test_a_format_that_is_not_made_of_this_kind_of_model_is_a_warning(
         (Task("x", "torch_export", {"level": "none"}),),
         (Task("graph", "onnx_export", {"opset": None}), Task("x", "openvino", {"level": ""})),
         (Task("x", "executorch", {"level": "none"}),),
+        (Task("x", "litert", {"level": "none"}),),
     ],
     ids=lambda tasks: str(tasks[-1].stage),
 )

@@ -51,6 +51,10 @@ LIBRARY_LOGGERS = {
 LIBRARY_VARIABLES = {
     b"TORCHINDUCTOR_CACHE_DIR": "torch sets it when it imports its compiler",
     b"OPENVINO_LIB_PATH": "executorch sets it when it is imported beside openvino",
+    **dict.fromkeys(
+        (b"LITERT_TORCH_SHOW_PROGRESS", b"LITERT_TORCH_SILENCE_TORCH_LOGS"), "litert-torch keeps its settings there"
+    ),
+    **dict.fromkeys((b"TF_CPP_MIN_LOG_LEVEL", b"TPU_SKIP_MDS_QUERY"), "jax, which litert-torch imports, sets it"),
 }
 """Environment variables that a library sets when it is imported, with the reason."""
 

@@ -287,6 +287,7 @@ def test_weights_that_another_task_converts_are_rounded_again() -> None:
         ("torch_export", "torch_export-bf16", {"level": "bf16"}),
         ("openvino", "openvino-fp16", {"level": "fp16"}),
         ("executorch", "executorch", {"level": "none"}),
+        ("litert", "litert-int8", {"level": "int8"}),
     ],
 )
 def test_what_no_rule_makes_better_ends_with_its_verdict(kind: str, name: str, params: dict[str, Any]) -> None:

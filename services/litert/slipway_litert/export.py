@@ -1,0 +1,138 @@
+"""The work of the stage: load, convert, prove, round, and write the program with its description."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slipway.errors import LiteRtExportError
+from slipway.files.regular_file import sha256_of
+from slipway.models.families import DECODER
+from slipway.models.model_files import CONFIG, copy_companions
+from slipway.models.sentences.files import UnknownPoolingError, read_pooling
+from slipway.stage import Context, installed_version
+from slipway_litert.conversion import Sample, convert, round_weights
+from slipway_litert.decoder import StaticDecoder
+from slipway_litert.encoder import TextReader
+from slipway_litert.files import DECODE, DESCRIPTION, PREFILL, PROGRAM, TEXT, text_lengths
+from slipway_litert.loading import Source, open_source
+from slipway_litert.params import LEVEL, LitertParams
+from slipway_litert.parity import LIMIT, failed, largest_difference
+from slipway_litert.program import Program
+
+LIBRARIES = ("ai-edge-litert", "ai-edge-quantizer", "litert-converter", "litert-torch", "torch", "transformers")
+_STEPS = 4
+_LONGEST_MESSAGE = 500
+_MOST_BYTES = (1 << 31) - (1 << 24)
+"""Size of a file of this format, whose offsets have 31 bits."""
+
+
+def export_model(folder: Path, target: Path, params: LitertParams, ctx: Context) -> None:
+    """Write ``model.tflite``, ``litert.json`` and the model's other files into the empty folder ``target``.
+
+    Raises:
+        LiteRtExportError: With the reasons that the README lists.
+    """
+    torch.set_num_threads(ctx.threads)
+    ctx.progress("loading", done=0, total=_STEPS, unit="steps")
+    source = open_source(folder)
+    length = min(params.max_length, source.positions)
+    if length < params.max_length:
+        ctx.log.info(f"the model takes {length} tokens, fewer than the {params.max_length} of max_length")
+    program, plain = target / PROGRAM, ctx.workdir / "float32.tflite"
+    try:
+        module, samples = _module(source, folder, length, min(params.call_length, length), ctx)
+        ctx.progress("converting", done=1, total=_STEPS, unit="steps")
+        convert(module, samples, plain)
+    except MemoryError:
+        raise
+    except Exception as error:  # torch.export, jax and the converter raise errors of any class
+        raise _conversion_failed(source, error) from error
+    ctx.progress("comparing", done=2, total=_STEPS, unit="steps")
+    differences = _proven(source, module, plain, ctx)
+    ctx.progress("writing", done=3, total=_STEPS, unit="steps")
+    if params.level == LEVEL:
+        differences, proven = _rounded(source, module, plain, program, ctx), differences
+    else:
+        plain.rename(program)
+        proven = differences
+    copy_companions(folder, target)
+    described = {
+        "precision": "float32" if params.level == "none" else params.level,
+        "signatures": {name: list(sample) for name, sample in samples.items()},
+        "outputs": list(module.outputs) if isinstance(module, TextReader) else ["logits"],
+        "max_length": length,
+        "differences_in_float32": proven,
+        "differences": differences,
+        "size_bytes": program.stat().st_size,
+        "sha256": _digest(program, ctx),
+        "libraries": {name: installed_version(name) for name in LIBRARIES},
+    }
+    (target / DESCRIPTION).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+    ctx.record(**described)
+
+
+def _module(source: Source, folder: Path, length: int, call_length: int, ctx: Context) -> tuple[Any, dict[str, Sample]]:
+    """Return what is converted, and sample inputs for each signature."""
+    if source.family is DECODER:
+        decoder = StaticDecoder(source.model, length)
+        return decoder, {PREFILL: decoder.sample(call_length), DECODE: decoder.sample(1)}
+    pooling = None
+    try:
+        pooling = read_pooling(folder)
+    except UnknownPoolingError as error:
+        ctx.warn(f"the program gives no sentence embedding: {error}")
+    reader = TextReader(source.model, source.family, pooling)
+    return reader, {f"{TEXT}{size}": reader.sample(size) for size in text_lengths(length)}
+
+
+def _proven(source: Source, module: torch.nn.Module, file: Path, ctx: Context) -> dict[str, float]:
+    """Return how far the float32 program is from PyTorch.
+
+    Raises:
+        LiteRtExportError: ``EXPORT_PARITY_FAILED``.
+    """
+    found = largest_difference(source, module, file, threads=ctx.threads)
+    worst = max(found, key=lambda name: found[name])
+    if found[worst] > LIMIT:
+        raise failed(
+            f"the program is not what PyTorch computes: results of a {worst} differ by {found[worst]:.1e}, and {LIMIT:.0e} is allowed",
+            case=worst,
+            allowed=LIMIT,
+        )
+    return found
+
+
+def _rounded(source: Source, module: torch.nn.Module, plain: Path, program: Path, ctx: Context) -> dict[str, float]:
+    """Write the program with rounded weights; return how far it is from PyTorch, which validation judges."""
+    try:
+        round_weights(plain, program)
+    except MemoryError:
+        raise
+    except Exception as error:  # the quantizer raises errors of any class
+        raise _conversion_failed(source, error) from error
+    if not Program(program, threads=1).integers:
+        raise _conversion_failed(source, ValueError("the quantizer rounded no weight"))
+    plain.unlink()
+    return largest_difference(source, module, program, threads=ctx.threads)
+
+
+def _conversion_failed(source: Source, error: Exception) -> LiteRtExportError:
+    said = " ".join((str(error).strip() or type(error).__name__).split())[:_LONGEST_MESSAGE]
+    name = type(source.model).__name__
+    return LiteRtExportError(
+        f"{name} cannot be converted for LiteRT: {type(error).__name__}: {said}",
+        reason="LITERT_CONVERSION_FAILED",
+        remedy="leave the LiteRT format out for this model",
+        about={"architecture": name, "file": CONFIG},
+    )
+
+
+def _digest(path: Path, ctx: Context) -> str:
+    ctx.check_cancelled()
+    found = sha256_of(path)
+    ctx.digest(path, found)
+    return found

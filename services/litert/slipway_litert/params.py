@@ -1,0 +1,30 @@
+"""Parameters of the litert stage."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from slipway.stage import StageParams
+
+LEVEL = "int8"
+"""Integers of 8 bits for weights, a scale for each row; inputs of products are rounded while the program runs."""
+
+
+class LitertParams(StageParams):
+    """Parameters of the litert stage."""
+
+    level: Literal["none", "int8"] = Field(
+        default="none",
+        description="none keeps float32; int8 rounds weights to 8 bits, and inputs of products while the program runs",
+    )
+    max_length: int = Field(
+        default=1024,
+        ge=2,
+        le=1 << 20,
+        description="most tokens of a text: the size of a decoder's KV cache. A model of fewer positions takes as many as it has",
+    )
+    call_length: int = Field(
+        default=128, ge=2, le=1 << 20, description="tokens that a decoder's prefill takes in one call"
+    )

@@ -1,0 +1,39 @@
+"""The stage run in a work folder of its own, and PyTorch's results for the same tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slipway.stage import Context
+from slipway_litert.params import LitertParams
+from slipway_litert.stage import STAGE
+
+Export = Callable[..., tuple[Path, Context]]
+
+
+@pytest.fixture
+def export(tmp_path: Path) -> Export:
+    """Return a function that exports a folder and returns the output and the context."""
+    pytest.importorskip("litert_torch", reason="the extra litert is not installed")
+
+    def call(source: Path, **params: Any) -> tuple[Path, Context]:
+        ctx = Context(workdir=tmp_path)
+        return STAGE.run({"pytorch": source}, LitertParams(**params), ctx)["litert"], ctx
+
+    return call
+
+
+def torch_results(folder: Path, ids: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
+    """Return PyTorch's results for rows of tokens, as validation compares them."""
+    from slipway_validate.runner.model import Step, positions_of
+    from slipway_validate.runner.runtime_transformers import load
+
+    mask = np.ones_like(ids) if mask is None else mask
+    model = load(folder, threads=1)
+    model.prepare_comparison()
+    return model.forward(Step(ids, mask, positions_of(mask)))[0]
