@@ -34,7 +34,14 @@ REFERENCE: Mapping[str, tuple[str, ...]] = {
             "QuantizationError",
         ),
         *("FormatExportError", "ONNXExportError", "TracerWarningError", "UnorderedMapError", "TensorRTBuildError"),
-        *("OpenVinoExportError", "ExecutorchExportError", "AdapterExportError", "GGUFExportError", "TorchGraphError"),
+        *(
+            "OpenVinoExportError",
+            "ExecutorchExportError",
+            "CoreMLExportError",
+            "AdapterExportError",
+            "GGUFExportError",
+            "TorchGraphError",
+        ),
         *("ValidationError", "ArtifactError", "StageError", "ServiceError"),
     ),
 }

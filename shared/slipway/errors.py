@@ -14,6 +14,7 @@
     │   ├── TensorRTBuildError
     │   ├── OpenVinoExportError
     │   ├── ExecutorchExportError
+    │   ├── CoreMLExportError
     │   ├── AdapterExportError      the adapter cannot be delivered beside its base
     │   ├── GGUFExportError
     │   └── TorchGraphError
@@ -151,6 +152,12 @@ class ExecutorchExportError(FormatExportError):
     default_reason = "EXECUTORCH_EXPORT_FAILED"
 
 
+class CoreMLExportError(FormatExportError):
+    """No package for Core ML can be made of the model, or it is not what the model is."""
+
+    default_reason = "COREML_EXPORT_FAILED"
+
+
 class AdapterExportError(FormatExportError):
     """The adapter cannot be delivered beside its base."""
 
@@ -208,6 +215,7 @@ ERROR_TYPES: Mapping[str, type[ModelExportError]] = {
         TensorRTBuildError,
         OpenVinoExportError,
         ExecutorchExportError,
+        CoreMLExportError,
         AdapterExportError,
         GGUFExportError,
         TorchGraphError,

@@ -15,6 +15,7 @@ from slipway.models.families import (
     described,
     family_of,
     keeps_states,
+    mixes_experts,
     takes_more_than_text,
 )
 
@@ -27,8 +28,6 @@ TAKEN = (
     FEATURE_EXTRACTION,
 )
 """Families that are exported."""
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-"""Settings with the number of experts of a mixture."""
 
 
 def refusal_reason(config: Mapping[str, Any]) -> str:
@@ -38,7 +37,7 @@ def refusal_reason(config: Mapping[str, Any]) -> str:
         return f"{what}, and graphs of PyTorch are made of text decoders and encoders only"
     if keeps_states(config):
         return f"{what} with layers that keep a state, of which no graph of PyTorch is made"
-    if any(isinstance(config.get(key), int) and config[key] > 1 for key in _EXPERTS):
+    if mixes_experts(config):
         return (
             f"{what} with a mixture of experts, of which a graph of PyTorch would run only those that its sample chose"
         )

@@ -11,13 +11,11 @@ import torch
 from slipway.errors import CheckpointValidationError, TorchGraphError
 from slipway.models.base_format import read_config
 from slipway.models.families import DECODER, Family, auto_model, described, family_of
-from slipway.models.model_facts import CannotBuildError, check_loadable
+from slipway.models.model_facts import CannotBuildError, check_loadable, most_tokens
 from slipway_torchscript.families import refusal_reason
 
 LONGEST_PROOF = 512
 """Longest text that the comparison with PyTorch runs."""
-_UNBOUNDED = 1 << 20
-_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ def open_source(folder: Path, *, dtype: torch.dtype, attention: str) -> Source:
         raise _invalid(folder, f"{type(error).__name__}: {error}") from error
     model = model.eval().requires_grad_(False)
     settings = model.config.get_text_config()
-    return Source(model, family, _positions(model, settings), _thresholds(settings))
+    return Source(model, family, most_tokens(model), _thresholds(settings))
 
 
 def unsupported(why: str, **about: object) -> TorchGraphError:
@@ -101,15 +99,6 @@ def _invalid(folder: Path, message: str) -> TorchGraphError:
         remedy="give a complete transformers model folder",
         about={"folder": folder.name},
     )
-
-
-def _positions(model: Any, settings: Any) -> int:
-    """Return the most tokens that a model takes; RoBERTa and its kin count positions from behind the padding token."""
-    found = (getattr(settings, name, None) for name in _LENGTHS)
-    longest = min((size for size in found if isinstance(size, int) and size > 0), default=_UNBOUNDED)
-    learned = next((each for name, each in model.named_modules() if name.endswith("position_embeddings")), None)
-    offset = getattr(learned, "padding_idx", None)
-    return longest if offset is None else longest - offset - 1
 
 
 def _thresholds(settings: Any) -> tuple[int, ...]:

@@ -185,6 +185,8 @@ _STATES = (
     *("rescale_every", "slstm_at", "inference_state_dtype", "number_of_conv_states"),
 )
 """Settings of a decoder that keeps states beside, or instead of, keys and values of attention."""
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""Settings with the number of experts of a mixture."""
 _STATE_LAYERS = ("conv", "hybrid", "linear_attention", "mamba", "recurrent")
 
 
@@ -252,6 +254,11 @@ def keeps_states(config: Mapping[str, Any]) -> bool:
     kinds = config.get("layer_types")
     keeps = isinstance(kinds, list) and any(str(kind).startswith(_STATE_LAYERS) for kind in kinds)
     return keeps or any(config.get(key) is not None for key in _STATES)
+
+
+def mixes_experts(config: Mapping[str, Any]) -> bool:
+    """Return whether a model has layers of several experts, of which each token takes a few."""
+    return any(isinstance(config.get(key), int) and config[key] > 1 for key in _EXPERTS)
 
 
 def described(config: Mapping[str, Any]) -> str:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _BESIDE_WEIGHTS = 1 << 26
 """Values of a model that need not be stored, such as the head that it was trained without; 256 MiB in float32."""
+_LENGTHS = ("max_position_embeddings", "max_target_positions", "n_positions", "max_seq_len")
+_UNBOUNDED = 1 << 20
 _UNPACKED = ("F64", "F32", "F16", "BF16")
 _SMALLEST_BITS = 2
 """Of a weight that is stored packed."""
@@ -138,6 +140,16 @@ def check_loadable(folder: Path, model_class: Any, *, config: Mapping[str, Any] 
         raise CannotBuildError(
             f"its config.json describes a model of {described} values, and its files have {stored} at most"
         )
+
+
+def most_tokens(model: PreTrainedModel) -> int:
+    """Return the most tokens that a model takes; RoBERTa and its kin count positions from behind the padding token."""
+    config = model.config.get_text_config()
+    found = (getattr(config, name, None) for name in _LENGTHS)
+    longest = min((size for size in found if isinstance(size, int) and size > 0), default=_UNBOUNDED)
+    learned = next((each for name, each in model.named_modules() if name.endswith("position_embeddings")), None)
+    offset = getattr(learned, "padding_idx", None)
+    return longest if offset is None else longest - int(offset) - 1
 
 
 def _most_values(tensor: TensorInfo) -> int:

@@ -64,6 +64,7 @@ CASES = (
     Case("torch_export", ("torch_export", "torch_export-bf16"), {"formats.torch_export.quantization": "bf16"}),
     Case("openvino", ("openvino", "openvino-int8"), {"formats.openvino.quantization": "int8"}, ("openvino", "openvino_tokenizers")),
     Case("executorch", ("executorch", "executorch-8da4w"), {"formats.executorch.quantization": "8da4w"}, ("executorch",)),
+    Case("coreml", ("coreml", "coreml-int8"), {"formats.coreml.quantization": "int8"}, ("coremltools",)),
 )  # fmt: skip
 
 
