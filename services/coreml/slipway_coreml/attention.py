@@ -24,8 +24,9 @@ _HARMLESS = (
     "use_cache",
     "output_attentions",
     "deterministic",
+    "token_type_ids",
 )
-"""Arguments that the mask or the cache has already answered."""
+"""Arguments that the mask or the cache has already answered, or that no attention reads."""
 
 
 def use_core_attention(model: Any) -> None:

@@ -184,7 +184,9 @@ def _errors(value: torch.Tensor, constant: Any) -> _Errors:
     found, step = found.reshape(wanted.shape), np.broadcast_to(step, found.shape).reshape(wanted.shape)
     # Of integers, the scale and the product with it are rounded to half precision too.
     single = constant.outputs[0].dtype is types.fp32
-    half = np.maximum(np.abs(wanted) * (_SINGLE if single else _HALF), _LEAST if single else _TINY) * (3 if rounded else 1)
+    half = np.maximum(np.abs(wanted) * (_SINGLE if single else _HALF), _LEAST if single else _TINY) * (
+        3 if rounded else 1
+    )
     off = np.abs(found - wanted) / (step / 2 + half * _MARGIN)
     place = int(np.argmax(off)) if off.size else 0
     worst = float(off.flat[place]) if off.size else 0.0

@@ -17,7 +17,7 @@ class TracedConstants:
     """Weights of a trace, and what its operations compute from weights alone.
 
     Attributes:
-        weights: Values of the weights that the trace uses, by name of its input.
+        weights: Values of the weights that the trace uses, by name of its input; single numbers, which a converter folds, are left out.
         computed: Values of operations on weights alone, by name.
     """
 
@@ -35,7 +35,10 @@ class TracedConstants:
         self.weights = {
             name: stored[source].detach()
             for name, source in named.items()
-            if source not in changed and _users(nodes[name]) and stored[source].is_floating_point()
+            if source not in changed
+            and _users(nodes[name])
+            and stored[source].is_floating_point()
+            and stored[source].numel() > 1
         }
         self.computed: dict[str, torch.Tensor] = {}
         known: dict[Any, torch.Tensor] = {nodes[name]: value for name, value in self.weights.items()}

@@ -12,6 +12,7 @@ from slipway.errors import CoreMLExportError
 from slipway.files.regular_file import sha256_of
 from slipway.models.families import DECODER
 from slipway.models.model_files import CONFIG, copy_companions
+from slipway.models.pytorch.linear_layers import use_linear_layers
 from slipway.models.pytorch.static_cache import StaticDecoder
 from slipway.models.pytorch.text_model import TextModel, open_text_model
 from slipway.models.pytorch.text_reader import TextReader, has_token_types
@@ -44,6 +45,7 @@ def export_model(folder: Path, target: Path, params: CoremlParams, ctx: Context)
     _progress(ctx, "loading")
     source = open_text_model(folder, refusal_reason, title="Core ML", error=CoreMLExportError)
     use_core_attention(source.model)
+    use_linear_layers(source.model)
     length = min(params.max_length, source.positions)
     if length < params.max_length:
         ctx.log.info(f"the model takes {length} tokens, fewer than the {params.max_length} of max_length")
@@ -116,6 +118,7 @@ def _module(
         pooling = read_pooling(folder)
     except UnknownPoolingError as error:
         ctx.warn(f"the package gives no sentence embedding: {error}")
+    source.model.config.use_cache = False  # a decoder with a head for classes would return one
     types = has_token_types(source.model.config)
     facts = {
         "inputs": ["input_ids", "attention_mask", *(["token_type_ids"] if types else [])],

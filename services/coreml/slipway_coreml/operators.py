@@ -23,6 +23,14 @@ def alias(context: Any, node: Any) -> None:
     context.add(Builder.identity(x=_get_inputs(context, node)[0], name=node.name))
 
 
+@register_torch_op(torch_alias=["where.scalarother"])
+def where_number(context: Any, node: Any) -> None:
+    """Choose between values and a number."""
+    chosen, values, number = _get_inputs(context, node, expected=3)
+    values, number = promote_input_dtypes([values, number])
+    context.add(Builder.select(cond=chosen, a=values, b=number, name=node.name))
+
+
 @register_torch_op
 def index_copy(context: Any, node: Any) -> None:
     """Write the tokens of a call into the cache, as one slice: their places are in a row.
