@@ -7,7 +7,9 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-MANIFEST = "Manifest.json"
+import coremltools as ct
+
+MANIFEST, SPEC = "Manifest.json", Path("Data", "com.apple.CoreML", "model.mlmodel")
 _HANDLES = "executorch_debug_handle_mapping.json"
 """A file for debuggers that no one has asked for, outside the manifest."""
 _DATE = "com.github.apple.coremltools.conversion_date"
@@ -20,6 +22,9 @@ def write_package(model: Any, package: Path) -> None:
         del metadata[_DATE]
     model.save(str(package))
     (package / _HANDLES).unlink(missing_ok=True)
+    spec = package / SPEC
+    # The library writes maps in the order of this process.
+    spec.write_bytes(ct.utils.load_spec(str(package)).SerializeToString(deterministic=True))
     manifest = package / MANIFEST
     read = json.loads(manifest.read_text(encoding="utf-8"))
     entries = read["itemInfoEntries"]
