@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,7 +52,6 @@ def convert(traced: Any, outputs: Sequence[str], precision: Precision) -> Any:
 
     Buffers that the trace writes become states.
     """
-    logging.getLogger("coremltools").setLevel(logging.ERROR)
     halves = precision == "float16"
     return ct.convert(
         traced,
