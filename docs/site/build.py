@@ -34,8 +34,15 @@ REFERENCE: Mapping[str, tuple[str, ...]] = {
             "QuantizationError",
         ),
         *("FormatExportError", "ONNXExportError", "TracerWarningError", "UnorderedMapError", "TensorRTBuildError"),
-        *("OpenVinoExportError", "ExecutorchExportError", "LiteRtExportError", "AdapterExportError"),
-        *("GGUFExportError", "TorchGraphError"),
+        *(
+            "OpenVinoExportError",
+            "ExecutorchExportError",
+            "LiteRtExportError",
+            "CoreMLExportError",
+            "AdapterExportError",
+            "GGUFExportError",
+            "TorchGraphError",
+        ),
         *("ValidationError", "ArtifactError", "StageError", "ServiceError"),
     ),
 }

@@ -15,6 +15,7 @@
     │   ├── OpenVinoExportError
     │   ├── ExecutorchExportError
     │   ├── LiteRtExportError
+    │   ├── CoreMLExportError
     │   ├── AdapterExportError      the adapter cannot be delivered beside its base
     │   ├── GGUFExportError
     │   └── TorchGraphError
@@ -158,6 +159,12 @@ class LiteRtExportError(FormatExportError):
     default_reason = "LITERT_CONVERSION_FAILED"
 
 
+class CoreMLExportError(FormatExportError):
+    """No package for Core ML can be made of the model, or it is not what the model is."""
+
+    default_reason = "COREML_EXPORT_FAILED"
+
+
 class AdapterExportError(FormatExportError):
     """The adapter cannot be delivered beside its base."""
 
@@ -216,6 +223,7 @@ ERROR_TYPES: Mapping[str, type[ModelExportError]] = {
         OpenVinoExportError,
         ExecutorchExportError,
         LiteRtExportError,
+        CoreMLExportError,
         AdapterExportError,
         GGUFExportError,
         TorchGraphError,

@@ -172,6 +172,10 @@ REASONS: Mapping[str, Reason] = {
     "LITERT_CONVERSION_FAILED": Reason(
         _C.UNSUPPORTED, "torch cannot trace the model, or LiteRT's converter does not take its graph"
     ),
+    "COREML_EXPORT_FAILED": Reason(
+        _C.UNSUPPORTED, "torch cannot trace the model, or coremltools cannot convert its graph"
+    ),
+    "COREML_INVALID": Reason(_C.UNSUPPORTED, "the Core ML package that was written differs from the model"),
     "ADAPTER_NOT_SERVABLE": Reason(
         _C.UNSUPPORTED,
         "runtimes refuse this adapter beside its base, or would compute something else; a merged model has all of it",

@@ -99,6 +99,7 @@ def test_all_holds_every_extra_but_those_for_gpus_and_development_and_what_pins_
     extras = set(PROJECT["optional-dependencies"])
     assert extras - held == {
         "all",
+        "coreml",
         "dev",
         "docs",
         "executorch",
@@ -162,13 +163,17 @@ def test_a_cache_is_looked_after_unless_exports_ran_here(light: LightInstall, tm
 def test_doctor_says_what_each_stage_lacks(light: LightInstall) -> None:
     told = light.run("doctor", "--json").json
     stages = {stage["name"]: stage for stage in told["stages"]}
-    extras = {name: name for name in ("adapter", "executorch", "gguf", "litert", "merge", "openvino", "torchscript")}
+    extras = {
+        name: name for name in ("adapter", "coreml", "executorch", "gguf", "litert", "merge", "openvino", "torchscript")
+    }
     for name, extra in {**extras, "torch_export": "torchscript", "importance": "quantize"}.items():
         assert stages[name]["available"] is False
         assert f"pip install 'slipway[{extra}]'" in stages[name]["missing"]
     formats = {each["name"]: each for each in told["formats"]}
     for name in (
         "adapter",
+        "coreml",
+        "coreml-<level>",
         "executorch",
         "executorch-<level>",
         "gguf",

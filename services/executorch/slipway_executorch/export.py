@@ -13,13 +13,14 @@ from slipway.files.json_documents import read_json_object
 from slipway.files.regular_file import sha256_of
 from slipway.models.families import DECODER
 from slipway.models.model_files import CONFIG, GENERATION_CONFIG, copy_companions
+from slipway.models.pytorch.static_cache import StaticDecoder
+from slipway.models.pytorch.text_model import TextModel
+from slipway.models.pytorch.text_reader import TextReader, has_token_types
 from slipway.models.sentences.files import UnknownPoolingError, read_pooling
 from slipway.models.sentences.pooling import SENTENCE_EMBEDDING
 from slipway.stage import Context, installed_version
-from slipway_executorch.decoder import StaticDecoder
-from slipway_executorch.encoder import TextReader, has_token_types
 from slipway_executorch.files import DESCRIPTION, PROGRAM
-from slipway_executorch.loading import Source, open_source
+from slipway_executorch.loading import open_source
 from slipway_executorch.lowering import Lowered, lower, trace
 from slipway_executorch.params import LEVEL, ExecutorchParams
 from slipway_executorch.quantization import round_weights
@@ -72,7 +73,7 @@ def export_model(folder: Path, target: Path, params: ExecutorchParams, ctx: Cont
 
 
 def _module(
-    source: Source, folder: Path, length: int, call_length: int, ctx: Context
+    source: TextModel, folder: Path, length: int, call_length: int, ctx: Context
 ) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...], dict[str, Any]]:
     """Return what is traced, sample inputs, and facts for the description."""
     tokens = min(_SAMPLE, call_length)
@@ -134,7 +135,7 @@ def _statistics(lowered: Lowered) -> dict[str, Any]:
     }
 
 
-def _failed(source: Source, error: Exception) -> ExecutorchExportError:
+def _failed(source: TextModel, error: Exception) -> ExecutorchExportError:
     said = " ".join((str(error).strip() or type(error).__name__).split())[:_LONGEST_MESSAGE]
     name = type(source.model).__name__
     return ExecutorchExportError(

@@ -5,39 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from slipway.models.families import (
-    DECODER,
-    FEATURE_EXTRACTION,
-    MASKED_LANGUAGE_MODEL,
-    QUESTION_ANSWERING,
-    SEQUENCE_CLASSIFIER,
-    TOKEN_CLASSIFIER,
-    described,
-    family_of,
-    keeps_states,
-    onnx_instead,
-    mixes_experts,
-    takes_more_than_text,
-)
+from slipway.models.text_models import TEXT_FAMILIES, why_no_text_graph
 
-TAKEN = (
-    DECODER,
-    SEQUENCE_CLASSIFIER,
-    TOKEN_CLASSIFIER,
-    QUESTION_ANSWERING,
-    MASKED_LANGUAGE_MODEL,
-    FEATURE_EXTRACTION,
-)
+TAKEN = TEXT_FAMILIES
 """Families that are exported."""
 
 
 def refusal_reason(config: Mapping[str, Any]) -> str:
     """Return why no program is made of a model with this ``config.json``; empty if one is."""
-    what = f"the model is of the kind {described(config)}"
-    if family_of(config) not in TAKEN or takes_more_than_text(config):
-        return f"{what}, and ExecuTorch programs are made of text decoders and encoders only{onnx_instead(config)}"
-    if keeps_states(config):
-        return f"{what} with layers that keep a state, of which no ExecuTorch program is made"
-    if mixes_experts(config):
-        return f"{what} with a mixture of experts, of which no ExecuTorch program is made"
-    return ""
+    return why_no_text_graph(config, "ExecuTorch program")

@@ -6,8 +6,9 @@ import math
 from typing import Any
 
 import torch
-import transformers
 from transformers.activations import GELUTanh
+
+from slipway.models.pytorch.linear_layers import use_linear_layers
 
 
 class TanhGelu(torch.nn.Module):
@@ -20,13 +21,12 @@ class TanhGelu(torch.nn.Module):
 
 
 def replace_layers(model: Any) -> None:
-    """Replace GELUs by tanh, and GPT-2's layers, which store (in, out), by linear ones: only those are rounded and fused."""
+    """Replace GELUs by tanh, and GPT-2's layers by linear ones: only those are rounded and fused."""
+    use_linear_layers(model)
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
             if isinstance(layer, GELUTanh) or (isinstance(layer, torch.nn.GELU) and layer.approximate == "tanh"):
                 setattr(parent, name, TanhGelu())
-            if isinstance(layer, transformers.pytorch_utils.Conv1D):
-                setattr(parent, name, _as_linear(layer))
 
 
 def check_gelus(graph: torch.fx.GraphModule) -> None:
@@ -38,11 +38,3 @@ def check_gelus(graph: torch.fx.GraphModule) -> None:
     for node in graph.graph.nodes:
         if node.target is torch.ops.aten.gelu.default and node.kwargs.get("approximate", "none") != "none":
             raise ValueError("it computes GELU by tanh within its code, which XNNPACK would compute as the exact one")
-
-
-def _as_linear(layer: Any) -> torch.nn.Linear:
-    given, made = layer.weight.shape
-    linear = torch.nn.Linear(given, made, device="meta")
-    linear.weight = torch.nn.Parameter(layer.weight.t().contiguous(), requires_grad=False)
-    linear.bias = layer.bias
-    return linear

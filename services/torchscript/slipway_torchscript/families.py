@@ -15,8 +15,8 @@ from slipway.models.families import (
     described,
     family_of,
     keeps_states,
-    onnx_instead,
     mixes_experts,
+    onnx_instead,
     takes_more_than_text,
 )
 

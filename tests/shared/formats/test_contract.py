@@ -53,7 +53,7 @@ def test_what_a_format_names_is_there(each: Format[Any]) -> None:
         try:
             assert hasattr(import_module(module), attribute)
         except ImportError as error:
-            assert error.name in {"tensorrt", "tensorrt_rtx", "executorch", "ai_edge_litert"}
+            assert error.name in {"tensorrt", "tensorrt_rtx", "executorch", "coremltools", "ai_edge_litert"}
 
 
 @pytest.mark.parametrize(

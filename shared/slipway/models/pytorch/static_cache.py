@@ -52,7 +52,7 @@ class Slots(CacheLayerMixin):
 
 
 class StaticDecoder(torch.nn.Module):
-    """A decoder in the form that ExecuTorch's runners call: ``forward(tokens, places)``."""
+    """A decoder in the form that runtimes with a cache of their own call: ``forward(tokens, places)``."""
 
     def __init__(self, model: Any, length: int) -> None:
         """Wrap a model; its attention is chosen before.

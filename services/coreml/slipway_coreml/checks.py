@@ -1,0 +1,227 @@
+"""Read a written package back, and compare its interface and every weight with the program that it was converted from.
+
+Core ML runs on Apple's systems only, so nothing here says what the package computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import coremltools as ct
+import numpy as np
+import torch
+from coremltools.converters.mil.frontend.milproto.load import load as load_program
+from coremltools.converters.mil.mil import types
+from coremltools.proto import FeatureTypes_pb2
+
+from slipway.errors import CoreMLExportError
+from slipway_coreml.constants import TracedConstants
+from slipway_coreml.conversion import TARGET
+from slipway_coreml.params import Precision
+
+_WEIGHTS = Path("Data", "com.apple.CoreML", "weights")
+_SUFFIXES = ("_to_fp16", "_cast_fp16", "_quantized", "_palettized")
+_HALF, _SINGLE = 2.0**-11, 2.0**-22
+"""Largest relative error of half precision; of single precision, for what is computed from several weights."""
+_TINY, _LEAST = 2.0**-25, 2.0**-149
+"""Largest error of numbers that are too small for the full width of half precision, and of single precision."""
+_MARGIN = 1.001
+_SHIFTED = "constexpr_blockwise_shift_scale"
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The interface that a package shall have.
+
+    Attributes:
+        inputs: Names of inputs, in order.
+        outputs: Names of outputs, in order.
+        states: Shapes of states by name.
+        call_length: Most tokens of a call.
+        precision: Type of the outputs.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    states: Mapping[str, tuple[int, ...]]
+    call_length: int
+    precision: Precision
+
+
+def check_package(package: Path, traced: Any, expected: Expected) -> dict[str, Any]:
+    """Check a package's interface and weights; return facts about them.
+
+    Raises:
+        CoreMLExportError: ``COREML_INVALID``: they are not those of the traced program.
+    """
+    spec = ct.utils.load_spec(str(package))
+    _check_interface(spec, expected)
+    program = load_program(spec, spec.specificationVersion, str(package / _WEIGHTS))
+    operations = [each for function in program.functions.values() for each in function.operations]
+    written = _Written(operations)
+    constants = TracedConstants(traced)
+    for name, value in constants.weights.items():
+        written.check(name, value, constants)
+    return {
+        "specification_version": spec.specificationVersion,
+        "operations": sum(not each.op_type.startswith("const") for each in operations),
+        "weights_checked": len(constants.weights),
+        "rounded_weights": len(written.rounded),
+        "largest_weight_error": round(written.worst, 3),
+    }
+
+
+def _check_interface(spec: Any, expected: Expected) -> None:
+    described = spec.description
+    if spec.specificationVersion != TARGET.value or spec.WhichOneof("Type") != "mlProgram":
+        raise _invalid(
+            f"it is a {spec.WhichOneof('Type')} of version {spec.specificationVersion}, and not a program of {TARGET.name}"
+        )
+    kinds = FeatureTypes_pb2.ArrayFeatureType
+    number = kinds.FLOAT16 if expected.precision == "float16" else kinds.FLOAT32
+    inputs = {each.name: each.type.multiArrayType for each in described.input}
+    outputs = {each.name: each.type.multiArrayType.dataType for each in described.output}
+    states = {each.name: each.type.stateType.arrayType for each in described.state}
+    if tuple(inputs) != expected.inputs or any(each.dataType != kinds.INT32 for each in inputs.values()):
+        raise _invalid(f"its inputs are {', '.join(inputs)}, and not the integers {', '.join(expected.inputs)}")
+    for name, array in inputs.items():
+        ranges = [(each.lowerBound, each.upperBound) for each in array.shapeRange.sizeRanges]
+        if ranges[-1:] != [(1, expected.call_length)] or any(each != (1, 1) for each in ranges[:-1]):
+            raise _invalid(f"its input {name} has sizes {ranges}, and not 1 to {expected.call_length} tokens")
+    if tuple(outputs) != expected.outputs or any(each != number for each in outputs.values()):
+        raise _invalid(
+            f"its outputs are {', '.join(outputs)}, and not {', '.join(expected.outputs)} in {expected.precision}"
+        )
+    if {name: tuple(each.shape) for name, each in states.items()} != dict(expected.states):
+        raise _invalid(
+            f"its states are {', '.join(states) or 'none'}, and not {', '.join(expected.states) or 'none'} in the model's shapes"
+        )
+    if any(each.dataType != kinds.FLOAT16 for each in states.values()):
+        raise _invalid("its states are not of float16")
+
+
+class _Written:
+    """The constants of a package.
+
+    Attributes:
+        rounded: Names of weights that are integers.
+        worst: Largest error of a weight, in units of what rounding to its type explains.
+    """
+
+    def __init__(self, operations: list[Any]) -> None:
+        self._constants = {
+            _plain(each.outputs[0].name): each for each in operations if each.op_type.startswith("const")
+        }
+        self._operations = {_plain(each.name): each for each in operations}
+        self.rounded: set[str] = set()
+        self.worst = 0.0
+
+    def check(self, name: str, value: torch.Tensor, constants: TracedConstants) -> None:
+        """Check that a weight is there: by its name, in the operations that take it, or in what is computed from it alone.
+
+        Raises:
+            CoreMLExportError: It is not there, or has other values.
+        """
+        there = name in self._constants
+        if there:
+            self._accept(name, _errors(value, self._constants[name]))
+        for user in constants.users(name):
+            if user in constants.computed:
+                if user in self._constants:
+                    self._accept(user, _errors(constants.computed[user], self._constants[user]))
+                elif not there:
+                    self.check(user, constants.computed[user], constants)
+                continue
+            taken = [_errors(value, each) for each in self._inputs(user) if _fits(each, value)]
+            if taken:  # an operation may take several constants of the same size, such as a norm's weight and bias
+                self._accept(name, min(taken, key=lambda each: each.worst))
+            elif not there:
+                raise _invalid(f"it lacks the weight {name}, which {user} takes")
+
+    def _inputs(self, name: str) -> list[Any]:
+        """Return the constants that an operation takes."""
+        operation = self._operations.get(name)
+        given = operation.inputs.values() if operation is not None else ()
+        return [
+            each.op for each in given if getattr(each, "op", None) is not None and each.op.op_type.startswith("const")
+        ]
+
+    def _accept(self, name: str, found: _Errors) -> None:
+        if not found.worst <= 1:
+            raise _invalid(f"its weight {name} {found.sentence}")
+        self.worst = max(self.worst, found.worst)
+        if found.rounded:
+            self.rounded.add(name)
+
+
+@dataclass(frozen=True)
+class _Errors:
+    """How far a constant is from a weight.
+
+    Attributes:
+        worst: Largest error, in units of what rounding to its type explains.
+        sentence: What is wrong if that is more than 1, behind "its weight NAME".
+        rounded: Whether it is stored as integers.
+    """
+
+    worst: float
+    sentence: str
+    rounded: bool
+
+
+def _errors(value: torch.Tensor, constant: Any) -> _Errors:
+    found, step = _value_and_step(constant)
+    rounded = constant.op_type == _SHIFTED
+    wanted = value.double().numpy()
+    if found.shape != wanted.shape and found.T.shape == wanted.shape:
+        found, step = found.T, step.T
+    if found.size != wanted.size:
+        return _Errors(float("inf"), f"has the shape {found.shape}, and not {wanted.shape}", rounded)
+    found, step = found.reshape(wanted.shape), np.broadcast_to(step, found.shape).reshape(wanted.shape)
+    # Of integers, the scale and the product with it are rounded to half precision too.
+    single = constant.outputs[0].dtype is types.fp32
+    half = np.maximum(np.abs(wanted) * (_SINGLE if single else _HALF), _LEAST if single else _TINY) * (
+        3 if rounded else 1
+    )
+    off = np.abs(found - wanted) / (step / 2 + half * _MARGIN)
+    place = int(np.argmax(off)) if off.size else 0
+    worst = float(off.flat[place]) if off.size else 0.0
+    shown = f"is {found.flat[place]:.6g} where the model has {wanted.flat[place]:.6g}" if off.size else ""
+    return _Errors(
+        float("inf") if np.isnan(worst) else worst, f"{shown}, {worst:.1f} times as far as rounding explains", rounded
+    )
+
+
+def _plain(name: str) -> str:
+    """Return the name that an operation of the trace had."""
+    for suffix in (*_SUFFIXES, *_SUFFIXES):
+        name = name.removesuffix(suffix)
+    return name
+
+
+def _fits(constant: Any, value: torch.Tensor) -> bool:
+    return int(np.prod(constant.outputs[0].shape)) == value.numel() > 1
+
+
+def _value_and_step(constant: Any) -> tuple[Array, Array]:
+    """Return a constant's values, and the step between two values of its integers; 0 for floats."""
+    if constant.op_type == _SHIFTED:
+        found = np.asarray(constant.materialized_val_inference(), dtype=np.float64)
+        scale = np.asarray(constant.scale.val, dtype=np.float64)
+        for axis, (many, few) in enumerate(zip(found.shape, scale.shape, strict=True)):
+            scale = np.repeat(scale, many // few, axis=axis)
+        return found, scale
+    found = np.asarray(constant.outputs[0].val, dtype=np.float64)
+    return found, np.zeros(())
+
+
+def _invalid(fault: str) -> CoreMLExportError:
+    return CoreMLExportError(
+        f"the package that coremltools {ct.__version__} wrote is not what the model is: {fault}",
+        reason="COREML_INVALID",
+        remedy="leave the Core ML format out for this model, or use another version of coremltools",
+    )

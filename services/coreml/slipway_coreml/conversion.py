@@ -1,0 +1,77 @@
+"""Trace a module, and convert the trace to a Core ML program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import coremltools as ct
+import numpy as np
+import torch
+
+from slipway_coreml import operators  # noqa: F401 - registers translations
+from slipway_coreml.params import Precision
+
+TARGET = ct.target.iOS18
+"""The oldest systems that run it: iOS 18 and macOS 15, the first with states and weights of 4 bits in groups."""
+TOKENS = "tokens"
+_STEEP = ("cos", "sin", "rsqrt")
+"""Operators whose arguments half precision spoils: the angle of a late place, and the mean of squares beyond 65,504."""
+_WIDE = (
+    "add",
+    "mul",
+    "pow",
+    "square",
+    "reduce_mean",
+    "matmul",
+    "cast",
+    "expand_dims",
+    "transpose",
+    "reshape",
+    "concat",
+)
+"""Operators before them that are computed in float32 too."""
+_STEPS = 8
+
+
+def trace(module: torch.nn.Module, sample: tuple[torch.Tensor, ...], most: int) -> Any:
+    """Return torch's program of a module whose inputs have 1 to ``most`` tokens on their last axis."""
+    axis = torch.export.Dim(TOKENS, min=1, max=most)
+    shapes = tuple({value.dim() - 1: axis} for value in sample)
+    with torch.no_grad():
+        traced = torch.export.export(module, sample, dynamic_shapes=shapes, strict=False)
+        program = traced.run_decompositions({})
+    for node in program.graph.nodes:
+        if node.target is torch.ops.aten.__and__.Tensor and node.meta["val"].dtype is torch.bool:
+            node.target = torch.ops.aten.logical_and.default  # the name that coremltools knows
+    return program
+
+
+def convert(traced: Any, outputs: Sequence[str], precision: Precision) -> Any:
+    """Return the Core ML model of a trace, with outputs of these names.
+
+    Buffers that the trace writes become states.
+    """
+    halves = precision == "float16"
+    return ct.convert(
+        traced,
+        convert_to="mlprogram",
+        minimum_deployment_target=TARGET,
+        compute_precision=ct.transform.FP16ComputePrecision(in_half) if halves else ct.precision.FLOAT32,
+        outputs=[ct.TensorType(name=name, dtype=np.float16 if halves else np.float32) for name in outputs],
+        skip_model_load=True,
+    )
+
+
+def in_half(operation: Any) -> bool:
+    """Return whether an operation may be computed in half precision: not if its result goes into a steep one."""
+    return not _leads_to_steep(operation, _STEPS)
+
+
+def _leads_to_steep(operation: Any, steps: int) -> bool:
+    if operation.op_type in _STEEP:
+        return True
+    if not steps or operation.op_type not in _WIDE:
+        return False
+    uses = [use for output in operation.outputs for use in output.child_ops]
+    return bool(uses) and all(_leads_to_steep(use, steps - 1) for use in uses)

@@ -1,0 +1,149 @@
+"""The work of the stage: load, trace, prove, convert, round, write, and read back what was written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slipway.errors import CoreMLExportError
+from slipway.files.regular_file import sha256_of
+from slipway.models.families import DECODER
+from slipway.models.model_files import CONFIG, copy_companions
+from slipway.models.pytorch.linear_layers import use_linear_layers
+from slipway.models.pytorch.static_cache import StaticDecoder
+from slipway.models.pytorch.text_model import TextModel, open_text_model
+from slipway.models.pytorch.text_reader import TextReader, has_token_types
+from slipway.models.sentences.files import UnknownPoolingError, read_pooling
+from slipway.models.sentences.pooling import SENTENCE_EMBEDDING
+from slipway.stage import Context, installed_version
+from slipway_coreml.attention import use_core_attention
+from slipway_coreml.checks import Expected, check_package
+from slipway_coreml.conversion import convert, trace
+from slipway_coreml.families import refusal_reason
+from slipway_coreml.levels import round_weights
+from slipway_coreml.package import write_package
+from slipway_coreml.params import CoremlParams
+from slipway_coreml.proof import check_program
+
+PACKAGE, DESCRIPTION = "model.mlpackage", "coreml.json"
+LIBRARIES = ("coremltools", "torch", "transformers")
+_SAMPLE = 3
+_STEPS = ("loading", "tracing", "comparing", "converting", "writing", "checking")
+_LONGEST_MESSAGE = 500
+
+
+def export_model(folder: Path, target: Path, params: CoremlParams, ctx: Context) -> None:
+    """Write ``model.mlpackage``, ``coreml.json`` and the model's other files into the empty folder ``target``.
+
+    Raises:
+        CoreMLExportError: With the reasons that the README lists.
+    """
+    torch.set_num_threads(ctx.threads)
+    _progress(ctx, "loading")
+    source = open_text_model(folder, refusal_reason, title="Core ML", error=CoreMLExportError)
+    use_core_attention(source.model)
+    use_linear_layers(source.model)
+    length = min(params.max_length, source.positions)
+    if length < params.max_length:
+        ctx.log.info(f"the model takes {length} tokens, fewer than the {params.max_length} of max_length")
+    try:
+        module, sample, facts = _module(source, folder, length, min(params.call_length, length), ctx)
+        _progress(ctx, "tracing")
+        traced = trace(module, sample, facts["call_length"])
+        _progress(ctx, "comparing")
+        off = check_program(traced, source, length=length, call_length=facts["call_length"])
+        _progress(ctx, "converting")
+        converted = convert(traced, facts["outputs"], params.precision)
+        if params.level != "none":
+            converted = round_weights(converted, params.level, params.group_size)
+    except MemoryError:
+        raise
+    except Exception as error:  # torch.export and coremltools raise errors of any class
+        raise _failed(source, error) from error
+    _progress(ctx, "writing")
+    package = target / PACKAGE
+    write_package(converted, package)
+    copy_companions(folder, target)
+    _progress(ctx, "checking")
+    expected = Expected(
+        inputs=tuple(facts["inputs"]),
+        outputs=tuple(facts["outputs"]),
+        states={name: tuple(each.shape) for name, each in module.named_buffers() if name in facts["states"]},
+        call_length=facts["call_length"],
+        precision=params.precision,
+    )
+    checked = check_package(package, traced, expected)
+    files = sorted(path for path in package.rglob("*") if path.is_file())
+    described = {
+        "precision": params.precision if params.level == "none" else params.level,
+        "compute_precision": params.precision,
+        **({"group_size": params.group_size} if params.level == "int4" else {}),
+        **facts,
+        "traced_difference": off,
+        **checked,
+        "size_bytes": sum(path.stat().st_size for path in files),
+        "sha256": {path.relative_to(package).as_posix(): _digest(path, ctx) for path in files},
+        "libraries": {name: installed_version(name) for name in LIBRARIES},
+    }
+    (target / DESCRIPTION).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+    ctx.record(**described)
+
+
+def _progress(ctx: Context, step: str) -> None:
+    ctx.check_cancelled()
+    ctx.progress(step, done=_STEPS.index(step), total=len(_STEPS), unit="steps")
+
+
+def _module(
+    source: TextModel, folder: Path, length: int, call_length: int, ctx: Context
+) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...], dict[str, Any]]:
+    """Return what is traced, sample inputs, and facts for the description."""
+    tokens = min(_SAMPLE, call_length)
+    ids = torch.zeros(1, tokens, dtype=torch.int64)
+    if source.family is DECODER:
+        decoder = StaticDecoder(source.model, length)
+        facts = {
+            "inputs": ["input_ids", "cache_position"],
+            "outputs": ["logits"],
+            "states": [f"{kind}_{layer}" for layer in range(decoder.layers) for kind in ("keys", "values")],
+            "max_length": length,
+            "call_length": call_length,
+        }
+        return decoder, (ids, torch.arange(tokens)), facts
+    pooling = None
+    try:
+        pooling = read_pooling(folder)
+    except UnknownPoolingError as error:
+        ctx.warn(f"the package gives no sentence embedding: {error}")
+    source.model.config.use_cache = False  # a decoder with a head for classes would return one
+    types = has_token_types(source.model.config)
+    facts = {
+        "inputs": ["input_ids", "attention_mask", *(["token_type_ids"] if types else [])],
+        "outputs": [*source.family.outputs, *([SENTENCE_EMBEDDING] if pooling else [])],
+        "states": [],
+        "max_length": length,
+        "call_length": length,
+    }
+    sample = (ids, torch.ones_like(ids), *([torch.zeros_like(ids)] if types else []))
+    return TextReader(source.model, source.family, pooling), sample, facts
+
+
+def _failed(source: TextModel, error: Exception) -> CoreMLExportError:
+    said = " ".join((str(error).strip() or type(error).__name__).split())[:_LONGEST_MESSAGE]
+    name = type(source.model).__name__
+    return CoreMLExportError(
+        f"{name} cannot be converted for Core ML: {type(error).__name__}: {said}",
+        reason="COREML_EXPORT_FAILED",
+        remedy="leave the Core ML format out for this model",
+        about={"architecture": name, "file": CONFIG},
+    )
+
+
+def _digest(path: Path, ctx: Context) -> str:
+    ctx.check_cancelled()
+    found = sha256_of(path)
+    ctx.digest(path, found)
+    return found

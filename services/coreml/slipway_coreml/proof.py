@@ -1,0 +1,77 @@
+"""Prove the traced program, which is what is converted, against the model with transformers' own attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from slipway.models.families import DECODER
+from slipway.models.pytorch.text_model import TextModel
+from slipway.models.pytorch.text_reader import has_token_types
+
+LIMIT = 1e-4
+"""Largest difference, relative to the largest result; both compute in float32."""
+_LONGEST = 96
+_SEED = 5
+
+
+def check_program(traced: Any, source: TextModel, *, length: int, call_length: int) -> float:
+    """Return the largest difference of a program's results, relative to the largest result.
+
+    A decoder is called with several numbers of tokens in turn, and then with another text over the cache of the first; other models with several
+    lengths, and with padding.
+
+    Raises:
+        ValueError: It is more than :data:`LIMIT`.
+    """
+    program = traced.module()
+    if source.model._can_set_attn_implementation():
+        source.model.set_attn_implementation("eager")
+    draw = torch.Generator().manual_seed(_SEED)
+    size = int(source.model.config.get_text_config().vocab_size)
+    with torch.no_grad():
+        worst = max(
+            _decoded(program, source.model, tokens, call_length)
+            if source.family is DECODER
+            else _read(program, source, tokens)
+            for tokens in (
+                torch.randint(0, size, (1, many), generator=draw)
+                for many in dict.fromkeys(min(many, length) for many in (_LONGEST, 7, 1))
+            )
+        )
+    if not worst <= LIMIT:
+        raise ValueError(f"the traced program's results are off by {worst:.1e} of the largest one")
+    return worst
+
+
+def _decoded(program: Any, model: Any, tokens: torch.Tensor, most: int) -> float:
+    wanted = model(input_ids=tokens, use_cache=False).logits
+    parts, place, many = [], 0, most
+    while place < tokens.shape[1]:
+        ids = tokens[:, place : place + many]
+        parts.append(program(ids, torch.arange(place, place + ids.shape[1])))
+        place, many = place + ids.shape[1], 1 if many > 1 else max(1, most // 2)
+    return _difference(torch.cat(parts, dim=1), wanted)
+
+
+def _read(program: Any, source: TextModel, tokens: torch.Tensor) -> float:
+    mask = torch.ones_like(tokens)
+    mask[:, tokens.shape[1] - tokens.shape[1] // 3 :] = 0
+    worst = 0.0
+    for each in (torch.ones_like(tokens), mask):
+        wanted = source.model(input_ids=tokens, attention_mask=each)
+        types = (torch.zeros_like(tokens),) if has_token_types(source.model.config) else ()
+        found = program(tokens, each, *types)
+        for name, value in zip(source.family.outputs, found, strict=False):
+            whole = getattr(wanted, name)
+            real = each[0].bool()
+            by_token = whole.dim() > 1 and whole.shape[1] == tokens.shape[1]
+            worst = max(worst, _difference(value[:, real], whole[:, real]) if by_token else _difference(value, whole))
+    return worst
+
+
+def _difference(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    if found.shape != wanted.shape or not bool(torch.isfinite(found).all()):
+        return float("inf")
+    return float((found - wanted).abs().max() / wanted.abs().max().clamp(min=1.0))

@@ -1,0 +1,40 @@
+"""The coreml stage: convert a merged PyTorch model to a package for Core ML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from slipway.stage import Context, Effort, Stage
+from slipway_coreml.families import refusal_reason
+from slipway_coreml.params import CoremlParams
+
+
+def run(inputs: Mapping[str, Path], params: CoremlParams, ctx: Context) -> dict[str, Path]:
+    """Write ``inputs["pytorch"]`` as ``model.mlpackage``; the README describes the output folder.
+
+    Raises:
+        slipway.errors.CoreMLExportError: With the reasons that the README lists.
+    """
+    from slipway_coreml.export import export_model
+
+    target = ctx.workdir / "coreml"
+    target.mkdir()
+    export_model(inputs["pytorch"], target, params, ctx)
+    return {"coreml": target}
+
+
+STAGE = Stage(
+    name="coreml",
+    version=1,
+    inputs=("pytorch",),
+    outputs=("coreml",),
+    params=CoremlParams,
+    run=run,
+    libraries=("coremltools", "torch", "transformers"),
+    effort=Effort(seconds=15.0, seconds_per_gb=40.0),
+    output_bytes=lambda params, size: size.at_level(str(params.get("level", "none"))) + 4 * size.largest,
+    model_memory=8.0,
+    refuses=lambda _, config: refusal_reason(config),
+    recovery=Path(__file__).with_name("recovery.yaml"),
+)
