@@ -20,8 +20,7 @@ from slipway.formats import (
     Runtime,
     Usage,
 )
-from slipway.models.families import FAMILIES
-from slipway.models.text_models import TEXT_FAMILIES
+from slipway.models.families import FAMILIES, TEXT_FAMILIES
 
 PROGRAM_BYTES = 4 << 20
 """Size of a program's instructions, without weights."""

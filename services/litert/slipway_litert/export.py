@@ -12,13 +12,14 @@ from slipway.errors import LiteRtExportError
 from slipway.files.regular_file import sha256_of
 from slipway.models.families import DECODER
 from slipway.models.model_files import CONFIG, copy_companions
+from slipway.models.pytorch.text_model import TextModel
 from slipway.models.sentences.files import UnknownPoolingError, read_pooling
 from slipway.stage import Context, installed_version
 from slipway_litert.conversion import Sample, convert, round_weights
 from slipway_litert.decoder import StaticDecoder
 from slipway_litert.encoder import TextReader
 from slipway_litert.files import DECODE, DESCRIPTION, PREFILL, PROGRAM, TEXT, text_lengths
-from slipway_litert.loading import Source, open_source
+from slipway_litert.loading import open_source
 from slipway_litert.params import LEVEL, LitertParams
 from slipway_litert.parity import LIMIT, failed, largest_difference
 from slipway_litert.program import Program
@@ -75,7 +76,9 @@ def export_model(folder: Path, target: Path, params: LitertParams, ctx: Context)
     ctx.record(**described)
 
 
-def _module(source: Source, folder: Path, length: int, call_length: int, ctx: Context) -> tuple[Any, dict[str, Sample]]:
+def _module(
+    source: TextModel, folder: Path, length: int, call_length: int, ctx: Context
+) -> tuple[Any, dict[str, Sample]]:
     """Return what is converted, and sample inputs for each signature."""
     if source.family is DECODER:
         decoder = StaticDecoder(source.model, length)
@@ -89,7 +92,7 @@ def _module(source: Source, folder: Path, length: int, call_length: int, ctx: Co
     return reader, {f"{TEXT}{size}": reader.sample(size) for size in text_lengths(length)}
 
 
-def _proven(source: Source, module: torch.nn.Module, file: Path, ctx: Context) -> dict[str, float]:
+def _proven(source: TextModel, module: torch.nn.Module, file: Path, ctx: Context) -> dict[str, float]:
     """Return how far the float32 program is from PyTorch.
 
     Raises:
@@ -106,7 +109,7 @@ def _proven(source: Source, module: torch.nn.Module, file: Path, ctx: Context) -
     return found
 
 
-def _rounded(source: Source, module: torch.nn.Module, plain: Path, program: Path, ctx: Context) -> dict[str, float]:
+def _rounded(source: TextModel, module: torch.nn.Module, plain: Path, program: Path, ctx: Context) -> dict[str, float]:
     """Write the program with rounded weights; return how far it is from PyTorch, which validation judges."""
     try:
         round_weights(plain, program)
@@ -120,7 +123,7 @@ def _rounded(source: Source, module: torch.nn.Module, plain: Path, program: Path
     return largest_difference(source, module, program, threads=ctx.threads)
 
 
-def _conversion_failed(source: Source, error: Exception) -> LiteRtExportError:
+def _conversion_failed(source: TextModel, error: Exception) -> LiteRtExportError:
     said = " ".join((str(error).strip() or type(error).__name__).split())[:_LONGEST_MESSAGE]
     name = type(source.model).__name__
     return LiteRtExportError(

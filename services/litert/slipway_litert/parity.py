@@ -13,9 +13,10 @@ import torch
 
 from slipway.errors import LiteRtExportError
 from slipway.models.families import DECODER
+from slipway.models.pytorch.text_model import TextModel
 from slipway_litert.attention import use_own_attention
 from slipway_litert.files import TEXT, text_lengths
-from slipway_litert.loading import Source
+from slipway_litert.loading import padding_of
 from slipway_litert.program import Array, BadProgramError, DecoderProgram, Program, TextProgram
 
 LIMIT = 1e-4
@@ -25,7 +26,7 @@ _LONGEST = 512
 _STEPS = 3
 
 
-def largest_difference(source: Source, module: torch.nn.Module, file: Path, *, threads: int) -> dict[str, float]:
+def largest_difference(source: TextModel, module: torch.nn.Module, file: Path, *, threads: int) -> dict[str, float]:
     """Return the largest difference to the module that was converted by case, as a share of the largest result and of 1.
 
     PyTorch computes with transformers' own attention, not with the one that was converted.
@@ -56,7 +57,7 @@ def failed(what: str, **about: object) -> LiteRtExportError:
 Pairs = list[tuple[Array, Array]]
 
 
-def _texts(source: Source, program: DecoderProgram) -> Iterator[tuple[str, Pairs]]:
+def _texts(source: TextModel, program: DecoderProgram) -> Iterator[tuple[str, Pairs]]:
     """Compare logits of a text in two calls, and of another one with what the first left in the cache."""
     window = getattr(source.model.config.get_text_config(), "sliding_window", None)
     beyond = (window if isinstance(window, int) else 0) + program.call_length + _STEPS
@@ -75,9 +76,9 @@ def _texts(source: Source, program: DecoderProgram) -> Iterator[tuple[str, Pairs
         yield f"{name} of {size} tokens", pairs
 
 
-def _rows(source: Source, module: torch.nn.Module, program: Program) -> Iterator[tuple[str, Pairs]]:
+def _rows(source: TextModel, module: torch.nn.Module, program: Program) -> Iterator[tuple[str, Pairs]]:
     """Compare a text that fills a signature, and a shorter one, for each signature."""
-    reader = TextProgram(program, source.family, padding=source.padding)
+    reader = TextProgram(program, source.family, padding=padding_of(source))
     sizes = [size for size in text_lengths(reader.longest) if f"{TEXT}{size}" in program.shapes]
     for size in sorted({length for each in sizes for length in (each, max(1, each - _STEPS))}):
         ids = np.array(_tokens(source, size, seed=size))
@@ -94,10 +95,11 @@ def _rows(source: Source, module: torch.nn.Module, program: Program) -> Iterator
         )
 
 
-def _tokens(source: Source, count: int, *, seed: int) -> list[int]:
+def _tokens(source: TextModel, count: int, *, seed: int) -> list[int]:
     vocabulary = int(source.model.config.get_text_config().vocab_size)
     ids = np.random.default_rng(seed).integers(min(3, vocabulary - 1), vocabulary, count)
-    return [int(each) if each != source.padding else (source.padding + 1) % vocabulary for each in ids]
+    padding = padding_of(source)
+    return [int(each) if each != padding else (padding + 1) % vocabulary for each in ids]
 
 
 def _difference(one: Array, other: Array) -> float:

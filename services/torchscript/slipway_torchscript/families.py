@@ -12,11 +12,11 @@ from slipway.models.families import (
     QUESTION_ANSWERING,
     SEQUENCE_CLASSIFIER,
     TOKEN_CLASSIFIER,
+    alternative,
     described,
     family_of,
     keeps_states,
     mixes_experts,
-    onnx_instead,
     takes_more_than_text,
 )
 
@@ -35,7 +35,7 @@ def refusal_reason(config: Mapping[str, Any]) -> str:
     """Return why no graph is made of a model with this ``config.json``; empty if one is."""
     what = f"the model is of the kind {described(config)}"
     if family_of(config) not in TAKEN or takes_more_than_text(config) or config.get("is_encoder_decoder"):
-        return f"{what}, and graphs of PyTorch are made of text decoders and encoders only{onnx_instead(config)}"
+        return f"{what}, and graphs of PyTorch are made of text decoders and encoders only{alternative(config)}"
     if keeps_states(config):
         return f"{what} with layers that keep a state, of which no graph of PyTorch is made"
     if mixes_experts(config):

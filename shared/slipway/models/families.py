@@ -119,6 +119,15 @@ FEATURE_EXTRACTION = Family(
     unused=("pooler.",),
 )
 
+TEXT_FAMILIES = (
+    DECODER,
+    SEQUENCE_CLASSIFIER,
+    TOKEN_CLASSIFIER,
+    QUESTION_ANSWERING,
+    MASKED_LANGUAGE_MODEL,
+    FEATURE_EXTRACTION,
+)
+"""Families of models that can be one graph that takes a text."""
 FAMILIES: tuple[Family, ...] = (
     DECODER,
     ENCODER_DECODER,
@@ -270,9 +279,28 @@ def described(config: Mapping[str, Any]) -> str:
     return f"{family.name} ({name})" if family else name
 
 
-def onnx_instead(config: Mapping[str, Any]) -> str:
+def alternative(config: Mapping[str, Any]) -> str:
     """Return the end of a refusal that names the alternative for a model with a separate encoder; empty for any other."""
-    return "; the format onnx takes it" if family_of(config) in (ENCODER_DECODER, SPEECH) else ""
+    return "; ONNX takes it" if family_of(config) in (ENCODER_DECODER, SPEECH) else ""
+
+
+def why_no_text_graph(config: Mapping[str, Any], product: str) -> str:
+    """Return why a format makes nothing of a model with this ``config.json``; empty if it does.
+
+    It does of models that are one graph that takes a text: without experts, and without layers that keep a state.
+
+    Args:
+        config: The model's configuration.
+        product: Name of what the format makes, such as ``ExecuTorch program``.
+    """
+    what = f"the model is of the kind {described(config)}"
+    if family_of(config) not in TEXT_FAMILIES or takes_more_than_text(config):
+        return f"{what}, and {product}s are made of text decoders and encoders only{alternative(config)}"
+    if keeps_states(config):
+        return f"{what} with layers that keep a state, of which no {product} is made"
+    if mixes_experts(config):
+        return f"{what} with a mixture of experts, of which no {product} is made"
+    return ""
 
 
 def model_class(config: Mapping[str, Any]) -> str:

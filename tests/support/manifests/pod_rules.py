@@ -7,7 +7,8 @@ import tomllib
 from collections.abc import Callable, Iterator
 from functools import cache
 
-from slipway.registry import IMPORT
+from slipway.registry import IMPORT, plays
+from slipway.stage import Role
 from support.manifests.overlay import (
     CERTIFICATE_KEYS,
     EXTERNAL_SECRETS,
@@ -78,7 +79,8 @@ def built_images() -> dict[str, tuple[str, ...]]:
 
 def every_stage(cluster: Cluster) -> Iterator[str]:
     served = {stage for one in cluster.workers() for stage in stages_of(one)}
-    yield from (f"no worker runs the stage {stage}" for stage in sorted(_services_by_stage().keys() - served))
+    planned = {stage for stage in _services_by_stage() if not plays(stage, Role.CONVERSION)}
+    yield from (f"no worker runs the stage {stage}" for stage in sorted(planned - served))
 
 
 def resources(cluster: Cluster) -> Iterator[str]:
