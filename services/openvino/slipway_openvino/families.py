@@ -12,9 +12,9 @@ from slipway.models.families import (
     QUESTION_ANSWERING,
     SEQUENCE_CLASSIFIER,
     TOKEN_CLASSIFIER,
+    alternative,
     described,
     family_of,
-    onnx_instead,
 )
 
 FAMILIES = (
@@ -33,4 +33,4 @@ def refusal_reason(config: Mapping[str, Any]) -> str:
     if family_of(config) in FAMILIES:
         return ""
     known = ", ".join(family.name for family in FAMILIES)
-    return f"the model is not one of the families that become an IR ({known}), but {described(config)}{onnx_instead(config)}"
+    return f"the model is not one of the families that become an IR ({known}), but {described(config)}{alternative(config)}"

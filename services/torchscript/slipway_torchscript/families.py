@@ -12,10 +12,10 @@ from slipway.models.families import (
     QUESTION_ANSWERING,
     SEQUENCE_CLASSIFIER,
     TOKEN_CLASSIFIER,
+    alternative,
     described,
     family_of,
     keeps_states,
-    onnx_instead,
     takes_more_than_text,
 )
 
@@ -36,7 +36,7 @@ def refusal_reason(config: Mapping[str, Any]) -> str:
     """Return why no graph is made of a model with this ``config.json``; empty if one is."""
     what = f"the model is of the kind {described(config)}"
     if family_of(config) not in TAKEN or takes_more_than_text(config) or config.get("is_encoder_decoder"):
-        return f"{what}, and graphs of PyTorch are made of text decoders and encoders only{onnx_instead(config)}"
+        return f"{what}, and graphs of PyTorch are made of text decoders and encoders only{alternative(config)}"
     if keeps_states(config):
         return f"{what} with layers that keep a state, of which no graph of PyTorch is made"
     if any(isinstance(config.get(key), int) and config[key] > 1 for key in _EXPERTS):

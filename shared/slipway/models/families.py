@@ -263,9 +263,9 @@ def described(config: Mapping[str, Any]) -> str:
     return f"{family.name} ({name})" if family else name
 
 
-def onnx_instead(config: Mapping[str, Any]) -> str:
+def alternative(config: Mapping[str, Any]) -> str:
     """Return the end of a refusal that names the alternative for a model with a separate encoder; empty for any other."""
-    return "; the format onnx takes it" if family_of(config) in (ENCODER_DECODER, SPEECH) else ""
+    return "; ONNX takes it" if family_of(config) in (ENCODER_DECODER, SPEECH) else ""
 
 
 def model_class(config: Mapping[str, Any]) -> str:

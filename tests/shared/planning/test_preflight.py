@@ -223,7 +223,7 @@ def test_formats_without_encoder_decoders_name_one_that_takes_them(
     assert [check for check, _ in found] == [f"stage: {stage}"]
     assert found[0][1].startswith("not run: ")
     assert kind in found[0][1]
-    assert found[0][1].endswith("; the format onnx takes it")
+    assert found[0][1].endswith("; ONNX takes it")
 
 
 @pytest.mark.parametrize(
