@@ -13,7 +13,8 @@ from slipway.configuration import (
 from slipway.configuration.sections import CombinationConfiguration
 from slipway.formats.registry import formats
 from slipway.planning.plan import plan
-from slipway.registry import stage_names
+from slipway.registry import plays, stage_names
+from slipway.stage import Role
 from support.commands.configurations import CANONICAL, loaded, problems, write
 
 
@@ -143,13 +144,18 @@ def test_the_levels_of_limits_are_the_stage_s() -> None:
 
 
 def test_stages_with_timeouts_are_those_that_are_planned() -> None:
+    levels = {"pytorch": ["int8"], "gguf": ["q4_k_m"]}
     everything = ExportConfiguration(
         combination=CombinationConfiguration(adapters=("other",)),
-        formats={name: {"enabled": True} for name in formats()},
-        optimization=OptimizationConfiguration(quantization=("int8",), method="gptq"),
+        formats={
+            name: {"enabled": True} | ({"quantization": levels[name]} if name in levels else {}) for name in formats()
+        },
+        optimization=OptimizationConfiguration(method="gptq", calibration="text"),
     )
-    tasks = plan(everything, {"base", "adapter", "adapter-02"}, source_formats={"base": "gptq"})
-    assert {task.stage for task in tasks} == set(stage_names())
+    inputs = {"base", "adapter", "adapter-02", "calibration"}
+    tasks = plan(everything, inputs, source_formats={"base": "gptq"})
+    others = {name for name in stage_names() if plays(name, Role.CONVERSION)}  # of a command of their own
+    assert {task.stage for task in tasks} == set(stage_names()) - others
 
 
 def test_adapters_to_combine_are_paths_from_the_files_folder(tmp_path: Path) -> None:
