@@ -164,6 +164,7 @@ REASONS: Mapping[str, Reason] = {
     "GGUF_TOKENIZER_UNSUPPORTED": Reason(
         _C.UNSUPPORTED, "llama.cpp cannot read text as the tokenizer of this model does"
     ),
+    "TENSORRT_PROFILE_INVALID": Reason(_C.UNSUPPORTED, "the ranges of a TensorRT engine do not fit the model"),
     "TENSORRT_BUILD_FAILED": Reason(_C.UNSUPPORTED, "TensorRT could not build an engine for this model"),
     "OPENVINO_CONVERSION_FAILED": Reason(_C.UNSUPPORTED, "OpenVINO cannot read the graph of this model"),
     "EXECUTORCH_EXPORT_FAILED": Reason(

@@ -57,8 +57,10 @@ def plan_profile(
         positions: Number of the model's positions; sequence and past are each limited to it.
 
     Raises:
-        TensorRTBuildError: ``TENSORRT_BUILD_FAILED`` for a dynamic axis of unknown meaning.
+        TensorRTBuildError: ``TENSORRT_PROFILE_INVALID`` if the ranges begin beyond the positions or leave out the size of
+            a fixed axis, ``TENSORRT_BUILD_FAILED`` for a dynamic axis of unknown meaning.
     """
+    _check_positions(params, positions)
     points = {
         which: _Point(
             batch=getattr(params.batch, which),
@@ -67,10 +69,38 @@ def plan_profile(
         )
         for which in ("min", "opt", "max")
     }
+    _check_fixed_axes(inputs, points["min"], points["max"])
     return {
         name: InputProfile(**{which: _shape(name, shape, point) for which, point in points.items()})
         for name, shape in inputs.items()
     }
+
+
+def _check_positions(params: TensorRTBuildParams, positions: int) -> None:
+    smallest = params.sequence.min + params.past.min
+    if smallest > positions:
+        raise TensorRTBuildError(
+            f"the smallest call has {smallest} tokens ({params.sequence.min} of sequence, {params.past.min} of past), "
+            f"and the model has {positions} positions",
+            reason="TENSORRT_PROFILE_INVALID",
+            remedy="lower the smallest sequence or past",
+            about={"tokens": smallest, "positions": positions},
+        )
+
+
+def _check_fixed_axes(inputs: Mapping[str, Sequence[int]], smallest: _Point, largest: _Point) -> None:
+    """Refuse a graph with a fixed axis outside its range: the engine would take none of the sizes asked for."""
+    for name, declared in inputs.items():
+        for index, size in enumerate(declared):
+            low, high = smallest.axis(name, index), largest.axis(name, index)
+            if size >= 0 and low is not None and high is not None and not low <= size <= high:
+                raise TensorRTBuildError(
+                    f"axis {index} of input {name!r} {tuple(declared)} is not dynamic: its size is {size}, "
+                    f"and the range asked for is {low} to {high}",
+                    reason="TENSORRT_PROFILE_INVALID",
+                    remedy="export the graph with dynamic axes, or ask for a range with its size",
+                    about={"input": name, "axis": index, "size": size},
+                )
 
 
 def _shape(name: str, declared: Sequence[int], point: _Point) -> Shape:

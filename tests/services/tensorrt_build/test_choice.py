@@ -122,3 +122,21 @@ def test_fixed_axes_stay_and_unknown_dynamic_axes_are_named() -> None:
     with pytest.raises(TensorRTBuildError) as caught:
         plan_profile({"pixel_values": (-1, 3, -1, -1)}, TensorRTBuildParams(), positions=4096)
     assert caught.value.about == {"input": "pixel_values", "axis": "2"}
+
+
+def test_ranges_outside_the_positions_or_a_fixed_axis_are_refused() -> None:
+    mask = {"attention_mask": (-1, -1), "past_key_values.0.key": (-1, 2, -1, 8)}
+    late = TensorRTBuildParams(sequence=Range(min=2, opt=64, max=64), past=Range(min=15, opt=64, max=64))
+    plan_profile(mask, late, positions=17)  # the smallest call just fits
+    with pytest.raises(TensorRTBuildError, match="smallest call has 17 tokens") as caught:
+        plan_profile(mask, late, positions=16)
+    assert caught.value.reason == "TENSORRT_PROFILE_INVALID"
+
+    rows = TensorRTBuildParams(batch=Range(min=2, opt=2, max=4))
+    for size in (2, 4):
+        plan_profile({"input_ids": (size, -1)}, rows, positions=4096)
+    for size in (1, 5):
+        with pytest.raises(TensorRTBuildError, match="is not dynamic") as caught:
+            plan_profile({"input_ids": (size, -1)}, rows, positions=4096)
+        assert caught.value.reason == "TENSORRT_PROFILE_INVALID"
+        assert caught.value.about == {"input": "input_ids", "axis": "0", "size": str(size)}
