@@ -23,6 +23,8 @@ FREE_SHARE = 0.1
 """Of a volume that nothing is planned for."""
 COMPANION_BYTES = 20_000_000
 LOGIT_BYTES = 2 << 30
+OTHER_FORMATS = ("gguf", "adapter", "torchscript", "executorch", "litert", "coreml")
+"""Formats that are made of the merged model, each by a worker of its own, unquantized."""
 GIB = 1 << 30
 
 BASE = Path(__file__).parents[1] / "k8s" / "base"
@@ -91,6 +93,8 @@ def needs(size: ModelSize) -> dict[str, Need]:
         "quantize": (single, task_bytes(half, size), "quantize"),
         "onnx-export": (stored, task_bytes(_task("onnx_export"), size), "onnx_export"),
         "tensorrt-build": (single, task_bytes(_task("tensorrt_build"), size), "tensorrt_build"),
+        **{name: (stored, task_bytes(_task(name, name), size), name) for name in OTHER_FORMATS},
+        "openvino": (single, task_bytes(_task("openvino", "openvino"), size), "openvino"),
         "validate": (outputs, LOGIT_BYTES, "validate"),
     }
     return {
@@ -141,12 +145,12 @@ HEAD = """# Sizes
 What one task of a stage reads and writes on the scratch volume, and the memory it takes, for three models. **Computed**, not measured: from the
 shapes in their `config.json`, by the estimate that `slipway export --plan` shows for a model of your own. They are upper bounds:
 
-- *reads* and *writes* are weights in 16 bits, ONNX and engines in 32, int8 as 1.25 bytes a weight. `quantize` is shown for its
+- *reads* and *writes* are weights in 16 bits, ONNX, OpenVINO, programs and engines in 32, int8 as 1.25 bytes a weight. `quantize` is shown for its
   largest case (ONNX to fp16), `validate` for the base, `pytorch`, `onnx` and both as int8, with 2 GiB of logits; each further format adds its own size.
 - *volume* has room for both and a tenth more, in steps of 16 GiB. What a worker keeps of the bucket (`SLIPWAY_CACHE_SIZE`, half of the volume) gives way to the
   task that runs.
 - *memory* is the container's limit, in steps of 4 GiB: a worker gives a task 80 % of it. Stages that stream hold libraries and four float32 copies of the largest
-  tensor; `tensorrt_build` and the reference of `validate` are whole in float32.
+  tensor; `tensorrt_build`, `torchscript`, `executorch`, `litert`, `coreml` and the reference of `validate` are whole in float32.
 
 The components in `k8s/components/sizes` give each worker that much, or what `k8s/base` gives it where that is more.
 """
