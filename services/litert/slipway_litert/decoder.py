@@ -10,51 +10,26 @@ from typing import Any
 
 import torch
 from litert_torch.generative.custom_ops.dynamic_update_slice import dynamic_update_slice
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
+from transformers.cache_utils import Cache
 
+from slipway.models.pytorch.static_cache import Slots, keys_and_values, with_length
 from slipway_litert.files import KEYS, LOGITS, PLACES, TOKENS, VALUES
 
 Shape = tuple[int, ...]
 
 
-class Slots(CacheLayerMixin):
-    """Keys and values of one layer, (1, H, L, D).
-
-    All places are kept, also of a layer with a sliding window: its mask leaves the old ones out.
-    """
-
-    is_sliding = False
-
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor, places: torch.Tensor) -> None:
-        super().__init__()
-        self.keys, self.values, self._places = keys, values, places
-        self.is_initialized = True
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Do nothing: the memory is there from the start."""
+class PassedSlots(Slots):
+    """Keys and values of one layer, (1, H, L, D), which a call returns in place of writing them."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write keys and values of this call, which lie side by side; return those of all places."""
-        none = torch.zeros((), dtype=self._places.dtype)
-        start = [none, none, self._places[0], none]
+        none = torch.zeros((), dtype=self.places.dtype)
+        start = [none, none, self.places[0], none]
         self.keys = dynamic_update_slice(self.keys, key_states, start)
         self.values = dynamic_update_slice(self.values, value_states, start)
         return self.keys, self.values
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002 - the size is fixed
-        """Return the number of places and the first one."""
-        return self.get_max_length(), 0
-
-    def get_seq_length(self) -> Any:
-        """Return the number of tokens before this call, a tensor without axes."""
-        return self._places[0]
-
-    def get_max_length(self) -> int:
-        """Return the number of places."""
-        assert self.keys is not None
-        return self.keys.shape[2]
 
 
 class StaticDecoder(torch.nn.Module):
@@ -75,7 +50,7 @@ class StaticDecoder(torch.nn.Module):
     def forward(self, tokens: torch.Tensor, input_pos: torch.Tensor, **cache: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return logits (1, S, vocabulary) and the cache. tokens: (1, S); input_pos: (S), places in a row."""
         slots = [
-            Slots(cache[f"{KEYS}{layer}"], cache[f"{VALUES}{layer}"], input_pos)
+            PassedSlots(cache[f"{KEYS}{layer}"], cache[f"{VALUES}{layer}"], input_pos)
             for layer in range(len(self.shapes) // 2)
         ]
         found = self.model(
@@ -98,17 +73,9 @@ class StaticDecoder(torch.nn.Module):
 
 
 def _cache_shapes(model: Any, length: int) -> dict[str, Shape]:
-    """Return the shapes of keys and values by their names, which only the model's code knows."""
-    with torch.no_grad():
-        past = model(
-            input_ids=torch.zeros(1, 1, dtype=torch.int64), past_key_values=DynamicCache(), use_cache=True
-        ).past_key_values
-    layers = list(past.layers)
-    odd = next((layer for layer in layers if not isinstance(layer, DynamicLayer) or layer.keys is None), None)
-    if odd is not None or not layers:
-        raise ValueError(f"its cache has a layer of the kind {type(odd).__name__}")
+    """Return the shapes of keys and values by their names."""
     return {
-        f"{name}{number}": (*part.shape[:2], length, part.shape[3])
-        for number, layer in enumerate(layers)
-        for name, part in ((KEYS, layer.keys), (VALUES, layer.values))
+        f"{name}{number}": with_length(part, length)
+        for number, (keys, values) in enumerate(keys_and_values(model))
+        for name, part in ((KEYS, keys), (VALUES, values))
     }

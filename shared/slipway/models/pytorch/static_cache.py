@@ -21,7 +21,7 @@ class Slots(CacheLayerMixin):
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor, places: torch.Tensor) -> None:
         super().__init__()
-        self.keys, self.values, self._places = keys, values, places
+        self.keys, self.values, self.places = keys, values, places
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -33,8 +33,8 @@ class Slots(CacheLayerMixin):
         """Write keys and values of this call at their places; return all of them."""
         assert self.keys is not None
         assert self.values is not None
-        self.keys.index_copy_(2, self._places, key_states)
-        self.values.index_copy_(2, self._places, value_states)
+        self.keys.index_copy_(2, self.places, key_states)
+        self.values.index_copy_(2, self.places, value_states)
         return self.keys, self.values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002 - the size is fixed
@@ -43,7 +43,7 @@ class Slots(CacheLayerMixin):
 
     def get_seq_length(self) -> Any:
         """Return the number of tokens before this call, a tensor without axes."""
-        return self._places[0]
+        return self.places[0]
 
     def get_max_length(self) -> int:
         """Return the number of places."""
@@ -65,10 +65,10 @@ class StaticDecoder(torch.nn.Module):
             raise ValueError("it takes no positions of tokens")
         self.model = model
         self.layers = 0
-        for keys, values in _shapes(model):
-            self.register_buffer(f"{KEYS}{self.layers}", keys.new_zeros(_with_length(keys, length)), persistent=False)
+        for keys, values in keys_and_values(model):
+            self.register_buffer(f"{KEYS}{self.layers}", keys.new_zeros(with_length(keys, length)), persistent=False)
             self.register_buffer(
-                f"{VALUES}{self.layers}", values.new_zeros(_with_length(values, length)), persistent=False
+                f"{VALUES}{self.layers}", values.new_zeros(with_length(values, length)), persistent=False
             )
             self.layers += 1
 
@@ -85,16 +85,21 @@ class StaticDecoder(torch.nn.Module):
         return logits
 
 
-def _shapes(model: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return the keys and values of one token in each layer, which only the model's code knows."""
+def keys_and_values(model: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the keys and values of one token in each layer, whose shapes only the model's code knows.
+
+    Raises:
+        ValueError: The model keeps something else.
+    """
     with torch.no_grad():
         past = model(input_ids=torch.zeros(1, 1, dtype=torch.int64), use_cache=True).past_key_values
     layers = list(past.layers)
     odd = next((layer for layer in layers if not isinstance(layer, DynamicLayer)), None)
-    if odd is not None:
+    if odd is not None or not layers:
         raise ValueError(f"its cache has a layer of the kind {type(odd).__name__}")
     return [(layer.keys, layer.values) for layer in layers]
 
 
-def _with_length(one: torch.Tensor, length: int) -> tuple[int, ...]:
+def with_length(one: torch.Tensor, length: int) -> tuple[int, ...]:
+    """Return the shape of keys or values, (1, heads, 1, width), with so many places."""
     return (*one.shape[:2], length, one.shape[3])
