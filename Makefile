@@ -76,8 +76,8 @@ bench-quantize: $(INSTALLED) ## Measure int4 against its peers (PEER_PYTHON=… 
 bench-quality: $(INSTALLED) ## Measure what calibrated int4 adds to three models (PEER_PYTHON=… adds auto-round, GENAI_PYTHON=… onnxruntime-genai)
 	$(BIN)/python tests/benchmarks/bench_quality.py $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON)) $(if $(GENAI_PYTHON),--genai-python $(GENAI_PYTHON))
 
-bench-proof: $(INSTALLED) ## Measure what validation costs, by effort (after make demo)
-	$(BIN)/python tests/benchmarks/bench_proof.py --sample demo
+bench-proof: $(INSTALLED) ## Measure what validation costs, by effort, and a whole export (after make demo)
+	$(BIN)/python tests/benchmarks/bench_proof.py --sample demo --whole
 
 bench-onnx: $(INSTALLED) ## Measure the ONNX export against its peers (PEER_PYTHON=… adds onnxruntime-genai's builder)
 	$(BIN)/python tests/benchmarks/bench_onnx.py $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON))

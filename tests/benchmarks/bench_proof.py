@@ -1,6 +1,6 @@
-"""What the proof of an export costs: the stages ``reference`` and ``validate`` alone, by effort.
+"""What the proof of an export costs: the stages ``reference`` and ``validate`` alone, by effort, and the whole export that they end.
 
-Usage: ``python tests/benchmarks/bench_proof.py [--shape 0.6b] [--sample DIR] [--efforts quick,standard] [--folder DIR]``. Outputs are pytorch, pytorch-int4, onnx and
+Usage: ``python tests/benchmarks/bench_proof.py --sample DIR [--shape 0.6b] [--efforts quick,standard] [--whole] [--folder DIR]``. Outputs are pytorch, pytorch-int4, onnx and
 onnx-int4 of a model of this shape with random bfloat16 weights, or of the trained sample. Printed and written to ``results/proof.json`` are, for each effort, wall time, core seconds, which other load
 changes less, and the peak of anonymous memory of all processes together. ``validate`` gets the reference that ``reference`` made.
 """
@@ -53,6 +53,23 @@ def prove(sources: dict[str, Path], made: dict[str, Path], root: Path, effort: s
     return found
 
 
+def export(sources: dict[str, Path], root: Path) -> Measured:
+    """Run ``slipway export`` of the same four outputs once, with an empty store."""
+    level = {"quantization": ["none", "int4"]}
+    settings = {
+        "checkpoint": {"path": str(sources["adapter"])},
+        "base_model": {"name": str(sources["base"])},
+        "optimization": {"method": "rtn"},
+        "formats": {"pytorch": level, "onnx": level},
+        "validation": {"heldout": str(sources["heldout"])} if "heldout" in sources else {},
+        "output": {"directory": str(root / "exported")},
+    }
+    file = root / "export.yaml"
+    file.write_text(json.dumps({"export": settings}))
+    environment = {"SLIPWAY_HOME": str(root / "home")}
+    return measure([BIN / "slipway", "export", "-c", file], environment=environment, accepted=(0, _NOT_PASSED))
+
+
 def main() -> None:
     """Make the model, measure, print and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -60,6 +77,7 @@ def main() -> None:
     parser.add_argument("--sample", type=Path, required=True, help="folder of make demo, with a tokenizer and a text")
     parser.add_argument("--trained", action="store_true", help="measure the sample itself")
     parser.add_argument("--efforts", default="quick,standard", help="efforts, separated by commas")
+    parser.add_argument("--whole", action="store_true", help="measure slipway export of the same outputs too")
     parser.add_argument("--folder", type=Path, help="where the model and outputs go; about 9 GB")
     arguments = parser.parse_args()
     trained = arguments.sample / "qwen3-base"
@@ -73,13 +91,16 @@ def main() -> None:
                 shutil.copy(trained / name, root / "base" / name)
         if (arguments.sample / "heldout").is_dir():
             sources["heldout"] = arguments.sample / "heldout"
-        made = outputs(sources["base"], sources["adapter"], root)
-        found: dict[str, float] = {}
-        for effort in arguments.efforts.split(","):
-            for stage, taken in prove(sources, made, root, effort).items():
-                found[f"{effort}_{stage}_seconds"] = taken.seconds
-                found[f"{effort}_{stage}_core_seconds"] = taken.core_seconds
-                found[f"{effort}_{stage}_peak_anonymous_mb"] = taken.peak_anonymous_bytes / 1e6
+        taken = {"export": export(sources, root)} if arguments.whole else {}
+        efforts = [effort for effort in arguments.efforts.split(",") if effort]
+        made = outputs(sources["base"], sources["adapter"], root) if efforts else {}
+        for effort in efforts:
+            taken |= {f"{effort}_{stage}": cost for stage, cost in prove(sources, made, root, effort).items()}
+    found: dict[str, float] = {}
+    for name, cost in taken.items():
+        found[f"{name}_seconds"] = cost.seconds
+        found[f"{name}_core_seconds"] = cost.core_seconds
+        found[f"{name}_peak_anonymous_mb"] = cost.peak_anonymous_bytes / 1e6
     for name, value in found.items():
         print(f"{name:44} {value:10.1f}")
     RESULTS.mkdir(exist_ok=True)

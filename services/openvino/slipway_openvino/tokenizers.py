@@ -13,6 +13,7 @@ from slipway.texts import one_line, shortened
 from slipway.validation.hard_texts import CONVERSATIONS, TEXTS
 from slipway.validation.texts import TextKind
 from slipway_openvino.library import ov
+from slipway_openvino.names import number_nodes
 
 TOKENIZER, DETOKENIZER = "openvino_tokenizer.xml", "openvino_detokenizer.xml"
 COMPARED = sum(map(len, TEXTS.values()))
@@ -37,6 +38,7 @@ def write_tokenizer(folder: Path, ctx: Context) -> dict[str, Any]:
         for name, model in zip(
             (TOKENIZER, DETOKENIZER), convert_tokenizer(tokenizer, with_detokenizer=True), strict=True
         ):
+            number_nodes(model)
             ov.save_model(model, folder / name, compress_to_fp16=False)
         differing = compare(folder, tokenizer)
         why = "; ".join(

@@ -90,8 +90,10 @@ def test_s3_refuses_every_fifth_call(
 
 def test_a_frozen_worker_wakes_up_too_late(cluster: Cluster, expected: dict[str, Undisturbed]) -> None:
     cluster.all_back()
+    before = merges(cluster)
     with held(cluster, "merge"):
         name = cluster.create("frozen")
+        wait_for(lambda: merges(cluster) > before)  # a child gets its job after its start, from the worker
         frozen = wait_for(cluster.working)[0]
         children = wait_for(frozen.children)
         frozen.signal(signal.SIGSTOP)
@@ -245,6 +247,12 @@ def held(cluster: Cluster, stage: str) -> Iterator[None]:
         yield
     finally:
         hold.unlink()
+
+
+def merges(cluster: Cluster) -> int:
+    """Return how many runs of the merge have begun."""
+    runs = cluster.folder / "runs"
+    return runs.read_text().splitlines().count("merge") if runs.exists() else 0
 
 
 def running(export: export_pb2.Export) -> bool:

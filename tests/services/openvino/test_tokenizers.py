@@ -96,6 +96,18 @@ def test_tokens_and_texts_are_those_of_transformers(kind: str, tmp_path: Path) -
     assert (tmp_path / "openvino_tokenizer.xml").is_file()
 
 
+def test_a_tokenizer_is_written_with_the_same_bytes_again(tmp_path: Path) -> None:
+    """OpenVINO names nodes and ports by a counter of the process, which goes on between the two."""
+    written = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        save("GPT-2", tmp_path / name)
+        write_tokenizer(tmp_path / name, Context(workdir=tmp_path, log=logging.getLogger("test")))
+        written.append({file.name: file.read_bytes() for file in (tmp_path / name).glob("openvino_*")})
+    assert len(written[0]) == 4
+    assert written[0] == written[1]
+
+
 @pytest.mark.slow
 def test_a_wrong_pre_tokenizer_is_found_by_name(tmp_path: Path) -> None:
     """The folder's tokenizer splits digits one by one; the converted one does not."""

@@ -10,6 +10,7 @@ import http.client
 import itertools
 import os
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -242,12 +243,13 @@ class Cluster:
         return [member for member in self.running if member.children()]
 
     def all_back(self) -> None:
-        """Wait until all members run and one coordinator serves."""
+        """Wait until all members run, all coordinators listen, as a Service's ready pods do, and one of them serves."""
         members = [*self.coordinators, *self.running]
         wait_for(
             lambda: self.active() and all(m.process and m.process.poll() is None for m in members if m.wanted),
             seconds=120,
         )
+        wait_for(lambda: all(_listens(member) for member in self.coordinators if member.wanted), seconds=120)
 
     # Exports
 
@@ -309,6 +311,14 @@ class Cluster:
                         del ended[member.name]
                         member.start()
             self._active = next((member for member in self.coordinators if _is_active(member)), None)
+
+
+def _listens(member: Member) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", member.port), timeout=2).close()
+    except OSError:
+        return False
+    return True
 
 
 def _is_active(member: Member) -> bool:

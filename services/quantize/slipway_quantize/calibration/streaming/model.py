@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.initialization import no_init_weights
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
@@ -23,9 +22,6 @@ from slipway_quantize.calibration.streaming.layers import Layer, Rounding, Table
 from slipway_quantize.calibration.windows import Batch
 from slipway_quantize.reading.structure import find_linear_layers, model_config, require_family
 from slipway_quantize.reading.tensors import mapped, read_rows, read_tensors, require_finite
-
-_SHORT = 256
-"""Most tokens of a window whose attention is computed by plain products: faster than the fused kernel, which saves memory."""
 
 
 class StreamedModel:
@@ -196,9 +192,7 @@ class StreamedModel:
             inputs["attention_mask"] = batch.mask
         if batch.decoder is not None:
             inputs["decoder_input_ids"] = batch.decoder
-        short = batch.tokens.shape[1] <= _SHORT
-        with sdpa_kernel(SDPBackend.MATH) if short else nullcontext():
-            return self.model(**inputs)
+        return self.model(**inputs)
 
     def outputs(self, batch: Batch) -> Tensor:
         """Return what is compared of a batch, for each position: logits or hidden states. (positions, values)."""
