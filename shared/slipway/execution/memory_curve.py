@@ -22,29 +22,29 @@ class MemoryOverTime:
 
 
 class MemoryCurve:
-    """Collects measurements taken at equal intervals; joins neighbours whenever there are too many, so that no peak is lost.
+    """Collects measurements; joins neighbours whenever there are too many, so that no peak is lost.
 
     Args:
-        seconds: Time between two measurements.
+        seconds: Time that a sample stands for at first.
     """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._joined = 1
         self._samples: list[int] = []
-        self._last = 0
 
-    def add(self, memory_bytes: int) -> None:
-        """Add the next measurement."""
-        if self._last:
+    def add(self, memory_bytes: int, at_seconds: float) -> None:
+        """Add the measurement of a time since the start; times do not decrease, and need not be evenly spaced."""
+        while at_seconds >= self._seconds * MOST_SAMPLES:
+            self._samples = [max(self._samples[place : place + 2]) for place in range(0, len(self._samples), 2)]
+            self._seconds *= 2
+        place = int(at_seconds / self._seconds)
+        if place < len(self._samples):
             self._samples[-1] = max(self._samples[-1], memory_bytes)
-        else:
-            self._samples.append(memory_bytes)
-        self._last = (self._last + 1) % self._joined
-        if len(self._samples) == MOST_SAMPLES and not self._last:
-            self._samples = [max(self._samples[place : place + 2]) for place in range(0, MOST_SAMPLES, 2)]
-            self._joined *= 2
+            return
+        # Measurements that came late leave a gap; memory was likely what it was before.
+        before = self._samples[-1] if self._samples else memory_bytes
+        self._samples += [before] * (place - len(self._samples)) + [memory_bytes]
 
     def result(self) -> MemoryOverTime:
         """Return the curve so far."""
-        return MemoryOverTime(self._seconds * self._joined, tuple(self._samples))
+        return MemoryOverTime(self._seconds, tuple(self._samples))

@@ -183,12 +183,13 @@ class _Child:
 
     async def _memory(self) -> None:
         """Sample the memory of the child and its descendants, and warn when a limit is near."""
+        started = time.monotonic()
         while True:
             begin = time.thread_time()
             memory = tree_memory(self._process.pid)
             self._memory_bytes = memory.resident
             self._peak_bytes = max(self._peak_bytes, memory.peak)
-            self._curve.add(memory.resident)
+            self._curve.add(memory.resident, time.monotonic() - started)
             self._pressure.check(memory)
             await asyncio.sleep(max(_SAMPLE_SECONDS, (time.thread_time() - begin) / _SAMPLE_SHARE))
 
