@@ -8,6 +8,7 @@ from pathlib import Path
 
 from slipway.errors import AdapterExportError
 from slipway.models.adapters.pairs import Pair
+from slipway.models.adapters.saved import Saved
 from slipway.models.base_format import read_config
 from slipway.models.families import DECODER, family_of
 from slipway.models.model_facts import CannotBuildError, ModelFacts, model_facts
@@ -17,7 +18,6 @@ from slipway.texts import quoted
 from slipway_adapter.factors import differing
 from slipway_adapter.names import Modules
 from slipway_adapter.rules import refused
-from slipway_adapter.saved import Saved
 
 
 @dataclass(frozen=True, slots=True)

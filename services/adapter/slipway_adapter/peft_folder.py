@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from slipway.models.adapters.pairs import Pair
+from slipway.models.adapters.saved import Saved
 from slipway.models.model_files import ADAPTER_CONFIG, ADAPTER_PREFIX, ADAPTER_WEIGHTS
 from slipway.models.safetensors_layout import TensorSpec, plan_files
 from slipway.stage import Context
@@ -18,7 +19,6 @@ from slipway_adapter.companions import copy_tokenizer
 from slipway_adapter.factors import Form, common_form, normalized
 from slipway_adapter.params import AdapterParams
 from slipway_adapter.rules import check_rules, refused
-from slipway_adapter.saved import Saved
 
 _KEPT = ("base_model_name_or_path", "revision", "task_type", "peft_version")
 """Settings that say what the adapter is of."""

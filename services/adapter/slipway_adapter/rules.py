@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from slipway.errors import AdapterExportError
+from slipway.models.adapters.saved import Saved
 from slipway.texts import quoted
 from slipway_adapter.params import Target
-from slipway_adapter.saved import Saved
 
 VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values that vLLM's ``--max-lora-rank`` takes (``MaxLoRARanks`` in ``vllm/config/lora.py``)."""

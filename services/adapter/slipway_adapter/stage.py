@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from slipway.estimates import GRAPH_BYTES, ModelSize
+from slipway.models.adapters.saved import read_saved
 from slipway.stage import Context, Effort, Stage
 from slipway_adapter.params import AdapterParams
 from slipway_adapter.rules import check_rules
-from slipway_adapter.saved import read_saved
 
 
 def run(inputs: Mapping[str, Path], params: AdapterParams, ctx: Context) -> dict[str, Path]:

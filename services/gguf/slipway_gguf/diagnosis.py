@@ -10,10 +10,9 @@ import gguf
 import numpy as np
 
 from slipway.models.base_format import read_config
-from slipway.models.safetensors_file import read_weights
-from slipway_gguf.architectures.parameters import parameters_of
 from slipway_gguf.architectures.table import architecture_of
-from slipway_gguf.weights.tensors import EMBEDDING, HEAD, Planned, is_tied, plan_tensors
+from slipway_gguf.weights.planning import plan_file
+from slipway_gguf.weights.tensors import EMBEDDING, HEAD, Planned
 from slipway_gguf.weights.writing import float32_rows
 
 _ROWS = 8
@@ -32,14 +31,11 @@ def explain(folder: Path, merged: Path) -> str:
     Raises:
         GGUFExportError: The model has no place in a GGUF file.
     """
-    config = read_config(merged)
-    architecture = architecture_of(config)
-    if architecture is None:
+    if architecture_of(read_config(merged)) is None:
         return ""
     [file] = folder.glob("*.gguf")
-    weights, stored = read_weights(merged), {each.name: each for each in gguf.GGUFReader(file).tensors}
-    tied = is_tied(architecture, config, weights)
-    planned = plan_tensors(weights, parameters_of(architecture, config), tied=tied)
+    stored = {each.name: each for each in gguf.GGUFReader(file).tensors}
+    planned = plan_file(merged).tensors
     said = _missing(planned, stored)
     wrong = [each for each in planned if each.name in stored and _is_strange(each, stored[each.name])]
     turned = [each for each in wrong if _has_own_order(each, stored[each.name])]

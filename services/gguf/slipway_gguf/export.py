@@ -9,21 +9,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slipway.errors import GGUFExportError
-from slipway.models.base_format import read_config
 from slipway.models.model_files import copy_companions
-from slipway.models.safetensors_file import read_weights
 from slipway.stage import Context, installed_version
 from slipway_gguf import modelfile, vocabulary
-from slipway_gguf.architectures.parameters import Parameters, parameters_of
-from slipway_gguf.architectures.table import architecture_of, refusal_reason
+from slipway_gguf.architectures.parameters import Parameters
 from slipway_gguf.general import general_fields
 from slipway_gguf.levels import LEVELS, Level
 from slipway_gguf.params import GGUFParams
 from slipway_gguf.weights.checks import check_file
 from slipway_gguf.weights.importance import read_importance
 from slipway_gguf.weights.mixture import Sizes, stored_kind
-from slipway_gguf.weights.tensors import EMBEDDING, is_tied, plan_tensors
+from slipway_gguf.weights.planning import plan_file
+from slipway_gguf.weights.tensors import EMBEDDING
 from slipway_gguf.weights.writing import Written, write_file
 
 DESCRIPTION = "gguf.json"
@@ -37,23 +34,14 @@ def export_model(inputs: Mapping[str, Path], params: GGUFParams, ctx: Context) -
         GGUFExportError: With the reasons that the README lists.
     """
     started, model = time.monotonic(), inputs["pytorch"]
-    config, level = read_config(model), LEVELS[params.type]
-    found = architecture_of(config)
-    if found is None or refusal_reason(config):
-        raise GGUFExportError(
-            refusal_reason(config),
-            reason="FAMILY_UNSUPPORTED",
-            remedy="use another format for this model",
-            about={"model_type": str(config.get("model_type", ""))[:100]},
-        )
-    parameters, weights = parameters_of(found, config), read_weights(model)
+    level, planned = LEVELS[params.type], plan_file(model)
+    parameters, tied, tensors = planned.parameters, planned.tied, planned.tensors
+    found = parameters.architecture
     if parameters.window:
         ctx.warn(
             f"llama.cpp computes no sliding window for {found.classes[0]}: the file's context length is the window's, "
             f"{parameters.window} tokens, within which both are the same"
         )
-    tied = is_tied(found, config, weights)
-    tensors = plan_tensors(weights, parameters, tied=tied)
     rows = next(planned.shape[0] for planned in tensors if planned.name == EMBEDDING)
     sizes = Sizes(found.name, parameters.layers, parameters.heads, parameters.kv_heads, parameters.experts, tied)
     weighed = "importance" in inputs and level.weighs

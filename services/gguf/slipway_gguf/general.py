@@ -9,7 +9,7 @@ import gguf
 from slipway.stage import installed_version
 from slipway_gguf.levels import Level
 from slipway_gguf.metadata import Field
-from slipway_gguf.params import GGUFParams
+from slipway_gguf.params import GGUFParams, NamedParams
 from slipway_gguf.weights.tensors import Planned
 
 _KIND = gguf.GGUFValueType
@@ -29,11 +29,34 @@ def general_fields(
         experts: Number of experts; 0 for none.
         lineage: Digest of the artifact with the model; empty if it is not known.
     """
+    size = _size_label(tensors, experts=experts)
+    texts = _texts(architecture, gguf.GGUFType.MODEL, params, lineage, size=size)
+    numbers = {
+        "general.file_type": int(gguf.LlamaFileType[level.file_type]),
+        "general.quantization_version": gguf.GGML_QUANT_VERSION,
+    }
+    return _fields(texts, numbers, params)
+
+
+def adapter_fields(architecture: str, params: NamedParams, *, alpha: float, lineage: str) -> tuple[Field, ...]:
+    """Return the keys of an adapter's file.
+
+    Args:
+        architecture: GGUF's name of the base's architecture, which llama.cpp compares with that of the base's file.
+        params: Parameters of the stage.
+        alpha: The one alpha of all factors.
+        lineage: Digest of the artifact with the adapter; empty if it is not known.
+    """
+    texts = {**_texts(architecture, gguf.GGUFType.ADAPTER, params, lineage), "adapter.type": "lora"}
+    return (*_fields(texts, {}, params), Field("adapter.lora.alpha", alpha, _KIND.FLOAT32))
+
+
+def _texts(architecture: str, kind: str, params: NamedParams, lineage: str, *, size: str = "") -> dict[str, str]:
     texts = {
         "general.architecture": architecture,
-        "general.type": gguf.GGUFType.MODEL,
+        "general.type": kind,
         "general.name": params.name,
-        "general.size_label": _size_label(tensors, experts=experts),
+        "general.size_label": size,
         "general.quantized_by": f"slipway {installed_version('slipway')}".strip(),
         "slipway.lineage": lineage,
     }
@@ -44,11 +67,11 @@ def general_fields(
             "general.base_model.0.organization": organization,
             "general.base_model.0.repo_url": f"{_HUB}{params.base_model}",
         }
-    numbers = {
-        "general.file_type": int(gguf.LlamaFileType[level.file_type]),
-        "general.quantization_version": gguf.GGML_QUANT_VERSION,
-        **({"general.base_model.count": 1} if params.base_model else {}),
-    }
+    return texts
+
+
+def _fields(texts: dict[str, str], numbers: dict[str, int], params: NamedParams) -> tuple[Field, ...]:
+    numbers = {**numbers, **({"general.base_model.count": 1} if params.base_model else {})}
     return (
         *(Field(key, str(value), _KIND.STRING) for key, value in texts.items() if value),
         *(Field(key, value, _KIND.UINT32) for key, value in numbers.items()),

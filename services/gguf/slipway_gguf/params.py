@@ -20,10 +20,9 @@ def file_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("._-")[:80] or MODEL
 
 
-class GGUFParams(StageParams):
-    """Parameters of the gguf stage."""
+class NamedParams(StageParams):
+    """Names that a file begins with and holds."""
 
-    type: str = Field(default=UNQUANTIZED, description=f"type of most weights: {', '.join(LEVELS)}")
     name: str = Field(default=MODEL, description="name of the model, with which the file's name begins")
     base_model: str = Field(
         default="",
@@ -31,16 +30,22 @@ class GGUFParams(StageParams):
         description="repository of the base model, such as Qwen/Qwen3-0.6B; empty if it is not known",
     )
 
-    @field_validator("type")
-    @classmethod
-    def _known(cls, value: str) -> str:
-        if value not in LEVELS:
-            raise ValueError(f"{value!r} is not a type of weights; {did_you_mean(value, tuple(LEVELS))}")
-        return value
-
     @field_validator("name")
     @classmethod
     def _safe(cls, value: str) -> str:
         if not _NAME.fullmatch(value):
             raise ValueError(f"{value!r} is not safe as a file name; write, for example, {file_name(value)}")
+        return value
+
+
+class GGUFParams(NamedParams):
+    """Parameters of the gguf stage."""
+
+    type: str = Field(default=UNQUANTIZED, description=f"type of most weights: {', '.join(LEVELS)}")
+
+    @field_validator("type")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value not in LEVELS:
+            raise ValueError(f"{value!r} is not a type of weights; {did_you_mean(value, tuple(LEVELS))}")
         return value

@@ -11,10 +11,10 @@ import torch
 
 from slipway.configuration import parse
 from slipway.errors import AdapterExportError, ConfigurationError, ModelExportError
+from slipway.models.adapters.saved import read_saved
 from slipway.planning.plan import plan
 from slipway.planning.preflight import Verdict, preflight
 from slipway_adapter.rules import RULES, VLLM_RANKS, check_rules, flag_for
-from slipway_adapter.saved import read_saved
 from support.models.saved_adapters import edit, write
 
 MODULE = "model.layers.0.self_attn.q_proj"

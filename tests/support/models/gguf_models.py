@@ -9,11 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 import transformers as tf
+from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from slipway.stage import Context
+from slipway_gguf.lora.params import AdapterParams
+from slipway_gguf.lora.stage import STAGE as ADAPTER_STAGE
 from slipway_gguf.params import GGUFParams
 from slipway_gguf.stage import STAGE
+from support.models.saved_adapters import edit
 
 VOCABULARY = 320
 """More rows than the tokenizer has tokens, as in many models."""
@@ -149,12 +153,44 @@ def write_gguf(
     return file, ctx
 
 
-def llama_distributions(file: Path, tokens: Sequence[int]) -> np.ndarray:
+def save_adapter(model: Any, folder: Path, *, dtype: torch.dtype = torch.float32, **lora: Any) -> Any:
+    """Save an adapter of a model whose factors all matter, and return the model with it; by default it changes every layer that it can."""
+    layers = (module for module in model.named_modules() if type(module[1]).__name__ in ("Linear", "Conv1D"))
+    options = {
+        "r": 4,
+        "lora_alpha": 10,
+        "target_modules": sorted(name for name, _ in layers if name != "lm_head"),
+        "fan_in_fan_out": isinstance(model, tf.GPT2LMHeadModel),
+    }
+    tuned = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **(options | lora)))
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in tuned.named_parameters():
+            if "lora_" in name:
+                parameter.copy_((torch.randn_like(parameter) * 0.1).to(dtype))
+    tuned.save_pretrained(folder, save_embedding_layers=False)
+    if dtype is not torch.float32:
+        edit(folder, tensors=lambda tensors: {name: tensor.to(dtype) for name, tensor in tensors.items()})
+    return tuned.eval()
+
+
+def write_adapter(base: Path, adapter: Path, workdir: Path, **context: Any) -> tuple[Path, Context]:
+    """Run the stage of adapters; return the file, and the context with its facts."""
+    workdir.mkdir(exist_ok=True)
+    ctx = Context(workdir=workdir, **context)
+    folder = ADAPTER_STAGE.run({"base": base, "adapter": adapter}, AdapterParams(name="tiny"), ctx)["adapter"]
+    [file] = folder.glob("*.gguf")
+    return file, ctx
+
+
+def llama_distributions(file: Path, tokens: Sequence[int], *, adapter: Path | None = None) -> np.ndarray:
     """Return llama.cpp's log probabilities of the next token behind each token. (tokens, vocabulary)."""
-    from slipway_gguf.runtime.model import load
+    from slipway_gguf.runtime.llama import Llama
+    from slipway_gguf.runtime.model import GGUFModel
     from slipway_validate.runner.model import Step
 
-    model, ids = load(file.parent, threads=1), np.array([list(tokens)])
+    ids = np.array([list(tokens)])
+    model = GGUFModel(Llama(), file, threads=1, stored="", adapter=adapter)
     model.prepare_comparison()
     logits, _ = model.forward(
         Step(input_ids=ids, attention_mask=np.ones_like(ids), position_ids=np.arange(ids.size)[None])

@@ -16,6 +16,7 @@ from onnx_ir.serde import SerdeError
 from slipway.errors import AdapterExportError
 from slipway.files.links import all_files, real_file
 from slipway.models.adapters.pairs import Pair
+from slipway.models.adapters.saved import Saved
 from slipway.stage import Context
 from slipway.texts import quoted
 from slipway_adapter.base import fit
@@ -24,7 +25,6 @@ from slipway_adapter.factors import scaled
 from slipway_adapter.graphs.branches import Branch, add_branches
 from slipway_adapter.names import Modules
 from slipway_adapter.rules import check_rules, refused
-from slipway_adapter.saved import Saved
 
 SUFFIX = ".onnx_adapter"
 _OWN_FILES = ("example.py",)

@@ -111,6 +111,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_context_default_params": (ContextParams, ()),
     "llama_model_load_from_file": (_P, (c_char_p, ModelParams)),
     "llama_init_from_model": (_P, (_P, ContextParams)),
+    "llama_adapter_lora_init": (_P, (_P, c_char_p)),
+    "llama_set_adapters_lora": (c_int32, (_P, POINTER(_P), c_size_t, POINTER(c_float))),
     "llama_free": (None, (_P,)),
     "llama_get_memory": (_P, (_P,)),
     "llama_memory_clear": (None, (_P, c_bool)),

@@ -44,7 +44,7 @@ class GGUFModel(LanguageModel):
     has_cache = True
     reads_text = True
 
-    def __init__(self, llama: Llama, file: Path, *, threads: int, stored: str) -> None:
+    def __init__(self, llama: Llama, file: Path, *, threads: int, stored: str, adapter: Path | None = None) -> None:
         self._llama, self._file, self._threads = llama, file, threads
         functions = llama.functions
         params = functions.llama_model_default_params()
@@ -52,6 +52,7 @@ class GGUFModel(LanguageModel):
         self._model = functions.llama_model_load_from_file(str(file).encode(), params)
         if not self._model:
             raise Unusable(f"llama.cpp cannot load {file.name}: {llama.errors()}")
+        self._adapter = self._loaded(adapter) if adapter else None  # before any context, which has room for it then
         self._vocabulary = functions.llama_model_get_vocab(self._model)
         self._values = functions.llama_vocab_n_tokens(self._vocabulary)
         longest = max(1, functions.llama_model_n_ctx_train(self._model))
@@ -119,6 +120,12 @@ class GGUFModel(LanguageModel):
         """As :meth:`LanguageModel.text_differences`: what the file itself says."""
         return tuple(filter(None, self._value(DIFFERS).split(BETWEEN)))
 
+    def _loaded(self, adapter: Path) -> int:
+        found = self._llama.functions.llama_adapter_lora_init(self._model, str(adapter).encode())
+        if not found:
+            raise Unusable(f"llama.cpp cannot load {adapter.name} beside its base: {self._llama.errors()}")
+        return int(found)
+
     def _value(self, key: str) -> str:
         buffer = ctypes.create_string_buffer(_LONGEST_VALUE)
         length = self._llama.functions.llama_model_meta_val_str(self._model, key.encode(), buffer, _LONGEST_VALUE)
@@ -141,6 +148,10 @@ class GGUFModel(LanguageModel):
         self._context = functions.llama_init_from_model(self._model, params)
         if not self._context:
             raise Unusable(f"llama.cpp cannot open a context of {self._size} tokens: {self._llama.errors()}")
+        if self._adapter:
+            one, whole = (ctypes.c_void_p * 1)(self._adapter), (ctypes.c_float * 1)(1.0)
+            if functions.llama_set_adapters_lora(self._context, one, 1, whole):
+                raise Unusable(f"llama.cpp cannot use the adapter: {self._llama.errors()}")
         self._number += 1
         self._tokens = ()
 
@@ -200,7 +211,16 @@ def load(folder: Path, *, threads: int) -> GGUFModel:
         NotRunnable: llama.cpp is missing here, or of another version.
         Unusable: The folder has no single GGUF file, or llama.cpp cannot load it.
     """
-    llama, files = Llama(), sorted(folder.glob("*.gguf"))
+    return GGUFModel(Llama(), only_file(folder), threads=threads, stored=stored_dtype(folder))
+
+
+def only_file(folder: Path) -> Path:
+    """Return the GGUF file in a folder.
+
+    Raises:
+        Unusable: There is none, or several.
+    """
+    files = sorted(folder.glob("*.gguf"))
     if len(files) != 1:
         raise Unusable(f"the folder has {len(files)} GGUF files, and one is needed")
-    return GGUFModel(llama, files[0], threads=threads, stored=stored_dtype(folder))
+    return files[0]

@@ -59,6 +59,7 @@ class Planned:
         shape: Its shape, columns last.
         parts: Where its values come from, one behind the other.
         offset: Number that is added to each value.
+        factor: Number that each value is multiplied by.
         values: The values themselves, if they come from no tensor.
     """
 
@@ -66,6 +67,7 @@ class Planned:
     shape: tuple[int, ...]
     parts: tuple[Part, ...] = ()
     offset: float = 0.0
+    factor: float = 1.0
     values: NDArray[np.float32] | None = None
 
     def samples(self) -> Iterator[tuple[int, Array]]:
@@ -105,8 +107,7 @@ def plan_tensors(tensors: Mapping[str, TensorInfo], parameters: Parameters, *, t
         GGUFExportError: ``GGUF_INVALID`` for a tensor that has no place in the file, or for a place without a tensor;
             ``DTYPE_UNSUPPORTED``.
     """
-    architecture = gguf.MODEL_ARCH[parameters.architecture.name.upper()]
-    names = gguf.get_tensor_name_map(architecture, parameters.layers)
+    names = names_of(parameters)
     found = [Planned(name, values.shape, values=values) for name, values in parameters.factors.items()]
     experts: dict[str, dict[int, TensorInfo]] = defaultdict(dict)
     for name, info in tensors.items():
@@ -145,7 +146,7 @@ def _head_is_embedding(weights: Mapping[str, TensorInfo]) -> bool:
 
 def _single(name: str, info: TensorInfo, parameters: Parameters, names: gguf.TensorNameMap) -> Planned:
     architecture, shape = parameters.architecture, info.shape
-    view: View = _same
+    view: View = same
     counts = {".self_attn.q_proj.": parameters.heads, ".self_attn.k_proj.": parameters.kv_heads}
     heads = next((count for part, count in counts.items() if architecture.paired and part in name), 0)
     if heads and (not shape or shape[0] != heads * parameters.width):
@@ -153,9 +154,14 @@ def _single(name: str, info: TensorInfo, parameters: Parameters, names: gguf.Ten
     if heads:
         view = partial(_pairs, heads)
     elif name.endswith(architecture.transposed or ("\0",)):
-        view, shape = _transposed, shape[::-1]
+        view, shape = transposed, shape[::-1]
     offset = architecture.norm_offset if name.endswith("norm.weight") else 0.0
     return Planned(_mapped_name(name, names), shape or (1,), (Part(info, view),), offset)
+
+
+def names_of(parameters: Parameters) -> gguf.TensorNameMap:
+    """Return GGUF's names of a model's tensors."""
+    return gguf.get_tensor_name_map(gguf.MODEL_ARCH[parameters.architecture.name.upper()], parameters.layers)
 
 
 def _unfused(prefix: str, which: str, info: TensorInfo, names: gguf.TensorNameMap) -> list[Planned]:
@@ -165,7 +171,7 @@ def _unfused(prefix: str, which: str, info: TensorInfo, names: gguf.TensorNameMa
     experts, rows, columns = info.shape
     if which == "down_proj":
         name = _mapped_name(f"{prefix}.down_proj.weight", names)
-        return [Planned(name, info.shape, (Part(info, _same),))]
+        return [Planned(name, info.shape, (Part(info, same),))]
     half = rows // 2
     return [
         Planned(
@@ -186,7 +192,7 @@ def _stacked(
     if None in parts or len(parts) != len(experts) or len(shapes) != 1:
         raise _wrong(f"the experts of {name!r} are {len(experts)} of {parameters.experts}, of shapes {shapes}", name)
     [shape] = shapes
-    stacked = tuple(Part(each, _same) for each in parts if each is not None)
+    stacked = tuple(Part(each, same) for each in parts if each is not None)
     return Planned(_mapped_name(name, names), (len(parts), *shape), stacked)
 
 
@@ -232,11 +238,13 @@ def _wrong(what: str, tensor: str, *, reason: str = "GGUF_INVALID") -> GGUFExpor
     )
 
 
-def _same(whole: Array) -> Array:
+def same(whole: Array) -> Array:
+    """Return a tensor as it is."""
     return whole
 
 
-def _transposed(whole: Array) -> Array:
+def transposed(whole: Array) -> Array:
+    """Return a tensor with its axes exchanged."""
     return whole.T
 
 

@@ -152,6 +152,9 @@ def float32_rows(block: NDArray[Any], planned: Planned) -> NDArray[np.float32]:
         values = block.astype(np.float32)
     # A copy of a transposed view keeps its order.
     rows = np.ascontiguousarray(values).reshape(-1, planned.shape[-1])
+    if planned.factor != 1.0:
+        with np.errstate(over="ignore"):  # an overflow is infinite, which is refused
+            rows *= np.float32(planned.factor)
     if planned.offset:
         rows += np.float32(planned.offset)
     return rows

@@ -98,7 +98,7 @@ def run_model(spec: RunSpec, folder: Path, commands: SimpleQueue[str] | None) ->
     baseline = guard.rss_bytes()
     begin = time.perf_counter()
     model = load()
-    load_seconds = time.perf_counter() - begin
+    load_seconds = time.perf_counter() - begin - model.preparation_seconds
     samples = Samples.read(spec.samples)
     collector = Collector(model, spec, samples, folder, report=_report)
 

@@ -84,6 +84,7 @@ class LanguageModel(Protocol):
         architecture: Class of the model, empty when unknown.
         embeds: Whether it gives the sentence embedding of a text. None: its runtime has no such result.
         reads_text: Whether its runtime reads text and conversations with a tokenizer and chat template of the output itself.
+        preparation_seconds: Time that loading took for what its users have already, such as a file of the base model.
     """
 
     engine: Engine
@@ -94,6 +95,7 @@ class LanguageModel(Protocol):
     architecture: str = ""
     embeds: bool | None = None
     reads_text: bool = False
+    preparation_seconds: float = 0.0
 
     def forward(self, step: Step) -> tuple[Logits, Past]:
         """Return results in float32, and the cache extended by this call's tokens.

@@ -33,6 +33,7 @@ class TransformersModel:
     """A model in PyTorch on the CPU; see :class:`slipway_validate.runner.model.LanguageModel`."""
 
     device = "cpu"
+    preparation_seconds = 0.0
 
     def __init__(self, module: Any, family: Family = DECODER, *, stored: str, pooling: Pooling | None = None) -> None:
         self._module = module.eval()

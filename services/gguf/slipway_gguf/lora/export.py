@@ -1,0 +1,96 @@
+"""Write an adapter as GGUF: plan, write, check, and describe the file beside it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from slipway.errors import AdapterExportError
+from slipway.files.links import real_file
+from slipway.models.adapters.saved import Saved, read_saved
+from slipway.models.model_files import tokenizer_files
+from slipway.stage import Context, installed_version
+from slipway_gguf.general import adapter_fields
+from slipway_gguf.lora.factors import kind_of, plan_factors
+from slipway_gguf.lora.params import AdapterParams
+from slipway_gguf.weights.checks import check_file
+from slipway_gguf.weights.planning import plan_file
+from slipway_gguf.weights.writing import write_file
+
+DESCRIPTION = "gguf_adapter.json"
+_LIBRARIES = ("slipway", "gguf", "numpy", "xllamacpp")
+
+
+def export_adapter(inputs: Mapping[str, Path], params: AdapterParams, ctx: Context) -> Path:
+    """Write the adapter in ``inputs["adapter"]`` for files of the base in ``inputs["base"]``; return the folder.
+
+    Raises:
+        AdapterExportError, GGUFExportError, ModelMergeError, CheckpointValidationError: With the reasons that the README lists.
+    """
+    started = time.monotonic()
+    saved, base = read_saved(inputs["adapter"]), plan_file(inputs["base"])
+    _check_plain(saved)
+    pairs = saved.pairs()
+    factors = plan_factors(pairs, base.tensors, base.parameters)
+    kinds = {each.name: kind_of(each) for each in factors.tensors}
+    architecture, lineage = base.parameters.architecture.name, ctx.input_digests.get("adapter", "")
+    folder = ctx.workdir / "adapter"
+    folder.mkdir()
+    label = min({kind.name for kind in kinds.values()}, key=("F32", "F16").index)
+    written = write_file(
+        folder / f"{params.name}-{label}-LoRA.gguf",
+        adapter_fields(architecture, params, alpha=factors.alpha, lineage=lineage),
+        factors.tensors,
+        kinds,
+        importance={},
+        threads=max(1, ctx.threads),
+        on_bytes=lambda done, total: ctx.progress("factors", done=done, total=total),
+    )
+    ctx.digest(written.path, written.sha256)
+    checks = check_file(written, factors.tensors)
+    for path in tokenizer_files(inputs["adapter"]):
+        target = folder / path.relative_to(inputs["adapter"])
+        target.parent.mkdir(exist_ok=True)
+        shutil.copyfile(real_file(inputs["adapter"], path.relative_to(inputs["adapter"])), target)
+    facts = {
+        "file": written.path.name,
+        "sha256": written.sha256,
+        "architecture": architecture,
+        "modules": len(pairs),
+        "ranks": saved.ranks,
+        "alpha": factors.alpha,
+        "folded": factors.folded,
+        "precision": {"F32": "float32", "F16": "float16"}[label],
+        "lineage": lineage,
+        "tools": {name: installed_version(name) for name in _LIBRARIES},
+        **checks,
+    }
+    (folder / DESCRIPTION).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    ctx.record(**facts, size_after_bytes=written.size, seconds=round(time.monotonic() - started, 3))
+    return folder
+
+
+def _check_plain(saved: Saved) -> None:
+    """Refuse what is more than pairs of factors: the stage ``adapter`` says by which rule, and where that is documented."""
+    config = saved.config
+    more = {
+        "peft_type": saved.raw.get("peft_type") != "LORA",
+        "modules_to_save": bool(config.modules_to_save),
+        "target_parameters": bool(config.parameters),
+        "layer_replication": bool(config.replication),
+        "trainable_token_indices": bool(config.tokens),
+        "bias": config.bias != "none",
+        "a variant of LoRA": config.through_peft,
+        f"the tensor {min(saved.others, default='')!r}": bool(saved.others),
+        "no pair of factors": not saved.halves,
+    }
+    found = next((name for name, there in more.items() if there), "")
+    if found:
+        raise AdapterExportError(
+            f"the adapter is more or less than pairs of factors: {found}",
+            remedy="deliver the merged model instead; the stage adapter with target=gguf makes of an adapter what this stage reads",
+            about={"rule": found},
+        )

@@ -1,0 +1,45 @@
+"""The gguf_adapter stage: write an adapter as a GGUF file that llama.cpp loads beside one of its base."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from slipway.estimates import ModelSize
+from slipway.stage import Context, Effort, Stage
+from slipway_gguf.architectures.table import refusal_reason
+from slipway_gguf.lora.params import AdapterParams
+
+_SHARE = 4
+"""Weights of a base by weight of an adapter, from above."""
+
+
+def run(inputs: Mapping[str, Path], params: AdapterParams, ctx: Context) -> dict[str, Path]:
+    """Write the adapter in ``inputs["adapter"]``, whose modules have the names of ``inputs["base"]``; the README describes the folder.
+
+    Raises:
+        AdapterExportError, GGUFExportError: With the reasons that the README lists.
+    """
+    from slipway_gguf.lora.export import export_adapter
+
+    return {"adapter": export_adapter(inputs, params, ctx)}
+
+
+def output_bytes(_: Mapping[str, Any], size: ModelSize) -> int:
+    """Estimate the output's size: an adapter is small beside its base."""
+    return size.weight_bytes // _SHARE + size.companion_bytes
+
+
+STAGE = Stage(
+    name="gguf_adapter",
+    version=1,
+    inputs=("base", "adapter"),
+    outputs=("adapter",),
+    params=AdapterParams,
+    run=run,
+    libraries=("gguf", "jinja2", "numpy", "xllamacpp"),
+    effort=Effort(seconds=1.0),
+    output_bytes=output_bytes,
+    refuses=lambda _, config: refusal_reason(config),
+)
