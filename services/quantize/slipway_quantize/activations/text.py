@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from slipway.texts import quoted
 from slipway_quantize.calibration.windows import read_windows
 
 Array = NDArray[Any]
-_SHORTEST = 4
 WINDOWS, WINDOW_TOKENS = 128, 128
 """An eighth of them judges; more text moves the ranges of the trained sample by less than a step."""
 
@@ -48,19 +47,11 @@ class Text:
         vocabulary = config.get("vocab_size")
         if not isinstance(vocabulary, int) or isinstance(vocabulary, bool):
             raise unsupported(f"config.json of this {described(config)} has no vocab_size")
-        cut = read_windows(data, model, family, count=windows, length=_tokens(config), vocabulary=vocabulary, seed=seed)
+        cut = read_windows(data, model, family, count=windows, length=WINDOW_TOKENS, vocabulary=vocabulary, seed=seed)
         self.family: Family = family
         self.fit: Sequence[Array] = [window.numpy() for window in cut.fit]
         self.held_out: Sequence[Array] = [window.numpy() for window in cut.held_out]
         self.digest = cut.digest
-
-
-def _tokens(config: Mapping[str, Any]) -> int:
-    """Return the length of a window: models with a table of positions take no more than it has."""
-    most = config.get("max_position_embeddings")
-    if not isinstance(most, int) or isinstance(most, bool) or most <= 2 * _SHORTEST:
-        return WINDOW_TOKENS
-    return min(WINDOW_TOKENS, most - _SHORTEST)  # RoBERTa's positions begin at 2
 
 
 def feeds(inputs: Sequence[Any], window: Array) -> dict[str, Array]:

@@ -17,6 +17,7 @@ from slipway.counts import counted
 from slipway.errors import QuantizationError
 from slipway.files.json_documents import parse_json
 from slipway.files.regular_file import read_regular
+from slipway.models.base_format import read_config
 from slipway.models.families import DECODER, Family
 from slipway_quantize.calibration_data.params import TEXTS
 
@@ -24,6 +25,8 @@ LARGEST_TEXTS = 256 << 20
 """Most bytes of text: some hundred times of what a calibration uses."""
 LEAST_WINDOWS = 4
 _TEXTS_AT_ONCE = 64
+_FREE_POSITIONS = 4
+"""Positions that a window leaves free: RoBERTa's begin at 2, and a decoder's start token takes one."""
 _HELD_OUT = 8
 """One window in so many judges; at most ``_MOST_HELD_OUT``."""
 _MOST_HELD_OUT = 64
@@ -111,7 +114,7 @@ def read_windows(
         model: Folder with the tokenizer.
         family: Family of the model.
         count: Most windows.
-        length: Most tokens of a window.
+        length: Most tokens of a window; a model with a table of positions gets no more than it has.
         vocabulary: Number of tokens that the model knows.
         seed: Seed of the choice.
         start: As :class:`Windows`.
@@ -122,6 +125,7 @@ def read_windows(
     raw, texts = _read_texts(data)
     tokenizer = _load_tokenizer(model)
     cut = _cut_stream if family is DECODER else _cut_texts
+    length = _limited(length, model)
     windows = cut(tokenizer, texts, length)
     if len(windows) < LEAST_WINDOWS:
         raise _invalid(
@@ -140,6 +144,13 @@ def read_windows(
     padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
     digest = hashlib.sha256(raw).hexdigest()
     return Windows(tuple(chosen[judging:]), tuple(chosen[:judging]), digest, int(padding), start)
+
+
+def _limited(length: int, model: Path) -> int:
+    most = read_config(model).get("max_position_embeddings")
+    if not isinstance(most, int) or isinstance(most, bool) or most <= 2 * _FREE_POSITIONS:
+        return length
+    return min(length, most - _FREE_POSITIONS)
 
 
 def _read_texts(data: Path) -> tuple[bytes, list[str]]:

@@ -128,3 +128,21 @@ def test_a_family_is_calibrated(name: str, material: Material, tmp_path: Path, c
     best = min(measured, key=measured.__getitem__)
     assert ({each["method"] for each in weights.values()} == {best}) or best == "best of each layer"
     assert not any(name.startswith(("classifier", "score", "qa_outputs")) for name in weights)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda few: tf.MarianMTModel(tf.MarianConfig(**MARIAN | few)),
+        lambda few: tf.BertForMaskedLM(tf.BertConfig(**BERT | few)),
+    ],
+    ids=["marian", "bert"],
+)
+def test_windows_are_no_longer_than_a_table_of_positions(
+    make: Any, material: Material, tmp_path: Path, calibrate: Calibrate
+) -> None:
+    make({"max_position_embeddings": 24}).save_pretrained(tmp_path / "model")
+    for path in material.model.glob("tokenizer*"):
+        shutil.copyfile(path, tmp_path / "model" / path.name)
+    _, ctx = calibrate(tmp_path / "model", material.data, method="gptq", window_tokens=64)
+    assert ctx.facts["divergence"]["gptq"] > 0
