@@ -12,7 +12,7 @@ import torch
 
 from slipway.errors import ONNXExportError, TracerWarningError
 from slipway.models.activations.request import ActivationRequest
-from slipway.models.families import DECODER
+from slipway.models.families import TEXT_FAMILIES
 from slipway.models.model_files import copy_companions
 from slipway.models.weights.left_out import LeftOutWeights
 from slipway.models.weights.reading import store_weights
@@ -90,9 +90,9 @@ def _export(source: ModelSource, params: OnnxExportParams, ctx: Context, *, defe
     Raises:
         WeightsNeededError: The graphs need values of weights that the source makes only when they are read; nothing is written.
     """
-    if params.runtime == "tensorrt" and source.family is not DECODER:
+    if params.runtime == "tensorrt" and source.family not in TEXT_FAMILIES:
         raise ONNXExportError(
-            f"the model's family is {source.family.name}, and graphs for TensorRT are made of text decoders only",
+            f"the model's family is {source.family.name}, and graphs for TensorRT are made of text decoders and encoders only",
             reason="FAMILY_UNSUPPORTED",
             remedy="leave the TensorRT format out for this model",
             about={"family": source.family.name, "model_type": source.config.model_type},

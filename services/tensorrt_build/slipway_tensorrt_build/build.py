@@ -13,14 +13,18 @@ from slipway.files.json_documents import read_json_object
 from slipway.files.regular_file import sha256_of
 from slipway.models.model_files import copy_companions
 from slipway.stage import Context
+from slipway.texts import quoted
 from slipway_tensorrt_build.builders import Choice, choose, this_machine
 from slipway_tensorrt_build.callbacks import make_logger, make_monitor
+from slipway_tensorrt_build.levels import LEAST_ARCHITECTURES, LEVELS, lacking
 from slipway_tensorrt_build.params import TensorRTBuildParams
 from slipway_tensorrt_build.profiles import InputProfile, plan_profile
 
-_GRAPH = "model.onnx"
+_GRAPH, _QUANTIZATION = "model.onnx", "quantization.json"
 _SHOWN = 10
 _UNLIMITED = 1 << 30
+_SKIPPING, _SKIPPED = ("camembert", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl"), 2
+"""Models whose positions begin behind that of padding, and the positions that no token has."""
 
 
 def build_engines(source: Path, target: Path, params: TensorRTBuildParams, ctx: Context) -> None:
@@ -30,6 +34,8 @@ def build_engines(source: Path, target: Path, params: TensorRTBuildParams, ctx: 
         TensorRTBuildError: With the reasons the package's README lists.
     """
     choice = choose(params, this_machine())
+    level = _level(source)
+    _require_type(level, choice)
     ctx.log.info(f"building with {choice.library} {choice.version} for {', '.join(choice.targets)}")
     trt = _import(choice)
     errors: list[str] = []
@@ -54,6 +60,7 @@ def build_engines(source: Path, target: Path, params: TensorRTBuildParams, ctx: 
     description = {
         "builder": choice.library,
         "builder_version": choice.version,
+        "precision": level or "float32",
         "engines": engines,
         "profiles": [{name: asdict(shapes) for name, shapes in profile.items()}],
         # Reading them from an engine would need the GPU's driver.
@@ -65,9 +72,40 @@ def build_engines(source: Path, target: Path, params: TensorRTBuildParams, ctx: 
     ctx.record(
         builder=choice.library,
         builder_version=choice.version,
+        precision=level or "float32",
         targets=list(choice.targets),
         size_after_bytes=sum(engine["size_bytes"] for engine in engines),
     )
+
+
+def _level(source: Path) -> str:
+    """Return the level at which the quantize stage wrote the graph; empty for float32.
+
+    Raises:
+        TensorRTBuildError: ``ONNX_INVALID``: the graph is not made for TensorRT at this level.
+    """
+    if not (source / _QUANTIZATION).is_file():
+        return ""
+    noted = _read(source, _QUANTIZATION)
+    level = str(noted.get("level"))
+    if noted.get("format") != "tensorrt" or level not in LEVELS:
+        raise TensorRTBuildError(
+            f"the graph is quantized as {quoted(noted.get('format'))} at level {quoted(level)}, which is not made for TensorRT",
+            reason="ONNX_INVALID",
+            remedy=f"quantize with format tensorrt, at one of {', '.join(LEVELS)}",
+            about={"file": _QUANTIZATION},
+        )
+    return level
+
+
+def _require_type(level: str, choice: Choice) -> None:
+    if found := lacking(level, choice.targets):
+        raise TensorRTBuildError(
+            f"{', '.join(found)} does not compute in the type of {level}: sm{LEAST_ARCHITECTURES[level]} is the first that does",
+            reason="TENSORRT_TARGET_UNSUPPORTED",
+            remedy="leave this target out, or use fp16",
+            about={"level": level, "targets": ",".join(found)},
+        )
 
 
 def _inputs(network: Any) -> list[Any]:
@@ -161,17 +199,23 @@ def _describe(tensor: Any) -> dict[str, Any]:
 
 def _positions(source: Path) -> int:
     """Return the number of the model's positions by its config.json; unlimited if it does not say."""
+    config = _read(source, "config.json")
+    found = config.get("max_position_embeddings") or config.get("n_positions")
+    if not isinstance(found, int) or found <= 0:
+        return _UNLIMITED
+    return min(found - (_SKIPPED if config.get("model_type") in _SKIPPING else 0), _UNLIMITED)
+
+
+def _read(source: Path, name: str) -> dict[str, Any]:
     try:
-        config = read_json_object(source / "config.json", lenient=True)
+        return read_json_object(source / name, lenient=True)
     except (OSError, ValueError) as error:
         raise TensorRTBuildError(
-            f"config.json cannot be read ({error})",
+            f"{name} cannot be read ({error})",
             reason="ONNX_INVALID",
-            remedy="give the folder that onnx_export wrote",
-            about={"file": "config.json"},
+            remedy="give the folder that onnx_export or quantize wrote",
+            about={"file": name},
         ) from error
-    found = config.get("max_position_embeddings") or config.get("n_positions")
-    return min(found, _UNLIMITED) if isinstance(found, int) and found > 0 else _UNLIMITED
 
 
 def _graph_files(source: Path) -> list[str]:

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from slipway.formats import (
+    GRAPH_BYTES,
     Fit,
     Format,
     FormatRequest,
-    FormatSettings,
+    LevelSettings,
+    ModelSize,
     Needs,
     PlannedTask,
     Problem,
+    RefusedLevel,
     Requirements,
     Runtime,
     Texts,
     Usage,
+    quantized,
     wrong_value,
 )
-from slipway.settings.sections import LARGEST, Listed
+from slipway.settings.sections import LARGEST, Level, Listed
+from slipway_tensorrt_build.levels import LEAST_ARCHITECTURES, LEVELS, lacking
 from slipway_tensorrt_build.params import TARGET
 
 
@@ -42,10 +48,11 @@ class DimensionRange(Listed):
         return self
 
 
-class TensorRTConfiguration(FormatSettings):
+class TensorRTConfiguration(LevelSettings):
     """A TensorRT engine.
 
     Attributes:
+        quantization: Levels of engines: `fp16`, `bf16`, `int8_static`, `fp8_static`. Those of ``optimization.quantization`` do not count.
         builder: ``tensorrt`` (for the GPU of the machine it runs on), ``tensorrt_rtx`` (ahead of time for named targets).
         targets: GPU architectures to build for ahead of time, such as ``sm89``.
         batch: Shapes the engine is optimized for, smallest, typical and largest: rows.
@@ -58,6 +65,7 @@ class TensorRTConfiguration(FormatSettings):
     batch: DimensionRange = DimensionRange(min=1, opt=1, max=8)
     sequence: DimensionRange = DimensionRange(min=1, opt=128, max=1024)
     past: DimensionRange = DimensionRange(min=0, opt=256, max=2048)
+    quantization: tuple[Level, ...] | None = ()
 
     @field_validator("targets")
     @classmethod
@@ -76,26 +84,32 @@ class TensorRTConfiguration(FormatSettings):
 
 
 def plan(request: FormatRequest[TensorRTConfiguration]) -> tuple[PlannedTask, ...]:
-    """Plan a graph of standard operators, which is all that TensorRT parses, and the engines built from it."""
-    settings = request.settings
+    """Plan a graph of standard operators, which is all that TensorRT parses, its levels, and the engines built from each."""
     graph = PlannedTask(
         id="onnx_export-tensorrt",
         stage="onnx_export",
-        params={"engine": "mobius", "opset": None, "runtime": "tensorrt"},
+        params={"engine": "auto", "opset": None, "runtime": "tensorrt"},
         inputs={"pytorch": request.model},
         output="onnx",
     )
+    levels = tuple(replace(task, format="") for task in quantized(request, graph.reference))
+    graphs = {"": graph, **dict(zip(request.levels, levels, strict=True))}
+    builds = (_build(request, level, task.reference) for level, task in graphs.items())
+    return (graph, *levels, *builds)
+
+
+def _build(request: FormatRequest[TensorRTConfiguration], level: str, graph: str) -> PlannedTask:
+    settings, ending = request.settings, f"-{level}" if level else ""
     ranges = {name: getattr(settings, name).model_dump(mode="json") for name in ("batch", "sequence", "past")}
-    build = PlannedTask(
-        id="tensorrt_build",
+    return PlannedTask(
+        id=f"tensorrt_build{ending}",
         stage="tensorrt_build",
         params={"builder": settings.builder, "targets": list(settings.targets), **ranges},
-        inputs={"onnx": graph.reference},
-        format=request.name,
+        inputs={"onnx": graph},
+        format=f"{request.name}{ending}",
         requirements=Requirements(any_of=builders(settings.builder, settings.targets)),
         output="tensorrt",
     )
-    return graph, build
 
 
 def builders(builder: str, targets: tuple[str, ...]) -> tuple[Needs, ...]:
@@ -113,12 +127,22 @@ def builders(builder: str, targets: tuple[str, ...]) -> tuple[Needs, ...]:
 
 
 def conflicts(settings: TensorRTConfiguration) -> Iterable[Problem]:
-    """Refuse targets for the builder that builds only for the GPU it runs on."""
+    """Refuse targets for the builder that builds only for the GPU it runs on, and levels whose type a target lacks."""
     if settings.targets and settings.builder == "tensorrt":
         message = (
             f"{', '.join(settings.targets)} cannot be built by builder tensorrt, which builds for the GPU it runs on"
         )
         yield Problem("targets", message, "set formats.tensorrt.builder: tensorrt_rtx, or remove the targets")
+    for level in settings.quantization or ():
+        if found := lacking(level, settings.targets):
+            message = f"{', '.join(found)} does not compute in the type of {level}"
+            remedy = f"leave the target out (sm{LEAST_ARCHITECTURES[level]} is the first that does), or use fp16"
+            yield Problem("quantization", message, remedy)
+
+
+def output_bytes(level: str, size: ModelSize) -> int:
+    """Estimate an output's size for one target."""
+    return size.at_level(level) + GRAPH_BYTES if level else size.graph_bytes
 
 
 FORMAT = Format(
@@ -126,8 +150,19 @@ FORMAT = Format(
     title="TensorRT",
     settings=TensorRTConfiguration,
     plan=plan,
+    levels=LEVELS,
+    refused_levels={
+        "int8": RefusedLevel(
+            "it multiplies integers only where those of activations are known too", instead="int8_static"
+        ),
+        "int8_dynamic": RefusedLevel("it finds no ranges of activations while it runs", instead="int8_static"),
+        "fp8": RefusedLevel("it finds no ranges of activations while it runs", instead="fp8_static"),
+        "int4": RefusedLevel("graphs of this level have operators of ONNX Runtime", instead="int8_static"),
+    },
     rank=20,
+    output_bytes=output_bytes,
     conflicts=conflicts,
+    quantizer="slipway_quantize.own_quantizers:GRAPHS_FOR_TENSORRT",
     runtime=Runtime(
         name="tensorrt",
         files=("*.engine",),
@@ -146,6 +181,7 @@ FORMAT = Format(
         Fit(
             "nvidia",
             "an engine is the fastest form, for the GPU architecture that it was built for and no other",
+            levels=("fp16", ""),
             families=("decoder",),
             rank=10,
             source="https://docs.nvidia.com/deeplearning/tensorrt/",

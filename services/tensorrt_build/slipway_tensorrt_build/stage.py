@@ -1,4 +1,4 @@
-"""The tensorrt_build stage: it builds TensorRT engines from an ONNX decoder, one file per GPU architecture."""
+"""The tensorrt_build stage: it builds TensorRT engines from an ONNX graph, one file per GPU architecture."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slipway.models.families import DECODER, described, family_of
+from slipway.models.families import TEXT_FAMILIES, described, family_of
 from slipway.stage import Context, Effort, Stage
 from slipway_tensorrt_build.builders import probe
 from slipway_tensorrt_build.params import TensorRTBuildParams
@@ -28,14 +28,14 @@ def run(inputs: Mapping[str, Path], params: TensorRTBuildParams, ctx: Context) -
 
 def refusal_reason(config: Mapping[str, Any]) -> str:
     """Return why no engine is built for the model with this ``config.json``; empty if one is."""
-    if family_of(config) is DECODER:
+    if family_of(config) in TEXT_FAMILIES:
         return ""
-    return f"the model is not a text decoder but {described(config)}, and engines are built for text decoders only"
+    return f"the model is {described(config)}, and engines are built for text decoders and encoders only"
 
 
 STAGE = Stage(
     name="tensorrt_build",
-    version=2,
+    version=3,
     inputs=("onnx",),
     outputs=("tensorrt",),
     params=TensorRTBuildParams,

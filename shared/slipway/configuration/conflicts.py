@@ -52,7 +52,11 @@ def cautions(configuration: Sections) -> tuple[str, ...]:
         for level in configuration.levels(each.name)
     ):
         found.append("optimization.size_budget is not applied: no level of 4 bits is requested")
-    with_levels = [name for name, each in formats().items() if each.levels]
+    with_levels = [
+        name
+        for name, each in formats().items()
+        if each.levels and each.settings.model_fields["quantization"].default is None
+    ]
     if configuration.optimization.quantization and not any(configuration.formats[name].enabled for name in with_levels):
         found.append(
             f"optimization.quantization is not applied: only {' and '.join(with_levels)} can be quantized, "

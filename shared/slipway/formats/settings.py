@@ -16,7 +16,7 @@ class FormatSettings(Section):
 
 
 class LevelSettings(FormatSettings):
-    """Base of the section of a format that has quantization levels.
+    """Base of the section of a format that has quantization levels. One whose ``quantization`` is empty by default takes no common levels.
 
     Attributes:
         unquantized: Deliver the format unquantized too, beside its levels.

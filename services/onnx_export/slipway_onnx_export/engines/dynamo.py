@@ -11,6 +11,7 @@ from slipway_onnx_export.activations.interface import with_activations
 from slipway_onnx_export.components import components_of
 from slipway_onnx_export.engine_graph import EngineGraph, GraphRequest
 from slipway_onnx_export.engines.failures import translate_capture_error
+from slipway_onnx_export.engines.guards import remove_guards
 from slipway_onnx_export.engines.optimizing import optimize_graph
 from slipway_onnx_export.engines.quiet import quiet_libraries
 from slipway_onnx_export.interface import Component
@@ -53,6 +54,8 @@ def build(source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
             with quiet_libraries():
                 # into the operators of opset 23, if the graph is written in it
                 onnxscript.rewriter.onnx_fusions.fuse(model)
+        if request.runtime == "tensorrt":
+            remove_guards(model)
         graphs.append(EngineGraph(component, model, weights, attention, unoptimized=before))
     return stamped(graphs, blocks) if blocks else graphs
 
