@@ -19,6 +19,7 @@ from slipway_tensorrt_build.callbacks import make_logger, make_monitor
 from slipway_tensorrt_build.levels import LEAST_ARCHITECTURES, LEVELS, lacking
 from slipway_tensorrt_build.params import TensorRTBuildParams
 from slipway_tensorrt_build.profiles import InputProfile, plan_profile
+from slipway_tensorrt_build.timings import Timings
 
 _GRAPH, _QUANTIZATION = "model.onnx", "quantization.json"
 _SHOWN = 10
@@ -33,7 +34,8 @@ def build_engines(source: Path, target: Path, params: TensorRTBuildParams, ctx: 
     Raises:
         TensorRTBuildError: With the reasons the package's README lists.
     """
-    choice = choose(params, this_machine())
+    machine = this_machine()
+    choice = choose(params, machine)
     level = _level(source)
     _require_type(level, choice)
     ctx.log.info(f"building with {choice.library} {choice.version} for {', '.join(choice.targets)}")
@@ -45,14 +47,17 @@ def build_engines(source: Path, target: Path, params: TensorRTBuildParams, ctx: 
     network = builder.create_network(_network_flags(trt))
     _parse(trt, network, logger, source / _GRAPH, ctx)
     profile = plan_profile({t.name: tuple(t.shape) for t in _inputs(network)}, params, positions=_positions(source))
+    timings = Timings(choice, machine.gpus[0] if machine.gpus else None, ctx)
     engines: list[dict[str, Any]] = []
     for name in choice.targets:
         engine = target / f"model.{name}.engine"
         config = _config(trt, builder, choice, name)
         _add_profile(builder, config, profile)
         config.progress_monitor = make_monitor(trt, ctx, label=name)
+        timings.give(config)
         errors.clear()
         _build(builder, network, config, engine, name=name, errors=errors, ctx=ctx)
+        timings.keep(config)
         size, sha256 = engine.stat().st_size, _digest(engine, ctx)
         ctx.digest(engine, sha256)
         engines.append({"target": name, "file": engine.name, "size_bytes": size, "sha256": sha256})
@@ -74,6 +79,7 @@ def build_engines(source: Path, target: Path, params: TensorRTBuildParams, ctx: 
         builder_version=choice.version,
         precision=level or "float32",
         targets=list(choice.targets),
+        timings_reused=timings.reused,
         size_after_bytes=sum(engine["size_bytes"] for engine in engines),
     )
 

@@ -42,6 +42,7 @@ STAGE = Stage(
     run=run,
     libraries=("tensorrt", "tensorrt-rtx"),
     device_bound=True,
+    remembers=True,
     probe=probe,
     alternatives=True,
     effort=Effort(seconds=60.0, seconds_per_gb=120.0),
