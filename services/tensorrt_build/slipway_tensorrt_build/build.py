@@ -14,11 +14,12 @@ from slipway.files.regular_file import sha256_of
 from slipway.models.model_files import copy_companions
 from slipway.stage import Context
 from slipway.texts import quoted
-from slipway_tensorrt_build.builders import Choice, choose, this_machine
+from slipway_tensorrt_build.builders import Choice, Machine, choose, this_machine
 from slipway_tensorrt_build.callbacks import make_logger, make_monitor
-from slipway_tensorrt_build.levels import LEAST_ARCHITECTURES, LEVELS, lacking
+from slipway_tensorrt_build.levels import FITTED_TO_TEXT, LEAST_ARCHITECTURES, LEVELS, lacking
 from slipway_tensorrt_build.params import TensorRTBuildParams
 from slipway_tensorrt_build.profiles import InputProfile, plan_profile
+from slipway_tensorrt_build.refitting import Refittable, Skeleton, mark_refittable, skeleton_of
 from slipway_tensorrt_build.timings import Timings
 
 _GRAPH, _QUANTIZATION = "model.onnx", "quantization.json"
@@ -38,6 +39,7 @@ def build_engines(source: Path, target: Path, params: TensorRTBuildParams, ctx: 
     choice = choose(params, machine)
     level = _level(source)
     _require_type(level, choice)
+    _require_refit(level, params)
     ctx.log.info(f"building with {choice.library} {choice.version} for {', '.join(choice.targets)}")
     trt = _import(choice)
     errors: list[str] = []
@@ -48,17 +50,33 @@ def build_engines(source: Path, target: Path, params: TensorRTBuildParams, ctx: 
     _parse(trt, network, logger, source / _GRAPH, ctx)
     profile = plan_profile({t.name: tuple(t.shape) for t in _inputs(network)}, params, positions=_positions(source))
     timings = Timings(choice, machine.gpus[0] if machine.gpus else None, ctx)
-    engines: list[dict[str, Any]] = []
+    skeleton = skeleton_of(source / _GRAPH) if params.refit else None
+    if skeleton is not None:
+        mark_refittable(network, skeleton)
+    engines, refitted = list[dict[str, Any]](), list[str]()
     for name in choice.targets:
         engine = target / f"model.{name}.engine"
         config = _config(trt, builder, choice, name)
+        refittable = None
+        if skeleton is not None:
+            config.set_flag(trt.BuilderFlag.REFIT_INDIVIDUAL)
+            refittable = _refittable(
+                skeleton, source, choice, machine, name=name, profile=profile, level=level, ctx=ctx
+            )
         _add_profile(builder, config, profile)
         config.progress_monitor = make_monitor(trt, ctx, label=name)
-        timings.give(config)
-        errors.clear()
-        _build(builder, network, config, engine, name=name, errors=errors, ctx=ctx)
-        timings.keep(config)
+        made = refittable.refit(trt, logger, errors) if refittable is not None else None
+        if made is not None:
+            engine.write_bytes(made)
+        else:
+            timings.give(config)
+            errors.clear()
+            _build(builder, network, config, engine, name=name, errors=errors, ctx=ctx)
+            timings.keep(config)
         size, sha256 = engine.stat().st_size, _digest(engine, ctx)
+        if refittable is not None:
+            refittable.keep(engine, sha256)
+        refitted += [name] if made is not None else []
         ctx.digest(engine, sha256)
         engines.append({"target": name, "file": engine.name, "size_bytes": size, "sha256": sha256})
     copy_companions(source, target)
@@ -66,6 +84,7 @@ def build_engines(source: Path, target: Path, params: TensorRTBuildParams, ctx: 
         "builder": choice.library,
         "builder_version": choice.version,
         "precision": level or "float32",
+        "refittable": params.refit,
         "engines": engines,
         "profiles": [{name: asdict(shapes) for name, shapes in profile.items()}],
         # Reading them from an engine would need the GPU's driver.
@@ -80,6 +99,7 @@ def build_engines(source: Path, target: Path, params: TensorRTBuildParams, ctx: 
         precision=level or "float32",
         targets=list(choice.targets),
         timings_reused=timings.reused,
+        refitted=refitted,
         size_after_bytes=sum(engine["size_bytes"] for engine in engines),
     )
 
@@ -112,6 +132,36 @@ def _require_type(level: str, choice: Choice) -> None:
             remedy="leave this target out, or use fp16",
             about={"level": level, "targets": ",".join(found)},
         )
+
+
+def _require_refit(level: str, params: TensorRTBuildParams) -> None:
+    if params.refit and level in FITTED_TO_TEXT:
+        raise TensorRTBuildError(
+            f"an engine at {level} cannot be refitted: its ranges of activations belong to one merge",
+            reason="UNSUPPORTED",
+            remedy="use fp16 or bf16, or set refit to false",
+            about={"level": level},
+        )
+
+
+def _refittable(
+    skeleton: Skeleton,
+    source: Path,
+    choice: Choice,
+    machine: Machine,
+    *,
+    name: str,
+    profile: dict[str, InputProfile],
+    level: str,
+    ctx: Context,
+) -> Refittable:
+    known = {
+        "builder": [choice.library, choice.version],
+        "gpu": [machine.gpus[0].name if machine.gpus else "", name],
+        "profile": {input_name: asdict(shapes) for input_name, shapes in profile.items()},
+        "level": level,
+    }
+    return Refittable(skeleton, known, graph=source / _GRAPH, ctx=ctx)
 
 
 def _inputs(network: Any) -> list[Any]:

@@ -27,7 +27,7 @@ from slipway.formats import (
     wrong_value,
 )
 from slipway.settings.sections import LARGEST, Level, Listed
-from slipway_tensorrt_build.levels import LEAST_ARCHITECTURES, LEVELS, lacking
+from slipway_tensorrt_build.levels import FITTED_TO_TEXT, LEAST_ARCHITECTURES, LEVELS, lacking
 from slipway_tensorrt_build.params import TARGET
 
 
@@ -58,6 +58,8 @@ class TensorRTConfiguration(LevelSettings):
         batch: Shapes the engine is optimized for, smallest, typical and largest: rows.
         sequence: The same for new tokens per row and call.
         past: The same for tokens already in the KV cache.
+        refit: Build engines whose weights can be replaced. A later export of the same base with another adapter then refits the engine that is kept on the
+            worker's machine, instead of building one. Needs a worker with the GPU.
     """
 
     builder: Literal["auto", "tensorrt", "tensorrt_rtx"] = "auto"
@@ -65,6 +67,7 @@ class TensorRTConfiguration(LevelSettings):
     batch: DimensionRange = DimensionRange(min=1, opt=1, max=8)
     sequence: DimensionRange = DimensionRange(min=1, opt=128, max=1024)
     past: DimensionRange = DimensionRange(min=0, opt=256, max=2048)
+    refit: bool = False
     quantization: tuple[Level, ...] | None = ()
 
     @field_validator("targets")
@@ -104,20 +107,26 @@ def _build(request: FormatRequest[TensorRTConfiguration], level: str, graph: str
     return PlannedTask(
         id=f"tensorrt_build{ending}",
         stage="tensorrt_build",
-        params={"builder": settings.builder, "targets": list(settings.targets), **ranges},
+        params={
+            "builder": settings.builder,
+            "targets": list(settings.targets),
+            **ranges,
+            **({"refit": True} if settings.refit else {}),
+        },
         inputs={"onnx": graph},
         format=f"{request.name}{ending}",
-        requirements=Requirements(any_of=builders(settings.builder, settings.targets)),
+        requirements=Requirements(any_of=builders(settings.builder, settings.targets, refit=settings.refit)),
         output="tensorrt",
     )
 
 
-def builders(builder: str, targets: tuple[str, ...]) -> tuple[Needs, ...]:
+def builders(builder: str, targets: tuple[str, ...], *, refit: bool = False) -> tuple[Needs, ...]:
     """Return what a worker has to have for one builder or the other.
 
-    TensorRT builds for the GPU it runs on. TensorRT-RTX builds for any that is named, and takes the one that is there if none is.
+    TensorRT builds for the GPU it runs on. TensorRT-RTX builds for any that is named, and takes the one that is there if none is; engines that can
+    be refitted it builds only where their GPU is.
     """
-    rtx = Needs(libraries=("tensorrt-rtx",), gpu=not targets)
+    rtx = Needs(libraries=("tensorrt-rtx",), gpu=refit or not targets, gpu_architectures=targets if refit else ())
     if builder == "tensorrt_rtx":
         return (rtx,)
     on_gpu = Needs(libraries=("tensorrt",), gpu=True, gpu_architectures=targets)
@@ -133,7 +142,15 @@ def conflicts(settings: TensorRTConfiguration) -> Iterable[Problem]:
             f"{', '.join(settings.targets)} cannot be built by builder tensorrt, which builds for the GPU it runs on"
         )
         yield Problem("targets", message, "set formats.tensorrt.builder: tensorrt_rtx, or remove the targets")
+    if settings.refit and len(settings.targets) > 1:
+        message = (
+            f"is true for {', '.join(settings.targets)}, and only an engine for the worker's own GPU can be refitted"
+        )
+        yield Problem("refit", message, "name one target, or set formats.tensorrt.refit: false")
     for level in settings.quantization or ():
+        if settings.refit and level in FITTED_TO_TEXT:
+            message = f"is true for {level}, whose ranges of activations belong to one merge"
+            yield Problem("refit", message, "use fp16 or bf16, or set formats.tensorrt.refit: false")
         if found := lacking(level, settings.targets):
             message = f"{', '.join(found)} does not compute in the type of {level}"
             remedy = f"leave the target out (sm{LEAST_ARCHITECTURES[level]} is the first that does), or use fp16"

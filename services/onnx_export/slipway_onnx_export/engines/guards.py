@@ -30,7 +30,10 @@ def remove_guards(model: ir.Model) -> int:
         if softmax is None or not masks:
             continue
         for mask, index in masks:
+            hiding = mask.inputs[index]
             mask.replace_input_with(index, _finite(graph))
+            if hiding is not None and hiding.is_initializer() and not hiding.uses():
+                del graph.initializers[str(hiding.name)]
         unknown = guard.inputs[0]
         guard.outputs[0].replace_all_uses_with(softmax.outputs[0])
         graph.remove(guard, safe=True)
