@@ -162,10 +162,7 @@ def _write(
         made.model.metadata_props.update({**metadata, **made.component.promise.metadata})
         ir.save(made.model, folder / made.component.file)
         components.append(made.component)
-    end = getattr(source.config, "eos_token_id", None)
-    written = Written(
-        folder, tuple(components), request.opset, end if isinstance(end, int) else None, metadata, left_out
-    )
+    written = Written(folder, tuple(components), request.opset, source.end, metadata, left_out)
     checks = check_folder(written, engine=engine.name)
 
     before, after = (

@@ -70,10 +70,22 @@ class ModelSource:
 
     @property
     def sliding_window(self) -> int:
-        """Return the attention window of local layers in tokens, 0 if all layers have full attention."""
+        """Return the attention window of local layers in tokens, 0 if all layers have full attention.
+
+        A window that no text of the model fills is none (Phi-3's is wider than its positions).
+        """
         kinds = getattr(self.text_config, "layer_types", None)
-        local = kinds is None or "sliding_attention" in kinds
-        return int(getattr(self.text_config, "sliding_window", None) or 0) if local else 0
+        window = int(getattr(self.text_config, "sliding_window", None) or 0)
+        most = getattr(self.text_config, "max_position_embeddings", None)
+        local = (kinds is None or "sliding_attention" in kinds) and (most is None or window < most)
+        return window if local else 0
+
+    @property
+    def end(self) -> int | None:
+        """Return the token that ends a text; none if the configuration names none, several, or one beyond the vocabulary."""
+        end = getattr(self.config, "eos_token_id", None)
+        known = isinstance(end, int) and 0 <= end < getattr(self.text_config, "vocab_size", 0)
+        return end if known else None
 
     @contextmanager
     def open(self) -> Iterator[Weights]:
@@ -167,7 +179,7 @@ def _read_config(folder: Path) -> tuple[Any, Family]:
         )
     try:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except Exception as error:  # configuration classes raise what they meet first, also errors of their own
         raise _invalid_error(
             f"transformers {transformers.__version__} cannot read the configuration of model type {model_type!r}: {error}",
             file="config.json",

@@ -28,7 +28,7 @@ from slipway_onnx_export.interface import PAST, SEQUENCE
 from slipway_onnx_export.layered.blocks import FIRST
 from slipway_onnx_export.parity.activations import Watch
 from slipway_onnx_export.parity.conversations import conversations_of
-from slipway_onnx_export.parity.ort_errors import ORT_ERRORS
+from slipway_onnx_export.parity.ort_errors import ort_failures
 from slipway_onnx_export.parity.rows import Array, Conversation, Session, largest_difference
 from slipway_onnx_export.parity.session import LayeredSession, OrtSession
 from slipway_onnx_export.parity.texts import texts_of
@@ -202,12 +202,14 @@ def _freed_afterwards() -> Iterator[None]:
 
 def _run(conversation: Conversation, sessions: Mapping[str, Session]) -> Iterator[Array]:
     """Run a conversation's calls with ONNX Runtime; a call that it cannot compute is a failed comparison."""
-    try:
-        yield from conversation.exported(sessions)
-    except ORT_ERRORS as error:
-        raise ONNXExportError(
+
+    def failed(error: Exception) -> ONNXExportError:
+        return ONNXExportError(
             f"onnxruntime cannot run the exported model ({conversation.name}): {error}",
             reason="EXPORT_PARITY_FAILED",
             remedy="use another engine",
             about={"case": conversation.name},
-        ) from error
+        )
+
+    with ort_failures(failed):
+        yield from conversation.exported(sessions)

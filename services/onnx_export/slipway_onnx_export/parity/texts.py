@@ -67,8 +67,8 @@ def texts_of(source: ModelSource, *, room: int) -> Iterator[_Text]:
         ids, mask = random_rows(
             random, vocabulary=config.vocab_size, pads=pads, length=length, side=side, padding=padding
         )
-        end = getattr(config, "eos_token_id", None)
-        if config.is_encoder_decoder and isinstance(end, int):  # its classifier reads the end of the text
+        end = source.end
+        if config.is_encoder_decoder and end is not None:  # its classifier reads the end of the text
             ids = np.where(ids == end, (end + 1) % config.vocab_size, ids)
             ids[np.arange(len(pads)), length - 1 - np.array(pads) * (side == "right")] = end
         feed = {"input_ids": ids, "attention_mask": mask}
