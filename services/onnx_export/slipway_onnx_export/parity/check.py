@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from slipway.errors import ONNXExportError
-from slipway.machine.onnx_runtime import ProviderChoice
+from slipway.machine.onnx_runtime import CUDA, ProviderChoice
 from slipway.models.dtypes import FLOATS, torch_dtypes
 from slipway.models.families import DECODER, ENCODER_DECODER, SPEECH, auto_model
 from slipway.models.graphs.promise import EVERY_CALL, Promise
@@ -105,9 +105,11 @@ def check_parity(
             path.stem: OrtSession(path, source.family, threads=threads, padding=padding, provider=provider)
             for path in sorted(folder.glob("*.onnx"))
         }
+    opened = next(iter(sessions.values())).opened
     worst, where, scale, calls = 0.0, "", 1.0, 0
     for conversation, wanted in zip(conversations, references, strict=True):
-        for index, (found, reference) in enumerate(zip(_run(conversation, sessions), wanted, strict=True)):
+        made = _run(conversation, sessions, provider=opened.provider)
+        for index, (found, reference) in enumerate(zip(made, wanted, strict=True)):
             on_call(each + calls, 2 * each)
             scale = max(scale, float(np.abs(reference).max()))
             diff = largest_difference(found, reference)
@@ -121,7 +123,6 @@ def check_parity(
             remedy="use another engine",
             about={"max_abs_diff": worst, "allowed": tolerance * scale, "scale": scale, "case": where},
         )
-    opened = next(iter(sessions.values())).opened
     return ParityReport(worst, scale, calls, opened.provider, opened.note, watch.judge(tolerance))
 
 
@@ -200,16 +201,17 @@ def _freed_afterwards() -> Iterator[None]:
             gc.unfreeze()
 
 
-def _run(conversation: Conversation, sessions: Mapping[str, Session]) -> Iterator[Array]:
+def _run(conversation: Conversation, sessions: Mapping[str, Session], *, provider: str) -> Iterator[Array]:
     """Run a conversation's calls with ONNX Runtime; a call that it cannot compute is a failed comparison."""
+    on_gpu = CUDA in provider
 
     def failed(error: Exception) -> ONNXExportError:
         return ONNXExportError(
             f"onnxruntime cannot run the exported model ({conversation.name}): {error}",
             reason="EXPORT_PARITY_FAILED",
-            remedy="use another engine",
-            about={"case": conversation.name},
+            remedy="compare on the CPU" if on_gpu else "use another engine",
+            about={"case": conversation.name} | ({"stopped_on": "cuda"} if on_gpu else {}),
         )
 
-    with ort_failures(failed):
+    with ort_failures(failed, on_gpu=on_gpu):
         yield from conversation.exported(sessions)
