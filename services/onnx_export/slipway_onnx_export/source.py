@@ -22,9 +22,10 @@ from slipway.models.safetensors_file import read_index
 from slipway.models.weights.reading import Weights, has_weights, open_weights
 from slipway_onnx_export.families import refusal_reason
 from slipway_onnx_export.stand_ins import stand_in
+from slipway_onnx_export.windows import window_of
 
-# The parity check runs beyond attention windows of up to this many tokens; longer ones take too long.
 WINDOW_LIMIT = 512
+"""Longest attention window, in tokens, beyond which the parity check runs a text; see ``parity/reach.py`` for longer ones."""
 
 SMALL_BYTES = 64 << 10
 """Largest tensor that is read at once from a folder that leaves its weights out."""
@@ -71,9 +72,7 @@ class ModelSource:
     @property
     def sliding_window(self) -> int:
         """Return the attention window of local layers in tokens, 0 if all layers have full attention."""
-        kinds = getattr(self.text_config, "layer_types", None)
-        local = kinds is None or "sliding_attention" in kinds
-        return int(getattr(self.text_config, "sliding_window", None) or 0) if local else 0
+        return window_of(self.text_config)
 
     @contextmanager
     def open(self) -> Iterator[Weights]:
