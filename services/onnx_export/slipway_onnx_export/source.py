@@ -22,9 +22,10 @@ from slipway.models.safetensors_file import read_index
 from slipway.models.weights.reading import Weights, has_weights, open_weights
 from slipway_onnx_export.families import refusal_reason
 from slipway_onnx_export.stand_ins import stand_in
+from slipway_onnx_export.windows import window_of
 
-# The parity check runs beyond attention windows of up to this many tokens; longer ones take too long.
 WINDOW_LIMIT = 512
+"""Longest attention window, in tokens, beyond which the parity check runs a text; see ``parity/reach.py`` for longer ones."""
 
 SMALL_BYTES = 64 << 10
 """Largest tensor that is read at once from a folder that leaves its weights out."""
@@ -74,11 +75,9 @@ class ModelSource:
 
         A window that no text of the model fills is none (Phi-3's is wider than its positions).
         """
-        kinds = getattr(self.text_config, "layer_types", None)
-        window = int(getattr(self.text_config, "sliding_window", None) or 0)
+        window = window_of(self.text_config)
         most = getattr(self.text_config, "max_position_embeddings", None)
-        local = (kinds is None or "sliding_attention" in kinds) and (most is None or window < most)
-        return window if local else 0
+        return window if most is None or window < most else 0
 
     @property
     def end(self) -> int | None:

@@ -17,7 +17,7 @@ from slipway.errors import ONNXExportError
 from slipway.models.families import DECODER
 from slipway_onnx_export.components import untraced_decoder
 from slipway_onnx_export.engine_graph import EngineGraph, GraphRequest
-from slipway_onnx_export.lowering import lower
+from slipway_onnx_export.engines.lowering import lower
 from slipway_onnx_export.serving.shared_buffer import share_buffers
 from slipway_onnx_export.source import WINDOW_LIMIT, ModelSource
 from slipway_onnx_export.statistics import Statistics
