@@ -1,4 +1,4 @@
-"""Write an adapter as peft, vLLM, SGLang and KServe take it, module by module."""
+"""Write an adapter as peft, vLLM, SGLang and KServe take it, and as it is written for llama.cpp, module by module."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def write_peft_folder(saved: Saved, base: Path, output: Path, params: AdapterPar
     Raises:
         AdapterExportError, ModelMergeError, CheckpointValidationError: as this service's README lists.
     """
-    cautions = check_rules(saved, "peft")
-    fitted = fit(saved, base)
+    cautions = check_rules(saved, params.target)
+    fitted = fit(saved, base, params.target)
     for caution in (*cautions, *fitted.cautions):
         ctx.warn(caution)
     form = common_form(list(fitted.pairs.values()), params.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal, get_args, get_origin
 
 import pytest
 
@@ -11,6 +12,7 @@ from slipway.configuration import (
     OptimizationConfiguration,
 )
 from slipway.configuration.sections import CombinationConfiguration
+from slipway.formats import FormatSettings
 from slipway.formats.registry import formats
 from slipway.planning.plan import plan
 from slipway.registry import plays, stage_names
@@ -143,12 +145,24 @@ def test_the_levels_of_limits_are_the_stage_s() -> None:
     assert tuple(LIMITS) == STORED_TYPES
 
 
+def every_choice(settings: type[FormatSettings]) -> dict[str, list[str]]:
+    """Return the settings that are lists of known values, each with all of them."""
+    lists = {
+        name: get_args(each.annotation)
+        for name, each in settings.model_fields.items()
+        if get_origin(each.annotation) is tuple
+    }
+    return {name: list(get_args(kind)) for name, (kind, *_) in lists.items() if get_origin(kind) is Literal}
+
+
 def test_stages_with_timeouts_are_those_that_are_planned() -> None:
     levels = {"pytorch": ["int8"], "gguf": ["q4_k_m"]}
+    given = {name: {"quantization": found} for name, found in levels.items()}
     everything = ExportConfiguration(
         combination=CombinationConfiguration(adapters=("other",)),
         formats={
-            name: {"enabled": True} | ({"quantization": levels[name]} if name in levels else {}) for name in formats()
+            name: {"enabled": True} | every_choice(each.settings) | given.get(name, {})
+            for name, each in formats().items()
         },
         optimization=OptimizationConfiguration(method="gptq", calibration="text"),
     )

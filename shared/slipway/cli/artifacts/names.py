@@ -41,9 +41,10 @@ def content_name(files: Sequence[str], made_by: Sequence[str]) -> str:
 
 def _model(files: Sequence[str]) -> str:
     """Return which format's model the files are; empty if they fit no format."""
-    for each in reversed(formats().values()):
-        if each.runtime is not None and any(fnmatch(file, pattern) for file in files for pattern in each.runtime.files):
-            return "model" if each.is_model else f"{each.title} model"
+    known = [(each, runtime) for each in reversed(formats().values()) for runtime in each.runtimes()]
+    for each, runtime in sorted(known, key=lambda pair: not pair[1].on_base):  # a model's files are found in any folder
+        if any(fnmatch(file, pattern) for file in files for pattern in runtime.files):
+            return "adapter" if runtime.on_base else "model" if each.is_model else f"{each.title} model"
     return ""
 
 
