@@ -92,6 +92,7 @@ FORMAT = Format(
     settings=AdapterConfiguration,
     plan=plan,
     variants=variants,
+    plain=lambda settings: "peft" in settings.targets,
     rank=30,
     needs_tokenizer=lambda _: False,
     runtime=Runtime(
@@ -124,6 +125,15 @@ FORMAT = Format(
             families=("decoder",),
             rank=20,
             source="https://docs.vllm.ai/en/latest/features/lora/",
+        ),
+        Fit(
+            "llama.cpp",
+            "several fine-tunes share one file of the base, which is not part of it (--lora, ADAPTER of a Modelfile)",
+            variant=GGUF,
+            families=("decoder",),
+            rank=20,
+            settings={"targets": [GGUF]},
+            source="services/adapter/README.md",
         ),
     ),
     media_types={".onnx_adapter": "application/vnd.onnxruntime.adapter"},

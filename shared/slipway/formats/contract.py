@@ -143,6 +143,7 @@ class Format(Generic[S]):
         plan: Pure function that returns the tasks for a request. The task that delivers an output names it in ``format``.
         levels: Its quantization levels.
         variants: Function that returns the variants that these settings ask for; a variant's output is named ``NAME-VARIANT``, like that of a level.
+        plain: Function that says whether these settings ask for the output that is neither a level nor a variant.
         variant_runtimes: The way to recognise and run outputs of a variant, by its name. Without one, they run like those of the format whose
             runtime recognises their folder.
         unquantized_level: Another name for its unquantized output in a list of levels, such as ``f16``; empty for none.
@@ -175,6 +176,7 @@ class Format(Generic[S]):
     plan: Callable[[FormatRequest[S]], tuple[PlannedTask, ...]]
     levels: tuple[str, ...] = ()
     variants: Callable[[S], Iterable[str]] = lambda _: ()
+    plain: Callable[[S], bool] = lambda _: True
     variant_runtimes: Mapping[str, Runtime] = field(default_factory=dict)
     unquantized_level: str = ""
     text_levels: tuple[str, ...] = ()
