@@ -22,5 +22,5 @@ class AdapterParams(StageParams):
     )
     dtype: FactorType = Field(
         default="auto",
-        description="type of the factors of a folder; auto keeps the stored one, or takes float32 where a scaling would round it",
+        description="type of the factors of a peft folder; auto keeps the stored one, or takes float32 where a scaling would round it",
     )
