@@ -12,7 +12,7 @@ from slipway.errors import CheckpointValidationError
 from slipway.files import json_documents
 from slipway.files.distinct_files import distinct_bytes
 from slipway.formats import Runtime
-from slipway.formats.registry import format_of_output, formats, runtime_of_output, split_output
+from slipway.formats.registry import format_of_output, runtime_of_output, runtimes_to_try, split_output
 from slipway.levels import LEVELS
 from slipway.models.dtypes import DTYPES
 from slipway.models.families import Family, described, family_of
@@ -49,7 +49,7 @@ def runtime_for(name: str, folder: Path) -> Runtime | None:
     named, own = format_of_output(name), runtime_of_output(name)
     if named is not None and own is None:
         return None
-    others = (runtime for each in reversed(formats().values()) for runtime in each.runtimes())
+    others = (runtime for _, runtime in runtimes_to_try())
     return next((runtime for runtime in (own, *others) if runtime is not None and runtime.recognises(folder)), None)
 
 
@@ -99,7 +99,7 @@ def stored_dtype(folder: Path) -> str:
     safetensors = safetensors_dtype(folder)
     if safetensors:
         return safetensors
-    runtimes = [runtime for each in formats().values() for runtime in each.runtimes()]
+    runtimes = [runtime for _, runtime in reversed(runtimes_to_try())]
     for runtime in runtimes:
         noted = read_json(folder / runtime.precision_file).get("precision") if runtime.precision_file else None
         if noted:

@@ -247,7 +247,7 @@ class Format(Generic[S]):
         return self.variant_runtimes.get(level, self.runtime)
 
     def runtimes(self) -> tuple[Runtime, ...]:
-        """Return all runtimes; those of variants, which know their folders by more special files, go first."""
+        """Return all runtimes."""
         return (*self.variant_runtimes.values(), *((self.runtime,) if self.runtime else ()))
 
     def variable(self, setting: str) -> str:

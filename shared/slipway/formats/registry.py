@@ -141,6 +141,15 @@ def runtime_of_output(name: str) -> Runtime | None:
     return known.runtime_of(level) if known is not None else None
 
 
+def runtimes_to_try() -> tuple[tuple[Format[Any], Runtime], ...]:
+    """Return each runtime with its format, in the order in which a folder of unknown name is compared with their files.
+
+    Variants go first, whose patterns are narrower; then the formats that are made of others.
+    """
+    known = [(each, runtime) for each in reversed(formats().values()) for runtime in each.runtimes()]
+    return tuple(sorted(known, key=lambda pair: pair[1] is pair[0].runtime))
+
+
 def is_adapter_alone(name: str) -> bool:
     """Return whether the output with this name holds an adapter alone, which is no model without its base; a variant without a runtime of its own holds more."""
     _, level = split_output(name)

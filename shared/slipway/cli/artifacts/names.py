@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatch
 from typing import TYPE_CHECKING
 
-from slipway.formats.registry import formats
+from slipway.formats.registry import runtimes_to_try
 from slipway.texts import one_line
 from slipway_protos.v1 import export_pb2 as pb
 
@@ -41,8 +41,7 @@ def content_name(files: Sequence[str], made_by: Sequence[str]) -> str:
 
 def _model(files: Sequence[str]) -> str:
     """Return which format's model the files are; empty if they fit no format."""
-    known = [(each, runtime) for each in reversed(formats().values()) for runtime in each.runtimes()]
-    for each, runtime in sorted(known, key=lambda pair: not pair[1].on_base):  # a model's files are found in any folder
+    for each, runtime in runtimes_to_try():
         if any(fnmatch(file, pattern) for file in files for pattern in runtime.files):
             return "adapter" if runtime.on_base else "model" if each.is_model else f"{each.title} model"
     return ""
