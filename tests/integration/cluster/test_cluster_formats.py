@@ -33,7 +33,6 @@ class Case:
         settings: Beyond the format itself.
         libraries: Modules without which no output is made or run here.
         status: What the validation says of each output.
-        status: What the validation says of each output.
         format: The format; empty: named like the stage.
         before: Stages of other formats that go before, for which there is another worker.
         extra: The extra of the stage, which is all that its worker has, but for the client of the bucket; empty: named like the stage.

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 pytest.importorskip("xllamacpp", reason="llama.cpp runs the files: pip install 'slipway[gguf]'")
 from slipway.errors import ModelExportError
-from slipway_gguf.runtime import load_beside
+from slipway_gguf.runtime.beside import load as load_beside
 from slipway_validate.runner.model import Unusable
 from support.models.gguf_models import (
     FAMILIES,

@@ -14,7 +14,7 @@ import transformers
 from slipway.stage import Context
 from slipway_gguf.lora.params import AdapterParams
 from slipway_gguf.lora.stage import STAGE
-from slipway_gguf.runtime import load_beside
+from slipway_gguf.runtime.beside import load as load_beside
 from slipway_validate.params import ValidateParams
 from slipway_validate.protocol.messages import TextSpec
 from slipway_validate.runner.model import Unusable

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, get_args, get_origin
 
 import pytest
 
@@ -12,8 +11,8 @@ from slipway.configuration import (
     OptimizationConfiguration,
 )
 from slipway.configuration.sections import CombinationConfiguration
-from slipway.formats import FormatSettings
 from slipway.formats.registry import formats
+from slipway.formats.settings import every_choice
 from slipway.planning.plan import plan
 from slipway.registry import plays, stage_names
 from slipway.stage import Role
@@ -143,16 +142,6 @@ def test_the_levels_of_limits_are_the_stage_s() -> None:
     from slipway_validate.judging.limits import LIMITS
 
     assert tuple(LIMITS) == STORED_TYPES
-
-
-def every_choice(settings: type[FormatSettings]) -> dict[str, list[str]]:
-    """Return the settings that are lists of known values, each with all of them."""
-    lists = {
-        name: get_args(each.annotation)
-        for name, each in settings.model_fields.items()
-        if get_origin(each.annotation) is tuple
-    }
-    return {name: list(get_args(kind)) for name, (kind, *_) in lists.items() if get_origin(kind) is Literal}
 
 
 def test_stages_with_timeouts_are_those_that_are_planned() -> None:

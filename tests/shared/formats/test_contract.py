@@ -14,6 +14,7 @@ from slipway.configuration import parse
 from slipway.errors import ConfigurationError
 from slipway.formats import Format, FormatSettings, LevelSettings, PlannedTask, Runtime, registry
 from slipway.formats.registry import format_of_output, formats, load_format, merged_output, split_output
+from slipway.machine import doctor
 from slipway.planning.plan import format_tasks, plan
 from slipway.stage import Role
 
@@ -153,6 +154,15 @@ def test_a_format_without_its_unquantized_output_keeps_the_task_that_its_levels_
 def test_nothing_but_an_unquantized_output_that_is_not_wanted_is_a_conflict() -> None:
     with pytest.raises(ConfigurationError, match=r"formats\.onnx\.unquantized"):
         parse({"formats": {"onnx": {"unquantized": False}}})
+
+
+def test_doctor_says_of_each_variant_what_its_own_stages_lack() -> None:
+    found = {each.name: each.detail for each in doctor.format_health(())}
+    assert found["adapter"] == "adapter cannot run: not installed"
+    assert found["adapter-gguf"] == "adapter cannot run: not installed; gguf_adapter cannot run: not installed"
+    assert found["adapter-onnx"].startswith("onnx_export cannot run")
+    assert found["pytorch"] == "merge cannot run: not installed"
+    assert found["onnx-<level>"].split("; ")[0] == "merge cannot run: not installed"
 
 
 def test_every_role_is_played_by_one_installed_stage() -> None:
