@@ -151,7 +151,7 @@ def _compute(model: LanguageModel, spec: RunSpec, collector: Collector) -> _Comp
     for case in spec.cases:
         collector.case(case)
     collector.plain_rows(spec.cases)
-    continuations = collector.continuations(spec.prompts, spec.new_tokens)
+    continuations = collector.continuations(spec)
     answers = _answers(model, spec) if spec.write_logits else None
     long = collector.long_continuations(spec.long) if spec.long else None
     adapter = _base_logits(model, collector) if spec.adapter else ""
