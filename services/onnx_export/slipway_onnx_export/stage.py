@@ -36,7 +36,7 @@ def probe() -> tuple[Provider, ...]:
 
 STAGE = Stage(
     name="onnx_export",
-    version=3,
+    version=4,
     inputs=("pytorch",),
     outputs=("onnx",),
     params=OnnxExportParams,

@@ -5,7 +5,7 @@ Axes: N output features, K input features. A weight is stored (K, N), or (N, K);
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,8 +22,13 @@ from slipway_quantize.pieces import Pieces, Squares
 
 Array = NDArray[Any]
 Values = Array | LazyMatrix
+_SIDE_BY_SIDE = 2
 _LARGEST = 127
-"""Codes are symmetric, from -127 to 127, as TensorRT takes them."""
+"""Codes are symmetric, from -127 to 127, as TensorRT takes them, and so is the sum of two that are multiplied side by side.
+
+x86 processors without VNNI add such products of an unsigned byte (at most 255) and a signed one in 16 bits, which saturate: 255 · 127 · 2 does
+not fit, 255 · 128 does. Each of the two roundings adds at most half a code.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +46,7 @@ class Channels:
 
 def largest_inputs(weight: Weight, values: Values) -> Array:
     """Return the largest magnitude that the weight has for each input feature. float32 (K,)."""
-    return _largest(weight, values, by_row=weight.transposed)
+    return _largest(weight, values, by_row=weight.transposed, reach=_magnitudes)
 
 
 def write_channels(
@@ -68,7 +73,7 @@ def write_channels(
     """
     turned, columns = weights[0].transposed, weights[0].features[1]
     largest = np.concatenate(
-        [_largest(*each, by_row=not turned, factors=factors) for each in zip(weights, values, strict=True)]
+        [_largest(*each, by_row=not turned, reach=_sums, factors=factors) for each in zip(weights, values, strict=True)]
     )
     scale = np.where(largest > 0, largest / _LARGEST, 1).astype(np.float32)  # (N,)
     shape = (columns, len(scale)) if turned else (len(scale), columns)
@@ -107,13 +112,29 @@ def _exact(weight: Weight, piece: Values, row: int, factors: Array | None) -> Ar
     return exact
 
 
-def _largest(weight: Weight, values: Values, *, by_row: bool, factors: Array | None = None) -> Array:
-    """Return the largest magnitudes along one feature, by row of the stored matrix or by column."""
+def _largest(
+    weight: Weight, values: Values, *, by_row: bool, reach: Callable[[Array, int], Array], factors: Array | None = None
+) -> Array:
+    """Return what ``reach`` finds along one feature, by row of the stored matrix or by column."""
     found: list[Array] = []
-    for row, piece in row_chunks(values):
-        exact = np.abs(_exact(weight, piece, row, factors))
+    for row, piece in row_chunks(values, multiple=_SIDE_BY_SIDE):
+        exact = _exact(weight, piece, row, factors)
         if by_row:
-            found.append(exact.max(axis=1))
+            found.append(reach(exact, 1))
         else:
-            found[:] = [np.maximum(found[0], exact.max(axis=0)) if found else exact.max(axis=0)]
+            found[:] = [np.maximum(found[0], reach(exact, 0)) if found else reach(exact, 0)]
     return np.concatenate(found)
+
+
+def _magnitudes(exact: Array, axis: int) -> Array:
+    """Return the largest magnitude along an axis."""
+    largest: Array = np.abs(exact).max(axis=axis)
+    return largest
+
+
+def _sums(exact: Array, axis: int) -> Array:
+    """Return the largest magnitude along the axis of input features, of single values and of sums of two side by side."""
+    pairs = exact.shape[axis] // _SIDE_BY_SIDE
+    along = np.moveaxis(exact, axis, 0)[: pairs * _SIDE_BY_SIDE]
+    sums = along[::_SIDE_BY_SIDE] + along[1::_SIDE_BY_SIDE]  # of two with other signs: less than the larger one
+    return np.maximum(_magnitudes(exact, axis), np.abs(sums).max(axis=0, initial=0))
