@@ -14,17 +14,17 @@ from slipway.models.base_format import read_config
 from slipway.models.families import DECODER, ENCODER_DECODER, Family, described, family_of
 from slipway.models.model_files import copy_companions
 from slipway.stage import Context, installed_version
-from slipway_openvino.attention import simplify_attention
 from slipway_openvino.families import PAIRS, refusal_reason
 from slipway_openvino.files import DECODER_GRAPH, DECODER_MODEL, ENCODER_GRAPH, ENCODER_MODEL, GRAPH, MODEL
-from slipway_openvino.integers import sign_integers
-from slipway_openvino.interface import pair_interfaces, text_interface
+from slipway_openvino.graphs.attention import simplify_attention
+from slipway_openvino.graphs.integers import sign_integers
+from slipway_openvino.graphs.interface import pair_interfaces, text_interface
+from slipway_openvino.graphs.lookups import readable_graph
+from slipway_openvino.graphs.names import number_nodes
+from slipway_openvino.graphs.pair import attend_to_encoded, only_encoded
+from slipway_openvino.graphs.state import make_stateful
 from slipway_openvino.library import ov, said
-from slipway_openvino.lookups import readable_graph
-from slipway_openvino.names import number_nodes
-from slipway_openvino.pair import attend_to_encoded, only_encoded
 from slipway_openvino.params import OpenVinoParams
-from slipway_openvino.state import make_stateful
 from slipway_openvino.tokenizers import write_tokenizer
 
 RECORD = "openvino_export.json"

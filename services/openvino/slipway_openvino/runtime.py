@@ -15,8 +15,8 @@ from slipway.models.sentences.pooling import SENTENCE_EMBEDDING
 from slipway.validation.speed import Engine
 from slipway_openvino.families import PAIRS
 from slipway_openvino.files import DECODER_MODEL, ENCODER_MODEL, MODEL
+from slipway_openvino.graphs.pair import ENCODED, GIVEN
 from slipway_openvino.library import ov, said
-from slipway_openvino.pair import ENCODED, GIVEN
 from slipway_validate.folders import stored_dtype
 from slipway_validate.numerics import Logits
 from slipway_validate.runner.model import Bounds, LanguageModel, Past, Step, Unusable, class_results

@@ -12,9 +12,9 @@ from onnx import TensorProto, helper, numpy_helper
 from slipway.errors import OpenVinoExportError
 from slipway.models.families import DECODER, SEQUENCE_CLASSIFIER, Family
 from slipway_openvino.files import MODEL
-from slipway_openvino.interface import text_interface
+from slipway_openvino.graphs.interface import text_interface
+from slipway_openvino.graphs.lookups import readable_graph
 from slipway_openvino.library import ops, ov, said
-from slipway_openvino.lookups import readable_graph
 from slipway_openvino.runtime import EXACT, ROUNDED, _Graph
 
 CACHE = [-1, 2, -1, 4]

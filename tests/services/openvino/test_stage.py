@@ -144,7 +144,7 @@ def test_only_files_beside_a_rewritten_graph_are_linked(location: str, tmp_path:
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 
-    from slipway_openvino.lookups import readable_graph
+    from slipway_openvino.graphs.lookups import readable_graph
 
     (tmp_path / "graph").mkdir()
     (tmp_path / "work").mkdir()

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from slipway_openvino.graphs.state import PAST, present_of
 from slipway_openvino.library import ops, ov
-from slipway_openvino.state import PAST, present_of
 
 ENCODED, GIVEN = "last_hidden_state", "encoder_hidden_states"
 """What the encoder returns, and the decoder's input for it."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from slipway.errors import OpenVinoExportError
 from slipway.models.families import DECODER, SPEECH, Family
+from slipway_openvino.graphs.pair import ENCODED, GIVEN, cross_pasts
+from slipway_openvino.graphs.state import PAST, present_of
 from slipway_openvino.library import ov
-from slipway_openvino.pair import ENCODED, GIVEN, cross_pasts
-from slipway_openvino.state import PAST, present_of
 
 Axes = tuple[bool, ...]
 """Which axes of an input must take any size; the others are fixed."""
