@@ -6,6 +6,7 @@ from slipway.formats import (
     Fit,
     Format,
     FormatRequest,
+    FormatSettings,
     LevelSettings,
     ModelSize,
     PlannedTask,
@@ -56,7 +57,7 @@ def plan(request: FormatRequest[GGUFConfiguration]) -> tuple[PlannedTask, ...]:
     return (measured, *files) if request.text and wanted else files
 
 
-def level_bytes(level: str, size: ModelSize) -> int:
+def level_bytes(_: FormatSettings, level: str, size: ModelSize) -> int:
     """Estimate an output's size."""
     return output_bytes({"type": level or UNQUANTIZED}, size)
 

@@ -9,6 +9,7 @@ from slipway.formats import (
     Fit,
     Format,
     FormatRequest,
+    FormatSettings,
     LevelSettings,
     ModelSize,
     PlannedTask,
@@ -68,7 +69,7 @@ def _convert(request: FormatRequest[OpenVinoConfiguration], level: str, graph: s
     )
 
 
-def output_bytes(level: str, size: ModelSize) -> int:
+def output_bytes(_: FormatSettings, level: str, size: ModelSize) -> int:
     """Estimate an output's size; the tokenizer is there twice."""
     return (size.at_level(level) + GRAPH_BYTES if level else size.graph_bytes) + size.companion_bytes
 

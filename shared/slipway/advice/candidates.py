@@ -93,7 +93,7 @@ def _candidates(fit: Fit, each: Format[Any], subject: Subject | None, memory: in
         unfit = ""
         if subject is not None and each.output_bytes is not None:
             with translate_format_errors(each):
-                size = int(each.output_bytes(level, subject.size))
+                size = int(each.output_bytes(each.settings(), level, subject.size))
             needed = size + subject.cache_bytes + _RUNTIME_BYTES
             if memory is not None and needed > memory:
                 unfit = f"needs about {format_size(needed)}, and there is {format_size(memory)}"

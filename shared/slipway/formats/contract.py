@@ -156,7 +156,8 @@ class Format(Generic[S]):
         flags: Settings (or parts of one: ``activations.layers``) by the flag of ``slipway export`` that is a shorthand for them.
         conflicts: Function that returns the contradictions in the enabled format's settings; their keys are relative to the section.
         cautions: Function that returns warnings about valid settings.
-        output_bytes: Upper estimate of an output's size at a level (empty: unquantized); None uses the estimate of its stage.
+        output_bytes: Function that returns, from above, the size of an output with these settings at a level (empty: unquantized) of a model of
+            this size; None uses the estimate of its stage.
         runtime: The way to recognise and run outputs for validation; with None, outputs are not validated, and the report says so.
         group_sizes: Numbers of weights in a row that may share one scale, smallest first; empty: all of ``optimization.group_size``. Its levels get
             the nearest of them, with a warning.
@@ -188,7 +189,7 @@ class Format(Generic[S]):
     flags: Mapping[str, str] = field(default_factory=dict)
     conflicts: Callable[[S], Iterable[Problem]] = lambda _: ()
     cautions: Callable[[S], Iterable[str]] = lambda _: ()
-    output_bytes: Callable[[str, ModelSize], int] | None = None
+    output_bytes: Callable[[S, str, ModelSize], int] | None = None
     runtime: Runtime | None = None
     group_sizes: tuple[int, ...] = ()
     calibrated: bool = False
