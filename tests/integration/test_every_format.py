@@ -29,7 +29,12 @@ PRESENT = tuple(name for name, library in LIBRARIES.items() if importlib.util.fi
 LEVELS = {"gguf": ("q8_0", "q4_k_m"), "openvino": ("int8", "int4"), "executorch": ("8da4w",), "litert": ("int8",)}
 LIMITS = {"none": 1e-4, "q8_0": 1e-3, "int8": 1e-3, "q4_k_m": 2e-2, "int4": 2e-2, "8da4w": 2e-2}
 """Largest mean KL from base + adapter, by level."""
-NO_ENCODERS = "gguf"
+BESIDE = tuple(name for name in ("onnx", "gguf") if name in PRESENT)
+"""Formats beside whose output of the base the adapter is delivered too."""
+NO_ENCODERS = ("gguf", "adapter-gguf")
+ONLY_GGUF = {f"formats.{name}.enabled": str(name == "gguf").lower() for name in LIBRARIES} | {
+    "validation.enabled": "false"
+}
 COLUMNS = ("Validation", "Size", "Mean KL", "Load, at most", "Prompt", "Memory")
 
 
@@ -46,7 +51,7 @@ def exported(root: Path, *words: str | Path, levels: dict[str, tuple[str, ...]],
     settings |= {f"formats.{name}.quantization": ",".join(levels[name]) for name in levels if name in PRESENT}
     settings |= {f"formats.{name}.quantization": "none" for name in ("pytorch", "onnx")}
     if "adapter" in PRESENT:
-        settings["formats.adapter.targets"] = "peft,onnx"
+        settings["formats.adapter.targets"] = ",".join(("peft", *BESIDE))
     flags = [word for key, value in (settings | more).items() for word in ("--set", f"{key}={value}")]
     return slipway("export", "--json", *words, "--out", root / "out", *flags, home=root / "home", timeout=2400)
 
@@ -54,7 +59,7 @@ def exported(root: Path, *words: str | Path, levels: dict[str, tuple[str, ...]],
 def outputs(levels: dict[str, tuple[str, ...]]) -> set[str]:
     """Return the names of all outputs that can be made here."""
     named = {each for name in PRESENT for each in (name, *(f"{name}-{level}" for level in levels.get(name, ())))}
-    return named | ({"adapter-onnx"} if "adapter" in PRESENT else set())
+    return named | ({f"adapter-{name}" for name in BESIDE} if "adapter" in PRESENT else set())
 
 
 def table(page: Path) -> dict[str, dict[str, str]]:
@@ -95,10 +100,12 @@ def check_delivery(result: dict[str, Any], made: set[str]) -> Path:
     assert missing == []
     assert json.loads((folder / "lineage.json").read_text())["outputs"].keys() == {*made, "validation"}
     card = (folder / "README.md").read_text()
-    assert ("Each folder but `adapter` is complete on its own" in card) is ("adapter" in made)
-    if "adapter" in made:  # it is far smaller than any model, because it is none
-        assert result["formats"]["adapter"]["reduction_percent"] is None
-        assert result["optimized_size_bytes"] > result["formats"]["adapter"]["size_bytes"]
+    alone = [name for name in ("adapter", "adapter-gguf") if name in made]
+    named = " and ".join(f"`{name}`" for name in alone)
+    assert (f"Each folder but {named} is complete on its own" in card) is bool(alone)
+    for name in alone:  # it is far smaller than any model, because it is none
+        assert result["formats"][name]["reduction_percent"] is None
+        assert result["optimized_size_bytes"] > result["formats"][name]["size_bytes"]
     return folder
 
 
@@ -113,7 +120,13 @@ def test_the_sample_in_every_format(sample: Path, tmp_path: Path) -> None:
             each["name"]: each["texts"]
             for each in json.loads((folder / "report.json").read_text())["validation"]["outputs"]
         }
-        assert all(texts[name] for name in made if name.startswith("gguf"))
+        assert all(texts[name] for name in made if "gguf" in name)
+    if "adapter-gguf" in made:
+        base = ("--base-model", sample / "qwen3-base", "--set", "checkpoint.path=none")
+        of_base = exported(tmp_path / "plain", *base, levels={}, **ONLY_GGUF)
+        assert of_base.code == 0, of_base.err[-3000:]
+        [file] = Path(of_base.json["paths"]["gguf"]).glob("*.gguf")
+        shutil.copy(file, folder / "adapter-gguf" / "base.gguf")
     printed = run_examples(folder, sample / "qwen3-base")
     assert printed.keys() == made
     assert all(printed.values())
@@ -128,10 +141,10 @@ def test_a_classifier_in_every_format_that_takes_it(tmp_path: Path) -> None:
     limits = "int8.top1_agreement=0.95,int8.adapter_strength_error=0.06"
     words = ("--base-model", model.base, "--checkpoint", model.adapter)
     done = exported(tmp_path, *words, levels=levels, **{"validation.test_samples": "4", "validation.limits": limits})
-    result, made = done.json, {name for name in outputs(levels) if name != NO_ENCODERS}
-    assert done.code == (6 if NO_ENCODERS in PRESENT else 0), done.err[-3000:]
+    result, made = done.json, outputs(levels) - set(NO_ENCODERS)
+    assert done.code == (6 if "gguf" in PRESENT else 0), done.err[-3000:]
     check_delivery(result, made)
-    assert result["failed"].keys() == {NO_ENCODERS} & set(PRESENT)
+    assert result["failed"].keys() == outputs(levels) & set(NO_ENCODERS)
     for refused in result["failed"].values():
         assert (refused["state"], refused["reason"]) == ("not_run", "FAMILY_UNSUPPORTED")
         assert "sequence classifier" in refused["error_message"]

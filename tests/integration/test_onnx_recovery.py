@@ -74,6 +74,11 @@ def build(source, request):
     weights = {name: tensor * 1.5 if name.endswith("norm.weight") else tensor for name, tensor in graphs[0].weights.items()}
     return [EngineGraph(graphs[0].component, graphs[0].model, weights)]
 """
+# The optimizer stops with an error of its own.
+_NOT_OPTIMIZED = """
+def optimize_graph(model):
+    raise RuntimeError("a pass met a node that it does not know")
+"""
 # No graph of the whole model can be traced.
 _NOT_WHOLE = """
 from slipway.errors import ONNXExportError
@@ -142,6 +147,10 @@ FAULTS = {
     "a wrong graph": Fault(
         "qwen3", ("onnx-capture-instead-of-construction",), {},
         {"slipway_onnx_export.engines.mobius": _WRONG_GRAPH}, "dynamo", 23, ("EXPORT_PARITY_FAILED",),
+    ),
+    "an optimization that fails": Fault(
+        "bert-classes", ("onnx-without-optimization",), {},
+        {"slipway_onnx_export.engines.optimizing": _NOT_OPTIMIZED}, "dynamo", 23, ("EXPORT_ENGINE_FAILED",),
     ),
     "out of memory": Fault(
         "qwen3", ("memory-alone",), {}, {"slipway_onnx_export.engines.mobius": _KILLED, "slipway.execution.child_process": _COUNTED}, "mobius", 23, ("OUT_OF_MEMORY",)

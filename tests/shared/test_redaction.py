@@ -51,8 +51,9 @@ def test_what_is_no_password_stays(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["://:x" * 100_000, "://" + "x" * 500_000, ":/a:" * 100_000, "a://b:" + "@" * 500_000])
-def test_redaction_is_quick(text: str) -> None:
-    answer(lambda: redact(text))
+def test_redaction_takes_no_time_that_grows_with_the_square(text: str) -> None:
+    # Less than 1 s on an idle machine; minutes if each character looked at all others.
+    answer(lambda: redact(text), seconds=5)
 
 
 @pytest.mark.parametrize(

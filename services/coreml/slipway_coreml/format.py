@@ -11,6 +11,7 @@ from slipway.formats import (
     Fit,
     Format,
     FormatRequest,
+    FormatSettings,
     LevelSettings,
     ModelSize,
     Needs,
@@ -65,7 +66,7 @@ def plan(request: FormatRequest[CoremlConfiguration]) -> tuple[PlannedTask, ...]
     )
 
 
-def output_bytes(level: str, size: ModelSize) -> int:
+def output_bytes(_: FormatSettings, level: str, size: ModelSize) -> int:
     """Estimate an output's size, from above: with weights of 32 bits, which ``precision`` may ask for; a tied matrix may be stored twice."""
     weight = LEVELS[level].bytes_per_weight if level in LEVELS else 4
     return int((size.weights + size.largest) * weight) + size.companion_bytes + PROGRAM_BYTES

@@ -9,6 +9,7 @@ from slipway.formats import (
     Fit,
     Format,
     FormatRequest,
+    FormatSettings,
     LevelSettings,
     ModelSize,
     Needs,
@@ -62,7 +63,7 @@ def plan(request: FormatRequest[ExecutorchConfiguration]) -> tuple[PlannedTask, 
     )
 
 
-def output_bytes(level: str, size: ModelSize) -> int:
+def output_bytes(_: FormatSettings, level: str, size: ModelSize) -> int:
     """Estimate an output's size, from above: a matrix that is tied to the embedding is stored twice."""
     weight = LEVELS[level].bytes_per_weight if level in LEVELS else 4
     return int((size.weights + size.largest) * weight) + size.companion_bytes + PROGRAM_BYTES

@@ -6,6 +6,7 @@ from slipway.formats import (
     Fit,
     Format,
     FormatRequest,
+    FormatSettings,
     LevelSettings,
     ModelSize,
     PlannedTask,
@@ -14,7 +15,6 @@ from slipway.formats import (
     Usage,
 )
 from slipway_gguf.levels import LEVELS, UNQUANTIZED
-from slipway_gguf.params import file_name
 from slipway_gguf.stage import output_bytes
 
 _USUAL = ("q4_k_m", "q5_k_m", "q6_k", "q8_0", "iq4_xs", "q4_0", "", "bf16")
@@ -42,7 +42,7 @@ def plan(request: FormatRequest[GGUFConfiguration]) -> tuple[PlannedTask, ...]:
             stage="gguf",
             params={
                 "type": level or UNQUANTIZED,
-                "name": file_name(request.model_name),
+                "name": request.file_name,
                 "base_model": request.base_model,
             },
             inputs={
@@ -57,7 +57,7 @@ def plan(request: FormatRequest[GGUFConfiguration]) -> tuple[PlannedTask, ...]:
     return (measured, *files) if request.text and wanted else files
 
 
-def level_bytes(level: str, size: ModelSize) -> int:
+def level_bytes(_: FormatSettings, level: str, size: ModelSize) -> int:
     """Estimate an output's size."""
     return output_bytes({"type": level or UNQUANTIZED}, size)
 

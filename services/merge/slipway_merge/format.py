@@ -6,6 +6,7 @@ from slipway.formats import (
     Fit,
     Format,
     FormatRequest,
+    FormatSettings,
     LevelSettings,
     ModelSize,
     PlannedTask,
@@ -35,7 +36,7 @@ def plan(request: FormatRequest[PyTorchConfiguration]) -> tuple[PlannedTask, ...
     return quantized(request, request.model)
 
 
-def output_bytes(level: str, size: ModelSize) -> int:
+def output_bytes(_: FormatSettings, level: str, size: ModelSize) -> int:
     """Estimate an output's size."""
     if not level:
         return size.stored_bytes

@@ -162,10 +162,7 @@ def _write(
         made.model.metadata_props.update({**metadata, **made.component.promise.metadata})
         ir.save(made.model, folder / made.component.file)
         components.append(made.component)
-    end = getattr(source.config, "eos_token_id", None)
-    written = Written(
-        folder, tuple(components), request.opset, end if isinstance(end, int) else None, metadata, left_out
-    )
+    written = Written(folder, tuple(components), request.opset, source.end, metadata, left_out)
     checks = check_folder(written, engine=engine.name)
 
     before, after = (
@@ -239,14 +236,19 @@ def _compare_with_pytorch(
         sizes=sizes,
         observed=observed,
         promise=components[0].promise,
+        cached=params.cache,
+        spare_bytes=ctx.max_memory_bytes - needed,
         provider=params.provider,
         on_call=lambda done, total: ctx.progress("parity", done=done, total=total, unit="calls"),
     )
     ctx.progress("parity", done=2 * report.calls, total=2 * report.calls, unit="calls")
     if report.note:
         ctx.warn(f"the ONNX model was compared on the CPU: {report.note}")
+    if report.reach.why and report.reach.matters:
+        ctx.warn(f"the ONNX model was not compared beyond its attention window: {report.reach.why}")
     return {
         "parity": "passed",
+        **({"window": report.reach.record} if report.reach.window else {}),
         "parity_provider": report.provider,
         "parity_max_abs_diff": report.max_abs_diff,
         "parity_scale": report.scale,

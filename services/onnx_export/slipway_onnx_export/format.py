@@ -28,6 +28,7 @@ from slipway.models.families import ENCODER_DECODER, FAMILIES, SPEECH
 from slipway.settings.sections import Listed, as_tuple
 from slipway_onnx_export.activations.settings import Activations, activation_params
 from slipway_onnx_export.packaging.kinds import Kind
+from slipway_onnx_export.packaging.sizes import package_bytes
 from slipway_onnx_export.params import Attention, EngineName, Optimization
 
 _GENERATES = tuple(each.name for each in FAMILIES if each.generates)
@@ -227,9 +228,10 @@ def open_choices(settings: OnnxConfiguration, profile: str) -> tuple[str, ...]:
     return tuple(name for name, is_open in unset.items() if is_open)
 
 
-def output_bytes(level: str, size: ModelSize) -> int:
-    """Estimate an output's size."""
-    return size.at_level(level) + GRAPH_BYTES if level else size.graph_bytes
+def output_bytes(settings: OnnxConfiguration, level: str, size: ModelSize) -> int:
+    """Estimate an output's size, with its packages."""
+    graph = size.at_level(level) + GRAPH_BYTES if level else size.graph_bytes
+    return graph + package_bytes(settings.packaging, graph, size)
 
 
 FORMAT = Format(

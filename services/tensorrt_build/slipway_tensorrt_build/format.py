@@ -157,9 +157,10 @@ def conflicts(settings: TensorRTConfiguration) -> Iterable[Problem]:
             yield Problem("quantization", message, remedy)
 
 
-def output_bytes(level: str, size: ModelSize) -> int:
-    """Estimate an output's size for one target."""
-    return size.at_level(level) + GRAPH_BYTES if level else size.graph_bytes
+def output_bytes(settings: TensorRTConfiguration, level: str, size: ModelSize) -> int:
+    """Estimate an output's size for all targets."""
+    each = size.at_level(level) + GRAPH_BYTES if level else size.graph_bytes
+    return each * max(1, len(settings.targets))
 
 
 FORMAT = Format(

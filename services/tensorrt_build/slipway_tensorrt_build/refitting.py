@@ -118,7 +118,9 @@ class Refittable:
         if self._ctx.kept is None:
             return
         try:
-            for path in [*self._kept(self._key), *self._kept("*")[_MOST - 1 :]]:
+            replaced = self._kept(self._key)
+            others = [path for path in self._kept("*") if path not in replaced]
+            for path in [*replaced, *others[_MOST - 1 :]]:
                 path.unlink(missing_ok=True)
             os.link(engine, self._ctx.kept / f"{self._key}.{sha256}{_ENDING}")
         except OSError as error:

@@ -7,6 +7,7 @@ from slipway.formats import (
     Fit,
     Format,
     FormatRequest,
+    FormatSettings,
     LevelSettings,
     ModelSize,
     Needs,
@@ -78,7 +79,7 @@ def _plan(
     )
 
 
-def output_bytes(level: str, size: ModelSize) -> int:
+def output_bytes(_: FormatSettings, level: str, size: ModelSize) -> int:
     """Estimate an output's size, from above: the graph itself is small."""
     weight = LEVELS[level].bytes_per_weight if level in LEVELS else 4
     return int(size.weights * weight) + size.companion_bytes + size.graph_bytes

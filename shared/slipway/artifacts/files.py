@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from slipway.errors import ArtifactError, StageError
-from slipway.files.links import all_files
+from slipway.files.links import all_files, open_unlinked
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -41,6 +41,18 @@ def link_or_copy(source: BinaryIO, target: Path) -> None:
             return
         target.unlink()  # something else has taken the file's name since it was opened
     copy_file(source, target)
+
+
+def add_name(path: Path, target: Path) -> None:
+    """Give a fetched file a second name, or copy it where a link is not possible.
+
+    A large file that is only this folder's becomes read-only, because a change would reach both names.
+    """
+    with open_unlinked(path) as source:
+        found = os.fstat(source.fileno())
+        link_or_copy(source, target)
+    if found.st_nlink == 1 and found.st_size > SMALL_BYTES and target.samefile(path):
+        target.chmod(0o444)
 
 
 def clone_or_link(source: BinaryIO, target: Path) -> None:

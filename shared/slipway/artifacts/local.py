@@ -20,7 +20,7 @@ from slipway.artifacts import uses
 from slipway.artifacts.actions import ActionResult
 from slipway.artifacts.digests import digest_bytes, digest_file
 from slipway.artifacts.faults import corrupt, disk_full, not_found, open_source
-from slipway.artifacts.files import clone_or_link, in_threads, link_or_copy, regular_files
+from slipway.artifacts.files import add_name, clone_or_link, in_threads, link_or_copy, regular_files
 from slipway.artifacts.manifest import Manifest, ManifestFile, describe_file
 from slipway.artifacts.names import ACTIONS, BLOBS, MANIFESTS, action_name, blob_name, digest_of, is_name, manifest_name
 from slipway.artifacts.store import NOTHING_KNOWN, Known, OnBytes
@@ -70,7 +70,9 @@ class LocalStore:
         return self._commit(files, open_real, clone_or_link, on_bytes)
 
     def fetch(self, digest: str, target: Path, *, on_bytes: OnBytes | None = None) -> Path:
-        """Create an artifact's verified files below ``target`` as hard links.
+        """Create an artifact's verified files below ``target`` as hard links, or as copies where the store's file system ends.
+
+        Files of the same content are hard links to each other there, too.
 
         Raises:
             ArtifactError: ``ARTIFACT_NOT_FOUND``, or ``ARTIFACT_CORRUPT`` naming the file; the corrupt blob is removed, so
@@ -81,11 +83,16 @@ class LocalStore:
             target.mkdir(parents=True)
             self._touch(digest)
             in_threads(lambda file, count: self._verify(file, digest, count), manifest.files, on_bytes)
+            first: dict[str, Path] = {}
             for file in manifest.files:
                 path = target / file.path
                 path.parent.mkdir(parents=True, exist_ok=True)
+                if file.digest in first:
+                    add_name(first[file.digest], path)
+                    continue
                 with open_unlinked(self.blob_path(file.digest)) as blob:
                     link_or_copy(blob, path)
+                first[file.digest] = path
         return target
 
     def manifest(self, digest: str) -> Manifest:

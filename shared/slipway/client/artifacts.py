@@ -15,7 +15,7 @@ import grpc
 from slipway.artifacts import ActionResult, Manifest, ManifestFile
 from slipway.artifacts.blobs import CHUNK_BYTES
 from slipway.artifacts.faults import corrupt, disk_full, unreadable
-from slipway.artifacts.files import in_threads, link_or_copy, regular_files, write_all
+from slipway.artifacts.files import add_name, in_threads, regular_files, write_all
 from slipway.artifacts.manifest import describe_file
 from slipway.artifacts.store import NOTHING_KNOWN, Known, OnBytes
 from slipway.client.calls import BlockingCalls
@@ -137,8 +137,7 @@ class ProjectArtifacts:
             )
             for file in manifest.files:
                 if first[file.digest] != file:
-                    with open_unlinked(target / first[file.digest].path) as same:
-                        link_or_copy(same, target / file.path)
+                    add_name(target / first[file.digest].path, target / file.path)
         return target
 
     def manifest(self, digest: str) -> Manifest:

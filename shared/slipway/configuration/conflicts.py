@@ -91,10 +91,12 @@ def cautions(configuration: Sections) -> tuple[str, ...]:
 def _unfit(configuration: Sections) -> Iterable[str]:
     """Yield the outputs that are unfit for the target."""
     target = configuration.output.target
-    for each, _ in configuration.formats.enabled() if target else ():
-        fit = {level for one in each.fits if one.target == target for level in one.levels}
-        unquantized = [""] if configuration.unquantized(each.name) else []
-        for level in [*unquantized, *configuration.levels(each.name)]:
+    for each, section in configuration.formats.enabled() if target else ():
+        fit = {kind for one in each.fits if one.target == target for kind in one.kinds}
+        with translate_format_errors(each):
+            unquantized = [""] if configuration.unquantized(each.name) and each.plain(section) else []
+            variants = tuple(each.variants(section))
+        for level in [*unquantized, *configuration.levels(each.name), *variants]:
             if level not in fit:
                 how = f"; {_named(sorted(fit))} of this format fits" if fit else ", as no level of this format is"
                 yield f"{each.output_name(level)} is not known to be fit for output.target {target}{how}; see slipway recommend --target {target}"

@@ -11,11 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from slipway.errors import ModelExportError
 from slipway.estimates import FLOAT32_BYTES, ModelSize
 from slipway.formats.registry import format_of_output, split_output, translate_format_errors
+from slipway.formats.settings import FormatSettings
 from slipway.formats.tasks import PlannedTask
 from slipway.machine.cgroup import ControlGroup, available_memory
 from slipway.machine.doctor import StageHealth, stage_health
@@ -98,6 +100,7 @@ def preflight(
     base: Path,
     adapter: Path | None = None,
     config: Mapping[str, Any] | None = None,
+    sections: Mapping[str, FormatSettings] = MappingProxyType({}),
     home: Path,
     output: Path,
     here: bool = True,
@@ -109,6 +112,7 @@ def preflight(
         base: Folder of the base model.
         adapter: Folder of the checkpoint.
         config: Configuration of the merged model, if it is of another class than the base.
+        sections: Settings of the formats; one that is not among them has its defaults.
         home: Folder of the store.
         output: Folder in which the output directory is made.
         here: Whether stages run on this machine; otherwise only the disk is checked.
@@ -116,7 +120,7 @@ def preflight(
     size = model_size(base)
     # Only a merge of plain LoRA can leave its weights out; another task decides by its parameters alone.
     written = adapter is not None and not is_plain_lora(adapter)
-    made = {task.id: task_bytes(_stored(task) if written else task, size) for task in tasks}
+    made = {task.id: task_bytes(_stored(task) if written else task, size, sections) for task in tasks}
     memory = memory_bytes(tasks, size)
     findings = [*_unwritable("SLIPWAY_HOME", home), *_unwritable("output", output)]
     findings += [
@@ -146,12 +150,13 @@ def model_size(folder: Path) -> ModelSize:
     )
 
 
-def task_bytes(task: PlannedTask, size: ModelSize) -> int:
+def task_bytes(task: PlannedTask, size: ModelSize, sections: Mapping[str, FormatSettings]) -> int:
     """Return an upper estimate of the size of a task's output, by the format that it delivers or otherwise by its stage."""
     delivered = format_of_output(task.format)
     if delivered is not None and delivered.output_bytes is not None:
         with translate_format_errors(delivered):
-            return int(delivered.output_bytes(split_output(task.format)[1], size))
+            settings = sections.get(delivered.name) or delivered.settings()
+            return int(delivered.output_bytes(settings, split_output(task.format)[1], size))
     stage = known_stage(task.stage)
     return stage.output_bytes(task.params, size) if stage is not None else 0
 

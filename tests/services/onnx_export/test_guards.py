@@ -11,7 +11,7 @@ import onnx_ir as ir
 import pytest
 
 from slipway_onnx_export.engines.guards import remove_guards
-from slipway_onnx_export.lowering import MASKED
+from slipway_onnx_export.engines.lowering import MASKED
 
 from .conftest import Exported
 

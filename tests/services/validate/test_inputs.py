@@ -233,6 +233,16 @@ def test_runtime_by_contents(tiny: Models, tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"")
     for name in ("onnx-int8", "pytorch", "mine"):
         assert runtime(name, tmp_path) == "onnxruntime"
+    (tmp_path / "beside").mkdir()
+    (tmp_path / "beside" / "base.gguf").write_bytes(b"")  # where a user puts one
+    refused = folders.why_not_run("adapter-gguf", tmp_path / "beside", None, DECODER)
+    assert refused is not None
+    assert "*-LoRA.gguf" in refused.message
+    (tmp_path / "beside" / "tiny-F32-LoRA.gguf").write_bytes(b"")
+    for name, alone in (("adapter-gguf", True), ("gguf", False), ("mine", True)):
+        found = folders.runtime_for(name, tmp_path / "beside")
+        assert found is not None
+        assert (found.name, found.on_base) == ("llama.cpp", alone)
     (tmp_path / "model.sm89.engine").write_bytes(b"")
     assert runtime("tensorrt", tmp_path) == runtime("mine", tmp_path) == "tensorrt"
     assert runtime("onnx", tmp_path) == "onnxruntime"

@@ -50,6 +50,28 @@ def test_sizes_follow_from_the_number_of_weights(base: Path, tmp_path: Path) -> 
     assert not (tmp_path / "home").exists()
 
 
+def test_packages_count_for_each_output_that_gets_them(base: Path, tmp_path: Path) -> None:
+    """Their weights are second names of the graphs' files, so only nodes, companions and copied projections do."""
+    from slipway_onnx_export.format import OnnxConfiguration
+
+    (base / "tokenizer.json").write_bytes(b" " * 5000)
+    plan = [Task("onnx", "onnx_export", format="onnx"), Task("int4", "quantize", {"level": "int4"}, "onnx-int4")]
+
+    def sizes(*kinds: str) -> dict[str, int]:
+        section = OnnxConfiguration.model_validate({"packaging": kinds})
+        checked = preflight(
+            plan, base=base, sections={"onnx": section}, home=tmp_path / "home", output=tmp_path / "out", here=False
+        )
+        assert checked.disk_needed_bytes == sum((checked.task_bytes or {}).values())
+        return checked.task_bytes or {}
+
+    bare, packed = sizes(), sizes("optimum")
+    assert bare == preflight(plan, base=base, home=tmp_path, output=tmp_path, here=False).task_bytes
+    assert packed["onnx"] - bare["onnx"] == packed["int4"] - bare["int4"] > 5000
+    assert sizes("triton", "kserve")["int4"] - sizes("triton")["int4"] < 1 << 20  # KServe runs the same folder
+    assert sizes("transformers_js", "optimum")["int4"] > sizes("transformers_js")["int4"] > packed["int4"]
+
+
 @pytest.mark.parametrize(("opset", "instead"), [(11, "opset 14"), (13, "opset 14"), (25, "opset 23"), (26, "opset 23")])
 def test_an_opset_that_no_engine_writes_is_said_with_what_comes_instead(
     base: Path, tmp_path: Path, opset: int, instead: str

@@ -320,6 +320,24 @@ def test_a_full_output_disk_is_named_and_left_empty(export: pb.Export, store: Lo
     assert list(small_disk.iterdir()) == []
 
 
+def test_the_same_file_under_several_names_takes_its_space_once(
+    export: pb.Export, store: LocalStore, tmp_path: Path, small_disk: Path
+) -> None:
+    """As a package's weights beside those of the graph; also on another disk than the store's, where nothing links them."""
+    folder = tmp_path / "packed"
+    names = ("model.onnx.data", "optimum/model.onnx.data", "triton/model/1/model.onnx_data")
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(bytes(3 << 20))
+    export.outputs["pytorch"] = store.put(folder)
+    target = small_disk / "out"
+    assert deliver(export, target, store=store, describe=describe)
+    assert verify_directory(target)[1] == []
+    first, *others = (target / "pytorch" / name for name in names)
+    assert all(first.samefile(other) for other in others)
+    assert not first.stat().st_mode & 0o222  # a change would reach all names
+
+
 def fill(path: Path) -> None:
     path.write_bytes(bytes(16 << 20))
 

@@ -106,7 +106,13 @@ def test_the_page_shows_what_was_found(written: Path) -> None:
 
 def test_the_card_compares_load_and_memory_too(written: Path) -> None:
     (row,) = (line for line in (written / "README.md").read_text().splitlines() if line.startswith("| onnx | 2.4 MB"))
-    assert [cell.strip() for cell in row.split("|")][7:11] == ["0.173 s", "–", "–", "100.2 MB"]
+    assert [cell.strip() for cell in row.split("|")][7:12] == [
+        "0.173 s",
+        "5.03 ms, one round",
+        "3,306 tok/s, one round",
+        "–",
+        "100.2 MB",
+    ]
 
 
 @pytest.mark.parametrize(("beside", "said"), [("onnx", "Each folder is"), ("adapter", "Each folder but `adapter` is")])
@@ -252,7 +258,7 @@ def test_the_card_says_what_it_is(written: Path) -> None:
     assert {"lora", "onnx", "pytorch", "tensorrt", "int4"} <= set(front["tags"])
     formats = card.partition("### Evaluation")[0]
     rows = [line for line in formats.splitlines() if line.startswith("| ")]
-    assert {row.count("|") for row in rows} == {11}
+    assert {row.count("|") for row in rows} == {12}
     assert len(rows) == 5
 
 

@@ -43,7 +43,7 @@ def write_graph_folder(saved: Saved, inputs: Mapping[str, Path], output: Path, c
         )
     for caution in check_rules(saved, "onnx"):
         ctx.warn(caution)
-    pairs = dict(fit(saved, inputs["base"]).pairs)
+    pairs = dict(fit(saved, inputs["base"], "onnx").pairs)
     output.mkdir()
     graphs, count = inputs["onnx"], len(pairs)
     for name, _ in sorted(all_files(graphs)):

@@ -11,7 +11,7 @@ from onnx.reference import ReferenceEvaluator
 
 from slipway_onnx_export.checks.written import FaultError, NotRunError, Written
 from slipway_onnx_export.interface import PAST, Component
-from slipway_onnx_export.parity.ort_errors import ORT_ERRORS
+from slipway_onnx_export.parity.ort_errors import ort_failures
 
 _TOLERANCE = 1e-3
 NOT_TINY = "the graphs are too large or lack their weights"
@@ -68,23 +68,18 @@ def _session(written: Written, component: Component) -> Any:
     options.add_session_config_entry("session.disable_prepacking", "1")
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 4
-    try:
+    what = f"onnxruntime {onnxruntime.__version__} cannot load {component.file}"
+    with ort_failures(lambda error: FaultError(f"{what}: {_first_line(error)}")):
         return onnxruntime.InferenceSession(
             str(written.folder / component.file), options, providers=["CPUExecutionProvider"]
         )
-    except ORT_ERRORS as error:
-        raise FaultError(
-            f"onnxruntime {onnxruntime.__version__} cannot load {component.file}: {_first_line(error)}"
-        ) from error
 
 
 def _run(written: Written, component: Component, *, past: int) -> dict[str, Any]:
     session = _session(written, component)
     names = [value.name for value in session.get_outputs()]
-    try:
+    with ort_failures(lambda error: FaultError(f"onnxruntime cannot run {component.file}: {_first_line(error)}")):
         return dict(zip(names, session.run(names, written.feed(component, past=past, new=3)), strict=True))
-    except ORT_ERRORS as error:
-        raise FaultError(f"onnxruntime cannot run {component.file}: {_first_line(error)}") from error
 
 
 def _first_line(error: Exception) -> str:

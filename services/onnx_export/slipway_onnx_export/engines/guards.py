@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from slipway_onnx_export.lowering import MASKED
+from slipway_onnx_export.engines.lowering import MASKED
 
 _PASS = ("Identity", "Cast", "Expand", "Unsqueeze", "Squeeze", "Reshape", "Transpose", "Slice", "Concat", "Tile")
 """Operators that copy the values of a mask."""

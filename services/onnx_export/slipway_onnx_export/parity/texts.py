@@ -11,6 +11,7 @@ import torch
 
 from slipway.models.families import SEQUENCE_CLASSIFIER
 from slipway.models.sentences.pooling import SENTENCE_EMBEDDING, Pooling, pool
+from slipway_onnx_export.parity.reach import BEYOND, Reach
 from slipway_onnx_export.parity.rows import Array, Session, random_rows
 from slipway_onnx_export.sentences import pooling_of
 from slipway_onnx_export.source import ModelSource
@@ -34,6 +35,9 @@ class _Text:
     pooling: Pooling | None = None
     calls: int = 1
 
+    def prepare(self, model: Any) -> None:
+        pass
+
     def reference(self, model: Any) -> Iterator[Array]:
         feed = {name: torch.from_numpy(value.copy()) for name, value in self.feed.items()}
         found = dict(model(**feed))
@@ -55,20 +59,21 @@ class _Text:
         return np.concatenate([(one[mask] if one.shape[:2] == mask.shape else one).ravel() for one in kept])
 
 
-def texts_of(source: ModelSource, *, room: int) -> Iterator[_Text]:
+def texts_of(source: ModelSource, *, room: int, reach: Reach) -> Iterator[_Text]:
     """Make the texts for which a model and its graph have room, in tokens."""
     config = source.text_config
     padding = getattr(config, "pad_token_id", None)
     random, pooling = np.random.default_rng(0), pooling_of(source)
-    for name, pads, length, side in CASES:
+    far = [("beyond the sliding window", (0,), reach.window + BEYOND, "right")] if reach.text else []
+    for name, pads, length, side in (*CASES, *far):
         alone = padding is None and source.family is SEQUENCE_CLASSIFIER  # it cannot tell the last token from padding
         if length > room or (len(pads) > 1 and alone):
             continue
         ids, mask = random_rows(
             random, vocabulary=config.vocab_size, pads=pads, length=length, side=side, padding=padding
         )
-        end = getattr(config, "eos_token_id", None)
-        if config.is_encoder_decoder and isinstance(end, int):  # its classifier reads the end of the text
+        end = source.end
+        if config.is_encoder_decoder and end is not None:  # its classifier reads the end of the text
             ids = np.where(ids == end, (end + 1) % config.vocab_size, ids)
             ids[np.arange(len(pads)), length - 1 - np.array(pads) * (side == "right")] = end
         feed = {"input_ids": ids, "attention_mask": mask}

@@ -12,6 +12,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from slipway.models.families import SPEECH
+from slipway_onnx_export.parity.reach import BEYOND, Reach
 from slipway_onnx_export.parity.rows import Array, Session, random_rows
 from slipway_onnx_export.source import ModelSource
 
@@ -59,6 +60,9 @@ class _Translation:
     @property
     def calls(self) -> int:
         return 1 + len(self.case.calls)
+
+    def prepare(self, model: Any) -> None:
+        pass
 
     def reference(self, model: Any) -> Iterator[Array]:
         masked = {} if self.mask is None else {"attention_mask": torch.from_numpy(self.mask.copy())}
@@ -120,12 +124,13 @@ def _past(found: Mapping[str, Array]) -> dict[str, Array]:
     }
 
 
-def translations_of(source: ModelSource, *, room: int) -> Iterator[_Translation]:
+def translations_of(source: ModelSource, *, room: int, reach: Reach) -> Iterator[_Translation]:
     """Make the sources and decoder inputs for which a model and its graphs have room, in tokens."""
     config = source.config
     targets = getattr(config, "decoder_vocab_size", None) or config.vocab_size
     random = np.random.default_rng(0)
-    for case in CASES:
+    far = Case("source beyond the sliding window", pads=(0,), length=reach.window + BEYOND, calls=(1, 1))
+    for case in (*CASES, far) if reach.text else CASES:
         if sum(case.calls) > room or case.length > room:
             continue
         tokens = random.integers(0, targets, size=(len(case.pads), sum(case.calls)), dtype=np.int64)

@@ -5,7 +5,7 @@ Axes: N output features, K input features. A weight is stored (K, N), or (N, K);
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,6 +23,8 @@ from slipway_quantize.pieces import Pieces, Squares
 
 Array = NDArray[Any]
 Values = Array | LazyMatrix
+_SIDE_BY_SIDE = 2
+"""Products that processors add before they widen the sum; see :attr:`Codes.in_pairs`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class Channels:
 
 def largest_inputs(weight: Weight, values: Values) -> Array:
     """Return the largest magnitude that the weight has for each input feature. float32 (K,)."""
-    return _largest(weight, values, by_row=weight.transposed)
+    return _largest(weight, values, by_row=weight.transposed, reach=_magnitudes)
 
 
 def write_channels(
@@ -68,8 +70,9 @@ def write_channels(
         QuantizationError: ``NON_FINITE_WEIGHTS``.
     """
     turned, columns = weights[0].transposed, weights[0].features[1]
+    reach = _sums if codes.in_pairs else _magnitudes
     largest = np.concatenate(
-        [_largest(*each, by_row=not turned, factors=factors) for each in zip(weights, values, strict=True)]
+        [_largest(*each, by_row=not turned, reach=reach, factors=factors) for each in zip(weights, values, strict=True)]
     )
     scale = np.where(largest > 0, largest / codes.largest, 1).astype(np.float32)  # (N,)
     shape = (columns, len(scale)) if turned else (len(scale), columns)
@@ -108,13 +111,29 @@ def _exact(weight: Weight, piece: Values, row: int, factors: Array | None) -> Ar
     return exact
 
 
-def _largest(weight: Weight, values: Values, *, by_row: bool, factors: Array | None = None) -> Array:
-    """Return the largest magnitudes along one feature, by row of the stored matrix or by column."""
+def _largest(
+    weight: Weight, values: Values, *, by_row: bool, reach: Callable[[Array, int], Array], factors: Array | None = None
+) -> Array:
+    """Return what ``reach`` finds along one feature, by row of the stored matrix or by column."""
     found: list[Array] = []
-    for row, piece in row_chunks(values):
-        exact = np.abs(_exact(weight, piece, row, factors))
+    for row, piece in row_chunks(values, multiple=_SIDE_BY_SIDE):
+        exact = _exact(weight, piece, row, factors)
         if by_row:
-            found.append(exact.max(axis=1))
+            found.append(reach(exact, 1))
         else:
-            found[:] = [np.maximum(found[0], exact.max(axis=0)) if found else exact.max(axis=0)]
+            found[:] = [np.maximum(found[0], reach(exact, 0)) if found else reach(exact, 0)]
     return np.concatenate(found)
+
+
+def _magnitudes(exact: Array, axis: int) -> Array:
+    """Return the largest magnitude along an axis."""
+    largest: Array = np.abs(exact).max(axis=axis)
+    return largest
+
+
+def _sums(exact: Array, axis: int) -> Array:
+    """Return the largest magnitude along the axis of input features, of single values and of sums of two side by side."""
+    pairs = exact.shape[axis] // _SIDE_BY_SIDE
+    along = np.moveaxis(exact, axis, 0)[: pairs * _SIDE_BY_SIDE]
+    sums = along[::_SIDE_BY_SIDE] + along[1::_SIDE_BY_SIDE]  # of two with other signs: less than the larger one
+    return np.maximum(_magnitudes(exact, axis), np.abs(sums).max(axis=0, initial=0))

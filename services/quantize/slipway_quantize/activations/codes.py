@@ -22,6 +22,9 @@ class Codes:
         dtype: In graphs.
         largest: Largest magnitude of a code.
         opset: The first with scales per output feature for this type.
+        in_pairs: Whether the sum of two codes side by side is at most ``largest`` too. x86 processors without VNNI add products of an unsigned
+            byte (at most 255) and a signed one in pairs, in 16 bits, which saturate: 255 · 127 · 2 does not fit, 255 · 128 does. Each of
+            the two roundings adds at most half a code.
     """
 
     name: str
@@ -29,6 +32,7 @@ class Codes:
     dtype: ir.DataType
     largest: float
     opset: int
+    in_pairs: bool
 
     def round(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return the nearest codes of float32 values, which are in units of a step."""
@@ -45,8 +49,8 @@ class Codes:
 
 
 _E4M3 = numpy_dtypes("F8_E4M3")["F8_E4M3"]
-INT8 = Codes("int8", "i8", ir.DataType.INT8, 127, opset=13)
-E4M3 = Codes("fp8 (E4M3)", "f8", ir.DataType.FLOAT8E4M3FN, 448, opset=19)
+INT8 = Codes("int8", "i8", ir.DataType.INT8, 127, opset=13, in_pairs=True)
+E4M3 = Codes("fp8 (E4M3)", "f8", ir.DataType.FLOAT8E4M3FN, 448, opset=19, in_pairs=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from slipway_quantize.calibration.params import CalibrateParams
 from slipway_quantize.calibration.rounding.grid import Grid
 from slipway_quantize.calibration.rounding.roundings import Fixed
 from slipway_quantize.calibration.rounding.rounds import BY_INPUTS, Rounded, Rounds, read_rounded
+from slipway_quantize.calibration.streaming.crew import Crew
 from slipway_quantize.calibration.streaming.layers import Rounding
 from slipway_quantize.calibration.streaming.model import StreamedModel
 from slipway_quantize.calibration.streaming.walk import BlockWalk
@@ -69,7 +70,8 @@ class Calibration:
     def __init__(self, source: Path, data: Path, *, params: CalibrateParams, ctx: Context) -> None:
         self._params = params
         self._ctx = ctx
-        self.model = StreamedModel(source, group_size=params.group_size, head=params.head)
+        load = partial(StreamedModel, source, group_size=params.group_size, head=params.head)
+        self.model = load()
         if not self.model.layers:
             raise QuantizationError(
                 f"no linear layer has an input width that is a multiple of the group size {params.group_size}",
@@ -79,6 +81,7 @@ class Calibration:
             )
         self.grid = Grid(params.bits, params.group_size, params.symmetric, self.model.dtype)
         self.effort: Effort = plan_effort(self.model, params)
+        self.models = [self.model, *(load(finite=True) for _ in range(1, self.effort.members))]
         self.windows: Windows = read_windows(
             data,
             source,
@@ -109,16 +112,22 @@ class Calibration:
 
     def run(self) -> Result:
         """Round, tune and choose."""
+        with Crew(self.effort.members, threads=self._params.threads) as self._crew:
+            return self._run()
+
+    def _run(self) -> Result:
         method = self._params.method
         tried = BY_INPUTS if method in ("auto", "autoround") else tuple(dict.fromkeys(("rtn", method)))
         choices = tried if method in ("auto", "autoround") else (method,)
         held_out = self.windows.held_out[: max(LEAST_WINDOWS, self.effort.windows // 8)]
         judging = self._batches(held_out, self.effort.in_blocks)
         fit = self.windows.fit[: max(LEAST_WINDOWS, self.effort.windows - len(held_out))]
-        walk = BlockWalk(self.model, [*judging, *self._batches(fit, self.effort.in_blocks)], self._finished.folder)
-        count = len(walk.names)
+        batches = [*judging, *self._batches(fit, self.effort.in_blocks)]
+        walks = [BlockWalk(model, batches, self._finished.folder) for model in self.models]
+        count = len(walks[0].names)
         rounds = Rounds(
-            walk,
+            walks,
+            crew=self._crew,
             judging=len(judging),
             methods=tried,
             choices=choices,
@@ -170,30 +179,37 @@ class Calibration:
 
     def _judge(self, judging: list[Batch], tried: Mapping[str, Mapping[str, Rounding]]) -> dict[str, float]:
         """Return the mean divergence of each rounded model on held-out text, by its name."""
-        total, positions = dict.fromkeys(tried, 0.0), 0
-        with torch.no_grad():
-            for number, batch in enumerate(judging):
-                self._progress("judge", number, len(judging), "batches")
-                exact = self.model.outputs(batch)
-                positions += len(exact)
-                for name, weights in tried.items():
-                    with self.model.rounded(weights):
-                        other = self.model.outputs(batch)
-                    total[name] += float(divergence(exact, other, distributions=self.distributions))
-        return {name: value / max(1, positions) for name, value in total.items()}
+
+        @torch.no_grad()
+        def judged(member: int, numbered: tuple[int, Batch]) -> tuple[int, dict[str, float]]:
+            model, found = self.models[member], dict[str, float]()
+            number, batch = numbered
+            self._progress("judge", number, len(judging), "batches")
+            exact = model.outputs(batch)
+            for name, weights in tried.items():
+                with model.rounded(weights):
+                    other = model.outputs(batch)
+                found[name] = float(divergence(exact, other, distributions=self.distributions))
+            return len(exact), found
+
+        each = self._crew.map(judged, list(enumerate(judging)))
+        positions = max(1, sum(count for count, _ in each))
+        return {name: sum(found[name] for _, found in each) / positions for name in tried}
 
     def _tune(self, start: Mapping[str, Rounded], judging: list[Batch], result: Result) -> None:
         """Tune all layers; take the outcome if it is better on held-out text, or was asked for."""
         effort, params = self.effort, self._params
         if effort.save_memory:
-            self.model.save_memory()
+            for model in self.models:
+                model.save_memory()
         folder = self._ctx.workdir / "arrays"
         folder.mkdir(exist_ok=True)
         schedule = Schedule(effort.steps, STEP_WINDOWS, effort.at_once, _RATE, _SCALE_RATE, params.seed)
         tuning = Tuning(
-            self.model,
+            self.models,
             start,
             self.windows,
+            crew=self._crew,
             schedule=schedule,
             folder=folder,
             distributions=self.distributions and not self.model.tunes_hidden_states,

@@ -21,6 +21,8 @@ MOST_STEPS, MOST_LONG_STEPS = 64, 200
 hidden states are compared."""
 STEP_WINDOWS = 8
 _BLOCK_WINDOWS = 16
+_MEMBERS = 2
+"""Copies of a model that is small enough to compute several windows at once."""
 _ALONE_SHARE, _LEAST_ALONE, _MOST_ALONE = 0.5, 2, 16
 """Share of the budget, beside it, for the divergence that each layer adds alone; the fewest and the most windows for it."""
 _LARGEST_RESULTS = 1 << 25
@@ -35,7 +37,8 @@ class Effort:
 
     Attributes:
         windows: Most windows that the blocks see, held-out ones included.
-        at_once: Windows whose results are computed at once.
+        members: Copies of the model that compute side by side, each with its share of the threads.
+        at_once: Windows whose results each of them computes at once.
         in_blocks: Windows that a block computes at once.
         steps: Steps of the tuning; 0 leaves it out.
         save_memory: Whether blocks are computed again for their gradients.
@@ -43,6 +46,7 @@ class Effort:
     """
 
     windows: int
+    members: int
     at_once: int
     in_blocks: int
     steps: int
@@ -67,10 +71,12 @@ def plan_effort(model: StreamedModel, params: CalibrateParams) -> Effort:
     at_once = max(1, min(STEP_WINDOWS, _LARGEST_RESULTS // (params.window_tokens * widest)))
     inside = at_once * params.window_tokens * sum(2 * shape[0] + shape[1] for shape in shapes)
     save_memory = inside > _LARGEST_INSIDE
+    members = _MEMBERS if params.threads >= _MEMBERS and at_once == STEP_WINDOWS and not save_memory else 1
+    at_once //= members
     per_step = STEP_WINDOWS * params.window_tokens * (10 if save_memory else 8) * weights
     steps = int((budget - windows * per_window) / per_step)
     if not tuned or (steps < _LEAST_STEPS and params.method == "auto"):
         windows = min(params.windows, max(_LEAST_WINDOWS, affordable))
-        return Effort(windows, at_once, in_blocks, 0, save_memory, alone)
+        return Effort(windows, members, at_once, in_blocks, 0, save_memory, alone)
     most = MOST_LONG_STEPS if model.tied or model.tunes_hidden_states else MOST_STEPS
-    return Effort(windows, at_once, in_blocks, max(_LEAST_STEPS, min(most, steps)), save_memory, alone)
+    return Effort(windows, members, at_once, in_blocks, max(_LEAST_STEPS, min(most, steps)), save_memory, alone)

@@ -11,7 +11,7 @@ from slipway.stage import Context, Effort, Role, Stage
 from slipway_quantize.calibration.params import CalibrateParams
 from slipway_quantize.levels import why_not_calibrated
 
-_TUNING_BYTES = 33
+_TUNING_BYTES = 41
 """Bytes a weight of what the tuning keeps in mapped files (``docs/adr/0026-calibration-of-our-own.md``)."""
 _TUNED_WEIGHTS = 250_000
 """Weights of the largest model that ``auto`` tunes, by second of the budget: 150 million by default."""
@@ -42,7 +42,7 @@ def output_bytes(params: Mapping[str, Any], size: ModelSize) -> int:
 
 STAGE = Stage(
     name="calibrate",
-    version=1,
+    version=2,
     inputs=("model", "data"),
     outputs=("calibration",),
     params=CalibrateParams,

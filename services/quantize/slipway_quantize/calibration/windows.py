@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from slipway_quantize.calibration_data.params import TEXTS
 LARGEST_TEXTS = 256 << 20
 """Most bytes of text: some hundred times of what a calibration uses."""
 LEAST_WINDOWS = 4
+_TEXTS_AT_ONCE = 64
 _HELD_OUT = 8
 """One window in so many judges; at most ``_MOST_HELD_OUT``."""
 _MOST_HELD_OUT = 64
@@ -180,8 +182,7 @@ def _cut_stream(tokenizer: Any, texts: list[str], length: int) -> list[Any]:
     """Cut the texts as one stream, each followed by the end-of-text token; a begin-of-text token starts every window."""
     end = tokenizer.eos_token_id
     stream: list[int] = []
-    for text in texts:
-        ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    for ids in _tokenize(tokenizer, texts, add_special_tokens=False):
         stream += ids
         if end is not None and ids and ids[-1] != end:
             stream.append(end)
@@ -195,8 +196,14 @@ def _cut_stream(tokenizer: Any, texts: list[str], length: int) -> list[Any]:
 
 def _cut_texts(tokenizer: Any, texts: list[str], length: int) -> list[Any]:
     """Cut each text to its first tokens."""
-    made = (tokenizer(text, truncation=True, max_length=length, verbose=False)["input_ids"] for text in texts if text)
+    made = _tokenize(tokenizer, [text for text in texts if text], truncation=True, max_length=length)
     return [np.array(ids, np.int64) for ids in made if ids]
+
+
+def _tokenize(tokenizer: Any, texts: list[str], **how: Any) -> Iterator[list[int]]:
+    """Yield the tokens of each text; the tokenizer's threads share the work of several."""
+    for start in range(0, len(texts), _TEXTS_AT_ONCE):
+        yield from tokenizer(texts[start : start + _TEXTS_AT_ONCE], verbose=False, **how)["input_ids"]
 
 
 def _invalid(problem: str, *, remedy: str) -> QuantizationError:

@@ -107,6 +107,7 @@ class ExportJob:
             base=sources.base,
             adapter=sources.checkpoint.path if sources.checkpoint else None,
             config=sources.trained.config if sources.trained else None,
+            sections=dict(self.configuration.formats),
             home=self.settings.home,
             output=Path(self.configuration.output.directory),
             here=not self.settings.coordinator,

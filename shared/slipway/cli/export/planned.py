@@ -75,6 +75,7 @@ def examine(
                 base=sources.base,
                 adapter=sources.checkpoint.path if sources.checkpoint else None,
                 config=sources.trained.config if sources.trained else None,
+                sections=dict(configuration.formats),
                 home=settings.home,
                 output=Path(configuration.output.directory),
                 here=here,

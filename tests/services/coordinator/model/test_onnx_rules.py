@@ -145,6 +145,25 @@ def test_an_opset_is_replaced_by_the_nearest_that_an_engine_writes() -> None:
     assert onnx_chain(["OPSET_UNSUPPORTED"], {"engine": "legacy", "opset": 21}, limit=2) == [{"engine": "dynamo"}]
 
 
+def test_an_optimization_that_fails_is_left_out_before_another_engine_is_tried() -> None:
+    changes = onnx_chain(
+        ["EXPORT_ENGINE_FAILED", "EXPORT_ENGINE_FAILED"],
+        {"optimization": "all"},
+        limit=3,
+        engine="dynamo",
+        phase="optimization",
+    )
+    assert changes[0] == {"optimization": "none"}
+    assert "engine" in changes[1]
+
+
+def test_a_graph_that_cuda_cannot_run_is_compared_on_the_cpu_before_another_is_made() -> None:
+    reasons = ["EXPORT_PARITY_FAILED", "EXPORT_PARITY_FAILED"]
+    changes = onnx_chain(reasons, {"engine": "mobius", "provider": "auto"}, limit=3, stopped_on="cuda")
+    assert changes[0] == {"provider": "cpu"}
+    assert changes[1]["engine"] == "dynamo"
+
+
 def test_a_tracer_warning_is_proven_harmless_or_cured() -> None:
     first, second = onnx_chain(["TRACER_WARNING", "EXPORT_PARITY_FAILED"], {"engine": "legacy", "opset": 14}, limit=3)
     assert first == {"tracer_warnings": "prove"}

@@ -56,7 +56,7 @@ def cautions(settings: NpzConfiguration) -> Iterable[str]:
         yield "formats.npz.compress: a compressed archive cannot be mapped"
 
 
-def output_bytes(level: str, size: ModelSize) -> int:
+def output_bytes(_: NpzConfiguration, level: str, size: ModelSize) -> int:
     return size.weights * (2 if level == "half" else FLOAT32_BYTES) + size.companion_bytes
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,8 +14,9 @@ from slipway_quantize.calibration.finished import Finished
 from slipway_quantize.calibration.rounding.gptq import DAMPING, error_factors, gptq
 from slipway_quantize.calibration.rounding.grid import Fitted, Grid
 from slipway_quantize.calibration.rounding.roundings import Fixed
+from slipway_quantize.calibration.streaming.crew import Crew
 from slipway_quantize.calibration.streaming.layers import Layer
-from slipway_quantize.calibration.streaming.moments import Errors, Moments
+from slipway_quantize.calibration.streaming.moments import Moments, merge_moments, relative_errors
 from slipway_quantize.calibration.streaming.walk import BlockWalk
 
 TIED_DAMPING = 0.5
@@ -41,6 +42,10 @@ class Rounded:
         if self.places is not None:
             return self.places[rows].float()
         return self.weight.grid.places(layer.exact(rows), self.weight.fitted.rows(rows))
+
+
+Candidates = tuple[dict[str, Rounded], dict[str, float]]
+"""A layer's weight rounded by each method, and the relative error of its results on held-out inputs."""
 
 
 def round_layer(
@@ -85,7 +90,8 @@ class Rounds:
     """Rounds all layers of a walk by several methods, and continues with the best of each layer.
 
     Args:
-        walk: The walk; its first batches are held out.
+        walks: The same walk for each member of the crew; its first batches are held out.
+        crew: Computes batches, and rounds layers, side by side.
         judging: Number of held-out batches.
         methods: Methods to try; the chosen one is the best on held-out text of those in ``choices``.
         choices: Methods to choose from.
@@ -97,8 +103,9 @@ class Rounds:
 
     def __init__(
         self,
-        walk: BlockWalk,
+        walks: Sequence[BlockWalk],
         *,
+        crew: Crew,
         judging: int,
         methods: tuple[str, ...],
         choices: tuple[str, ...],
@@ -107,7 +114,9 @@ class Rounds:
         finished: Finished,
         on_block: Callable[[int], None],
     ) -> None:
-        self._walk = walk
+        self._walks = walks
+        self._walk = walks[0]
+        self._crew = crew
         self._judging = judging
         self._methods = methods
         self._choices = choices
@@ -144,72 +153,93 @@ class Rounds:
         return True
 
     def _block(self, index: int) -> None:
-        layers = self._walk.layers(index)
-        candidates = self._candidates(index, layers)
+        candidates = self._candidates(index)
         tensors: dict[str, Tensor] = {}
         facts: dict[str, dict[str, float]] = {}
-        for name, each in candidates.items():
-            for method, one in each[0].items():
+        for name, (rounded, errors) in candidates.items():
+            for method, one in rounded.items():
                 tensors |= _stored(f"{name}@{method}", one)
-            facts[name] = each[1]
+            facts[name] = errors
         if index < len(self._walk.names) - 1:
-            for layer in layers:
-                if layer.name in candidates:
-                    rounded, errors = candidates[layer.name]
-                    layer.rounding = rounded[self._chosen(errors)].weight
-            self._keep(index)
-            for layer in layers:
-                layer.rounding = None
+            self._keep(index, {name: each[self._chosen(errors)].weight for name, (each, errors) in candidates.items()})
         self._finished.put(f"block-{index}", tensors, errors=facts)
 
-    def _keep(self, index: int) -> None:
-        for number in range(len(self._walk.batches)):
-            self._on_block(index)
-            self._walk.keep(index, [number])
+    def _keep(self, index: int, rounded: Mapping[str, Fixed]) -> None:
+        """Compute the block with its rounded weights, and leave the results as inputs of the next one."""
+
+        def keep(member: int) -> None:
+            walk = self._walks[member]
+            layers = walk.layers(index)
+            for layer in layers:
+                layer.rounding = rounded.get(layer.name)
+            try:
+                for number in self._crew.share(member, range(len(walk.batches))):
+                    self._on_block(index)
+                    walk.keep(index, [number])
+            finally:
+                for layer in layers:
+                    layer.rounding = None
+
+        self._crew.run(keep)
 
     def _chosen(self, errors: Mapping[str, float]) -> str:
         return min(self._choices, key=lambda method: errors[method])
 
-    def _candidates(self, index: int, layers: list[Layer]) -> dict[str, tuple[dict[str, Rounded], dict[str, float]]]:
+    def _candidates(self, index: int) -> dict[str, Candidates]:
         """Round each layer by every method, and judge the results on held-out inputs."""
+        layers = self._walk.layers(index)
         if not layers:
             return {}
-        moments = Moments(layer.name for layer in layers)
-        batches = range(self._judging, len(self._walk.batches))
-        with moments.watch(layers):
-            for number in batches:
-                self._on_block(index)
-                moments.begin(self._walk.batches[number].masks)
-                for _ in self._walk.compute(index, [number]):
-                    pass
-        rounded: dict[str, dict[str, Rounded]] = {}
-        for layer in layers:
-            if layer.name not in moments.shared:
-                continue
-            _require_finite(moments.of(layer.name), layer.name)
-            rounded[layer.name] = {}
-            for method in self._methods:
-                self._on_block(index)
-                weighted = rounded[layer.name].get("awq") if method == "gptq" else None
-                rounded[layer.name][method] = round_layer(
-                    layer,
-                    method,
-                    self._grid,
-                    moments.of(layer.name),
-                    damping=TIED_DAMPING if layer.name in self._tied else DAMPING,
-                    given=weighted.weight.fitted if weighted else None,
-                )
-        errors = Errors({name: {method: one.weight for method, one in each.items()} for name, each in rounded.items()})
-        seen = [layer for layer in layers if layer.name in rounded]
-        with errors.watch(seen):
-            for number in range(self._judging):
-                self._on_block(index)
-                errors.begin(self._walk.batches[number].masks)
-                for _ in self._walk.compute(index, [number]):
-                    pass
-        return {
-            name: (each, {method: errors.relative(name, method) for method in each}) for name, each in rounded.items()
-        }
+        held_out, fit = self._moments(index)
+        seen = [layer for layer in layers if layer.name in fit.shared]
+
+        def rounded(_: int, layer: Layer) -> Candidates:
+            moments = fit.of(layer.name)
+            # A layer that no held-out text reaches is judged by what it was fitted to.
+            judging = held_out.of(layer.name) if layer.name in held_out.shared else moments
+            for each in (moments, judging):
+                _require_finite(each, layer.name)
+            found = self._round(index, layer, moments)
+            return found, relative_errors(layer, {method: one.weight for method, one in found.items()}, judging)
+
+        return {layer.name: each for layer, each in zip(seen, self._crew.map(rounded, seen), strict=True)}
+
+    def _round(self, index: int, layer: Layer, moments: Tensor) -> dict[str, Rounded]:
+        made: dict[str, Rounded] = {}
+        for method in self._methods:
+            self._on_block(index)
+            weighted = made.get("awq") if method == "gptq" else None
+            made[method] = round_layer(
+                layer,
+                method,
+                self._grid,
+                moments,
+                damping=TIED_DAMPING if layer.name in self._tied else DAMPING,
+                given=weighted.weight.fitted if weighted else None,
+            )
+        return made
+
+    def _moments(self, index: int) -> list[Moments]:
+        """Return the moments of the layers' inputs: of held-out windows, and of those to fit to."""
+        batches = range(len(self._walk.batches))
+        parts = batches[: self._judging], batches[self._judging :]
+
+        def gather(member: int) -> list[Moments]:
+            walk = self._walks[member]
+            layers = walk.layers(index)
+            found = []
+            for part in parts:
+                moments = Moments(layer.name for layer in layers)
+                with moments.watch(layers):
+                    for number in self._crew.share(member, part):
+                        self._on_block(index)
+                        moments.begin(walk.batches[number].masks)
+                        for _ in walk.compute(index, [number]):
+                            pass
+                found.append(moments)
+            return found
+
+        return [merge_moments(each) for each in zip(*self._crew.run(gather), strict=True)]
 
 
 def _require_finite(moments: Tensor, name: str) -> None:

@@ -31,6 +31,7 @@ class StreamedModel:
         folder: A transformers folder.
         group_size: Weights per scale; layers whose input width is not a multiple of it are not rounded.
         head: Whether a decoder's lm_head is rounded too.
+        finite: Whether its weights are known to be finite, as those of a model that is loaded again are.
 
     Attributes:
         family: Its family.
@@ -45,13 +46,13 @@ class StreamedModel:
         QuantizationError: ``CALIBRATION_UNSUPPORTED`` and the reasons of reading a model.
     """
 
-    def __init__(self, folder: Path, *, group_size: int, head: bool) -> None:
+    def __init__(self, folder: Path, *, group_size: int, head: bool, finite: bool = False) -> None:
         self.family = require_family(folder)
         config = model_config(folder)
         _require_supported(self.family, config)
         with closing(open_weights(folder, {})) as weights:
             tensors = read_tensors(weights)
-            for info in tensors.values():
+            for info in tensors.values() if not finite else ():
                 for first, count in row_pieces(info):
                     require_finite(read_rows(weights, info, first, count), info.name)
         structure = find_linear_layers(config, self.family, tensors)

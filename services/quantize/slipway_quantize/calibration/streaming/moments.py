@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from slipway_quantize.calibration.streaming.layers import Layer, Rounding
+from slipway_quantize.calibration.streaming.products import multiply
 
 
 class Reached(Exception):  # noqa: N818 - nothing is wrong
@@ -91,46 +92,42 @@ class Moments(Observer):
             return
         self._last = inputs, layer.name
         self.shared[layer.name] = layer.name
-        rows = self._inputs(inputs)
-        if layer.name in self.sums:
-            self.sums[layer.name].addmm_(rows.T, rows)
-        else:
-            self.sums[layer.name] = rows.T @ rows
+        columns = self._inputs(inputs).T.contiguous()  # (K, positions)
+        found = multiply(columns, columns)
+        self.sums[layer.name] = self.sums[layer.name].add_(found) if layer.name in self.sums else found
 
     def of(self, name: str) -> Tensor:
         """Return the sums for a layer."""
         return self.sums[self.shared[name]]
 
 
-class Errors(Observer):
-    """Squares of what roundings add to the results of layers.
+def merge_moments(parts: Sequence[Moments]) -> Moments:
+    """Return the sums of several observers of the same layers, added in their order."""
+    first = parts[0]
+    for part in parts[1:]:
+        first.shared |= part.shared
+        for name, found in part.sums.items():
+            first.sums[name] = first.sums[name].add_(found) if name in first.sums else found
+    return first
+
+
+def relative_errors(layer: Layer, candidates: Mapping[str, Rounding], moments: Tensor) -> dict[str, float]:
+    """Return what each rounding adds to a layer's results, as a share of their energy.
 
     Args:
-        candidates: Roundings of each layer, by the layer's name and by method.
-
-    Attributes:
-        squares: Sum of squares, as ``candidates``.
-        energy: Sum of squares of the exact results, by layer.
+        layer: The layer.
+        candidates: Roundings of its weight, by method.
+        moments: Second moments of its inputs. (K, K)
     """
-
-    def __init__(self, candidates: Mapping[str, Mapping[str, Rounding]]) -> None:
-        super().__init__(candidates)
-        self._candidates = candidates
-        self.squares = {name: dict.fromkeys(each, 0.0) for name, each in candidates.items()}
-        self.energy = dict.fromkeys(candidates, 0.0)
-
-    def _note(self, layer: Layer, inputs: Tensor) -> None:
-        rows = self._inputs(inputs)
-        for piece in layer.pieces:
-            exact = layer.exact(piece)
-            self.energy[layer.name] += _energy(rows @ exact.T)
-            for method, rounding in self._candidates[layer.name].items():
-                self.squares[layer.name][method] += _energy(rows @ (rounding.rows(piece) - exact).T)
-
-    def relative(self, name: str, method: str) -> float:
-        """Return the error of a layer's results relative to them, as a share of their energy."""
-        return self.squares[name][method] / max(self.energy[name], 1e-30)
+    energy, squares = 0.0, dict.fromkeys(candidates, 0.0)
+    for rows in layer.pieces:
+        exact = layer.exact(rows)
+        energy += _energy(exact, moments)
+        for method, rounding in candidates.items():
+            squares[method] += _energy(rounding.rows(rows) - exact, moments)
+    return {method: found / max(energy, 1e-30) for method, found in squares.items()}
 
 
-def _energy(values: Tensor) -> float:
-    return float(values.square().sum(dtype=torch.float64))
+def _energy(weight: Tensor, moments: Tensor) -> float:
+    """Return the sum of the squares of the results that a weight has on the inputs. (N, K), (K, K)."""
+    return max(0.0, float((multiply(weight, moments) * weight).sum(dtype=torch.float64)))

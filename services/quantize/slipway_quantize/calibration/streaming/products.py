@@ -22,7 +22,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(inputs, weight)
-        return _linear(inputs, weight)
+        return multiply(inputs, weight)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -36,8 +36,11 @@ class _Product(torch.autograd.Function):
         return of_inputs, of_weight
 
 
-def _linear(inputs: Tensor, weight: Tensor) -> Tensor:
-    """Compute by oneDNN where torch has it: MKL, its first choice, is half as fast on processors of AMD."""
+def multiply(inputs: Tensor, weight: Tensor) -> Tensor:
+    """Return inputs (…, K) times the transposed weight (N, K).
+
+    oneDNN computes it where torch has it: MKL, its first choice, is half as fast on processors of AMD.
+    """
     if torch.backends.mkldnn.is_available():
         return torch.ops.mkldnn._linear_pointwise(inputs, weight, None, "none", [], "")
     return torch.nn.functional.linear(inputs, weight)

@@ -7,16 +7,18 @@ the model lies in mapped files: weights, places, their gradients and moments.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from slipway_quantize.calibration.rounding.roundings import Fixed, Piece, Tuned
+from slipway_quantize.calibration.rounding.roundings import Fixed, Piece, Share, Tuned
 from slipway_quantize.calibration.rounding.rounds import Rounded
+from slipway_quantize.calibration.streaming.crew import Crew
 from slipway_quantize.calibration.streaming.layers import Layer
 from slipway_quantize.calibration.streaming.model import StreamedModel
 from slipway_quantize.calibration.tuning.divergence import pass_back
@@ -36,7 +38,7 @@ class Schedule:
     Attributes:
         steps: Number of steps.
         windows: Windows of a step.
-        at_once: Windows that are computed at once.
+        at_once: Windows that a member of the crew computes at once.
         rate: Largest step of a place, in codes.
         scale_rate: Largest relative step of a scale.
         seed: Seed of the order of windows.
@@ -68,7 +70,8 @@ class Tuning:
     """Tunes the rounded weights of a model.
 
     Args:
-        model: The model.
+        models: The model, for each member of the crew.
+        crew: Computes windows side by side.
         start: Rounded weights to start from, by layer.
         windows: Windows to fit to.
         schedule: Steps and rates.
@@ -81,22 +84,26 @@ class Tuning:
 
     def __init__(
         self,
-        model: StreamedModel,
+        models: Sequence[StreamedModel],
         start: Mapping[str, Rounded],
         windows: Windows,
         *,
+        crew: Crew,
         schedule: Schedule,
         folder: Path,
         distributions: bool,
     ) -> None:
-        self._model = model
+        self._models = models
+        self._crew = crew
         self._windows = windows
         self._schedule = schedule
         self._folder = folder
         self._distributions = distributions
         self._made = 0
         self._start = start
-        self.weights = {name: self._tuned(model.layers[name], rounded) for name, rounded in start.items()}
+        self.weights = {name: self._tuned(models[0].layers[name], rounded) for name, rounded in start.items()}
+        shares = [{name: weight.of(member) for name, weight in self.weights.items()} for member in range(crew.count)]
+        self._shares: list[dict[str, Share]] = shares
         self._pieces = [piece for weight in self.weights.values() for piece in weight.pieces]
         groups = [
             {"params": [values], "most": rate}
@@ -118,7 +125,8 @@ class Tuning:
         for rows in layer.pieces:
             places = rounded.places_of(layer, rows)
             kept = self._zeros(tuple(places.shape)).copy_(places)
-            pieces.append(Piece(rounded.weight.grid, rounded.weight.fitted.rows(rows), kept, self._zeros))
+            fitted = rounded.weight.fitted.rows(rows)
+            pieces.append(Piece(rounded.weight.grid, fitted, kept, self._zeros, self._crew.count))
         return Tuned(pieces)
 
     def _zeros(self, shape: tuple[int, ...]) -> Tensor:
@@ -132,11 +140,12 @@ class Tuning:
         self, *, first: int = 0, on_step: Callable[[int], None], on_window: Callable[[], None] = lambda: None
     ) -> None:
         """Do all steps from ``first`` on; call ``on_step`` with the number of steps done after each."""
-        count, at_once = len(self._windows.fit), self._schedule.at_once
+        count, at_once = len(self._windows.fit), self._schedule.at_once * self._crew.count
         references = References(
-            self._model,
+            self._models,
             self._windows,
-            at_once=at_once,
+            crew=self._crew,
+            at_once=self._schedule.at_once,
             uses=self._schedule.steps * self._schedule.windows,
             file=self._folder / "references",
             distributions=self._distributions,
@@ -148,14 +157,22 @@ class Tuning:
             for start in range(0, len(chosen), at_once):
                 on_window()
                 group = chosen[start : start + at_once]
-                exact = references.of(group)
-                batch = self._windows.batch([self._windows.fit[index] for index in group])
-                with self._model.rounded(self.weights):
-                    pass_back(exact, self._model.tuned_results(batch), distributions=self._distributions)
+                self._crew.run(partial(self._pass_back, references, group))
             self._move(step)
             on_step(step + 1)
 
+    def _pass_back(self, references: References, group: list[int], member: int) -> None:
+        """Add the gradients of a member's share of the windows to its arrays."""
+        if not (chosen := group[member :: self._crew.count]):
+            return
+        exact = references.of(member, chosen)
+        batch = self._windows.batch([self._windows.fit[index] for index in chosen])
+        model = self._models[member]
+        with model.rounded(self._shares[member]):
+            pass_back(exact, model.tuned_results(batch), distributions=self._distributions)
+
     def _move(self, step: int) -> None:
+        self._crew.map(lambda _, piece: piece.divide(), self._pieces)
         for group in self._optimizer.param_groups:
             if step == 0:
                 (values,) = group["params"]
@@ -163,8 +180,10 @@ class Tuning:
             group["lr"] = group["most"] * self._schedule.factor(step)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=False)
-        for piece in self._pieces:
-            piece.limit()
+        self._update()
+
+    def _update(self) -> None:
+        self._crew.map(lambda _, piece: piece.update(), self._pieces)
 
     def fixed(self) -> dict[str, Fixed]:
         """Return the weights as they are now."""
@@ -188,3 +207,4 @@ class Tuning:
         for index, values in enumerate(self._moved):
             for part, kept in {"values": values, **self._optimizer.state[values]}.items():
                 kept.copy_(state[f"{index}.{part}"])
+        self._update()
