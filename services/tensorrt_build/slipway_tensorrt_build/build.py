@@ -18,15 +18,12 @@ from slipway_tensorrt_build.builders import Choice, Machine, choose, this_machin
 from slipway_tensorrt_build.callbacks import make_logger, make_monitor
 from slipway_tensorrt_build.levels import FITTED_TO_TEXT, LEAST_ARCHITECTURES, LEVELS, lacking
 from slipway_tensorrt_build.params import TensorRTBuildParams
-from slipway_tensorrt_build.profiles import InputProfile, plan_profile
+from slipway_tensorrt_build.profiles import InputProfile, plan_profile, positions_of
 from slipway_tensorrt_build.refitting import Refittable, Skeleton, mark_refittable, skeleton_of
 from slipway_tensorrt_build.timings import Timings
 
 _GRAPH, _QUANTIZATION = "model.onnx", "quantization.json"
 _SHOWN = 10
-_UNLIMITED = 1 << 30
-_SKIPPING, _SKIPPED = ("camembert", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl"), 2
-"""Models whose positions begin behind that of padding, and the positions that no token has."""
 
 
 def build_engines(source: Path, target: Path, params: TensorRTBuildParams, ctx: Context) -> None:
@@ -48,7 +45,8 @@ def build_engines(source: Path, target: Path, params: TensorRTBuildParams, ctx: 
     builder.max_threads = max(1, ctx.threads)
     network = builder.create_network(_network_flags(trt))
     _parse(trt, network, logger, source / _GRAPH, ctx)
-    profile = plan_profile({t.name: tuple(t.shape) for t in _inputs(network)}, params, positions=_positions(source))
+    positions = positions_of(_read(source, "config.json"))
+    profile = plan_profile({t.name: tuple(t.shape) for t in _inputs(network)}, params, positions=positions)
     timings = Timings(choice, machine.gpus[0] if machine.gpus else None, ctx)
     skeleton = skeleton_of(source / _GRAPH) if params.refit else None
     if skeleton is not None:
@@ -83,6 +81,7 @@ def build_engines(source: Path, target: Path, params: TensorRTBuildParams, ctx: 
     description = {
         "builder": choice.library,
         "builder_version": choice.version,
+        "gpu": _built_on(choice, machine),
         "precision": level or "float32",
         "refittable": params.refit,
         "engines": engines,
@@ -162,6 +161,11 @@ def _refittable(
         "level": level,
     }
     return Refittable(skeleton, known, graph=source / _GRAPH, ctx=ctx)
+
+
+def _built_on(choice: Choice, machine: Machine) -> str | None:
+    """Return the name of the GPU whose kernels were measured; None for engines built ahead of time."""
+    return machine.gpus[0].name if choice.library == "tensorrt" and machine.gpus else None
 
 
 def _inputs(network: Any) -> list[Any]:
@@ -251,15 +255,6 @@ def _build(
 def _describe(tensor: Any) -> dict[str, Any]:
     """Return the name, type and declared shape (-1 where dynamic) of an input or output of the network."""
     return {"name": tensor.name, "dtype": tensor.dtype.name.lower(), "shape": list(tensor.shape)}
-
-
-def _positions(source: Path) -> int:
-    """Return the number of the model's positions by its config.json; unlimited if it does not say."""
-    config = _read(source, "config.json")
-    found = config.get("max_position_embeddings") or config.get("n_positions")
-    if not isinstance(found, int) or found <= 0:
-        return _UNLIMITED
-    return min(found - (_SKIPPED if config.get("model_type") in _SKIPPING else 0), _UNLIMITED)
 
 
 def _read(source: Path, name: str) -> dict[str, Any]:

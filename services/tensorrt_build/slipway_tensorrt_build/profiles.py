@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from slipway.errors import TensorRTBuildError
 
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, ...]
 _PAST = "past_key_values."
+_UNLIMITED = 1 << 30
+_SKIPPING, _SKIPPED = ("camembert", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl"), 2
+"""Models whose positions begin behind that of padding, and the positions that no token has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,14 @@ class _Point:
         return None
 
 
+def positions_of(config: Mapping[str, Any]) -> int:
+    """Return the number of a model's positions by its ``config.json``; unlimited if it does not say."""
+    found = config.get("max_position_embeddings") or config.get("n_positions")
+    if not isinstance(found, int) or found <= 0:
+        return _UNLIMITED
+    return min(found - (_SKIPPED if config.get("model_type") in _SKIPPING else 0), _UNLIMITED)
+
+
 def plan_profile(
     inputs: Mapping[str, Sequence[int]], params: TensorRTBuildParams, *, positions: int
 ) -> dict[str, InputProfile]:
@@ -62,7 +73,7 @@ def plan_profile(
             a fixed axis, ``TENSORRT_BUILD_FAILED`` for a dynamic axis of unknown meaning.
     """
     cached = any(name.startswith(_PAST) for name in inputs)
-    _check_positions(params, positions, cached=cached)
+    check_positions(params, positions, cached=cached)
     points = {
         which: _Point(
             batch=getattr(params.batch, which),
@@ -78,7 +89,12 @@ def plan_profile(
     }
 
 
-def _check_positions(params: TensorRTBuildParams, positions: int, *, cached: bool) -> None:
+def check_positions(params: TensorRTBuildParams, positions: int, *, cached: bool) -> None:
+    """Refuse ranges that begin beyond the model's positions.
+
+    Raises:
+        TensorRTBuildError: ``TENSORRT_PROFILE_INVALID``.
+    """
     past = params.past.min if cached else 0
     smallest = params.sequence.min + past
     if smallest > positions:

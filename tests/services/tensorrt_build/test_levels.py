@@ -18,7 +18,10 @@ from slipway.stage import Context
 from slipway_quantize.graphs.widening import widen
 from slipway_tensorrt_build.levels import LEVELS
 from support.models.engine_plans import weights_of
+from support.models.onnx_models import save_model
 from support.models.quantize_models import divergence
+
+from .conftest import exported
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is made for x86-64 Linux and Windows")
 
@@ -75,6 +78,23 @@ def test_an_engine_of_each_level(
         assert profile["attention_mask"] == profile["input_ids"] == {"min": [1, 1], "opt": [1, 64], "max": [4, 64]}
 
 
+@SLOW
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [(name, "dynamo") for name in ("qwen2", "llama", "mistral-window", "gemma3-window", "gpt2")]
+    + [(name, "legacy") for name in ("qwen3", "gpt2")],
+)
+def test_traced_decoders_build_in_fp16(
+    tmp_path: Path, quantize: Quantize, build: Build, name: str, engine: str
+) -> None:
+    """TensorRT-RTX's fusion of attention refuses the guard that torch writes against fully masked rows."""
+    graph = exported(save_model(name, tmp_path / name), tmp_path / "graph", engine=engine, parity="always")
+    assert "IsNaN" not in {node.op_type for node in ir.load(graph / "model.onnx").graph}
+    folder, ctx = build(quantize(graph, level="fp16")[0], targets=("sm75", "sm89", "sm120"))
+    assert ctx.facts["precision"] == "fp16"
+    assert len(list(folder.glob("*.engine"))) == 3
+
+
 @pytest.mark.parametrize("level", [*CODES])
 @pytest.mark.parametrize("name", ["decoder", pytest.param("classifier", marks=SLOW)])
 def test_codes_of_weights_go_into_dequantize_linear_alone(
@@ -105,8 +125,6 @@ def test_weights_in_an_engine_have_their_level_s_size(
 ) -> None:
     from support.models.quantize_models import save_tiny
     from support.models.tiny_models import save_tokenizer
-
-    from .conftest import exported
 
     source = save_tiny(tmp_path / "wide", hidden_size=256, intermediate_size=1024, tied=False)
     save_tokenizer(source)

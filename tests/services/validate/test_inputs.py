@@ -7,6 +7,7 @@ import shutil
 import sys
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from slipway_validate.protocol.messages import Spec, TokenizeSpec
 from slipway_validate.runner.audio import make_features
 from slipway_validate.runner.main import execute
 from slipway_validate.runner.model import Bounds, Unusable, padded, positions_of, segments_within
-from slipway_validate.runner.runtime_tensorrt import NotRunnable, choose_engine
+from slipway_validate.runner.runtime_tensorrt import NotRunnable, choose_engine, deserialise
 from slipway_validate.runner.runtime_transformers import from_pretrained
 from slipway_validate.runner.windows import cut, load_tokenizer
 from support.models.tiny_models import describe_a_layer_more, make_base
@@ -267,6 +268,29 @@ def test_engine_for_this_gpu(tmp_path: Path) -> None:
         choose_engine(tmp_path, ("sm90",))
     with pytest.raises(NotRunnable, match="no NVIDIA GPU"):
         choose_engine(tmp_path, ())
+
+
+def test_an_engine_of_another_version_is_not_called_broken(tmp_path: Path) -> None:
+    """Loading needs a GPU, so the library is a stand-in that loads nothing but "plan"."""
+
+    class Logger:
+        ERROR = 1
+
+        def __init__(self, severity: int) -> None:
+            pass
+
+    library = ModuleType("tensorrt_rtx")
+    runtime = SimpleNamespace(deserialize_cuda_engine=lambda data: "engine" if data == b"plan" else None)
+    vars(library).update(__version__="1.7.1", Logger=Logger, Runtime=lambda _: runtime)
+    path = tmp_path / "model.sm89.engine"
+    path.write_bytes(b"plan")
+    assert deserialise(library, path, built_by="1.6.0") == "engine"
+    path.write_bytes(b"other")
+    with pytest.raises(NotRunnable, match=r"built by tensorrt_rtx 1\.6\.0, and tensorrt_rtx 1\.7\.1.*install 1\.6\.0"):
+        deserialise(library, path, built_by="1.6.0")
+    for version in ("1.7.1", ""):
+        with pytest.raises(Unusable, match=r"1\.7\.1 cannot deserialise"):
+            deserialise(library, path, built_by=version)
 
 
 def test_a_model_that_describes_much_more_than_it_has_is_not_loaded(tmp_path: Path) -> None:
