@@ -15,3 +15,5 @@ IDS, MASK, POSITIONS, TYPES = "input_ids", "attention_mask", "position_ids", "to
 FEATURES, SOURCE_MASK, LOGITS = "input_features", "encoder_attention_mask", "logits"
 ENCODED = "encoder_hidden_states"
 HIDDEN, BRANCH = "last_hidden_state", "use_cache_branch"
+CACHE, PRESENT = "past_key_values.", "present."
+"""What the names of caches begin with, among the inputs and the outputs."""

@@ -14,12 +14,14 @@ from slipway_onnx_export.checks.running import first_line, open_unoptimized
 from slipway_onnx_export.checks.written import FaultError, NotRunError
 from slipway_onnx_export.names import (
     BRANCH,
+    CACHE,
     ENCODED,
     FEATURES,
     HIDDEN,
     IDS,
     MASK,
     POSITIONS,
+    PRESENT,
     SOURCE_MASK,
     TYPES,
 )
@@ -49,7 +51,7 @@ class _Graph:
 
     @property
     def cached(self) -> bool:
-        return any(name.startswith("past_key_values.") for name in self.inputs)
+        return any(name.startswith(CACHE) for name in self.inputs)
 
     def run(self, known: Mapping[str, Array]) -> dict[str, Array]:
         lacking = sorted(self.inputs.keys() - known.keys())
@@ -110,7 +112,7 @@ def _calls(graphs: Sequence[_Graph], known: Mapping[str, Array]) -> Iterator[tup
     if encoder is not None:
         found = encoder.run(state)
         yield encoder.path.name, found
-        crossed = {name: each for name, each in found.items() if name.startswith("present.")}
+        crossed = {name: each for name, each in found.items() if name.startswith(PRESENT)}
         state |= {ENCODED: found[HIDDEN], SOURCE_MASK: state.get(MASK, np.zeros(0))} | _past(found)
     grows = any(graph.cached for graph in decoders) and f"{IDS}.1" in known
     for step in range(1 + grows):
@@ -124,11 +126,7 @@ def _calls(graphs: Sequence[_Graph], known: Mapping[str, Array]) -> Iterator[tup
 
 
 def _past(found: Mapping[str, Array]) -> dict[str, Array]:
-    return {
-        name.replace("present.", "past_key_values.", 1): each
-        for name, each in found.items()
-        if name.startswith("present.")
-    }
+    return {name.replace(PRESENT, CACHE, 1): each for name, each in found.items() if name.startswith(PRESENT)}
 
 
 def _inputs(graphs: Sequence[_Graph], end: int | None) -> dict[str, Array]:
@@ -138,7 +136,7 @@ def _inputs(graphs: Sequence[_Graph], end: int | None) -> dict[str, Array]:
     pair = len(graphs) > 1
     decoder = next((graph for graph in graphs if HIDDEN not in graph.outputs), graphs[0])
     rows, new = (_size(size, usual) for size, usual in zip(decoder.inputs[IDS].shape, (_ROWS, _NEW[0]), strict=True))
-    caches = {name: shape for name, shape in declared.items() if name.startswith("past_key_values.")}
+    caches = {name: shape for name, shape in declared.items() if name.startswith(CACHE)}
     length = next((_size(shape[2], 0) for name, shape in caches.items() if ".encoder." not in name), 0)
     made: dict[str, Array] = {TYPES: np.zeros((rows, new), np.int64)}
     for name, (_, heads, place, width) in caches.items():

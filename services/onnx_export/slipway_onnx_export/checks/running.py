@@ -11,7 +11,7 @@ import onnxruntime
 from onnx.reference import ReferenceEvaluator
 
 from slipway_onnx_export.checks.written import Described, FaultError, NotRunError, Written
-from slipway_onnx_export.names import PAST
+from slipway_onnx_export.names import PAST, PRESENT
 from slipway_onnx_export.parity.ort_errors import ORT_ERRORS
 
 _TOLERANCE = 1e-3
@@ -36,7 +36,7 @@ def grow_caches(written: Written) -> None:
     for component in written.components:
         for past in (0, 4):
             for name, array in _run(written, component, past=past).items():
-                if name.startswith("present.") and 0 in array.shape:
+                if name.startswith(PRESENT) and 0 in array.shape:
                     raise FaultError(f"{component.file} returns {name!r} of length zero after {past} tokens")
 
 

@@ -101,7 +101,10 @@ def check_parity(
     watch = Watch(observed)
     room = _room(source, sizes)
     reach = reach_of(source, room=room, cached=cached, shared=promise.shared_buffer, spare_bytes=spare_bytes)
-    conversations = [watch.of(each) for each in _conversations(source, room=room, promise=promise, reach=reach)]
+    conversations = [
+        watch.of(each)
+        for each in _conversations(source, room=room, promise=promise, reach=reach, fixed=SEQUENCE in sizes)
+    ]
     each = sum(conversation.calls for conversation in conversations)
     on_call(0, 2 * each)
     references = _references(source, conversations, on_call=lambda done: on_call(done, 2 * each))
@@ -142,12 +145,14 @@ def _room(source: ModelSource, sizes: Mapping[str, int]) -> int:
     return min(room_of(source), sizes[PAST] + 1 if sizes.get(PAST) else fixed)
 
 
-def _conversations(source: ModelSource, *, room: int, promise: Promise, reach: Reach) -> Sequence[Conversation]:
+def _conversations(
+    source: ModelSource, *, room: int, promise: Promise, reach: Reach, fixed: bool
+) -> Sequence[Conversation]:
     if source.family is DECODER:
         return list(conversations_of(source, room=room, promise=promise, reach=reach))
     if source.family in (ENCODER_DECODER, SPEECH):
         return list(translations_of(source, room=room, reach=reach))
-    return list(texts_of(source, room=room, reach=reach))
+    return list(texts_of(source, room=room, reach=reach, fixed=fixed))
 
 
 def _references(
