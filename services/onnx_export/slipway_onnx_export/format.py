@@ -55,10 +55,13 @@ class OnnxConfiguration(LevelSettings):
             default for true.
         optimize_graph: Fuse for ONNX Runtime; false writes standard operators only. If not set, the recovery profile decides, by
             default for true.
+        optimization_times: Measure the time of a prompt and of a token before and after the graph's optimization, for the report; each
+            graph is made a second time for it.
         engine: Engine that makes the graph: ``mobius`` builds it, ``dynamo`` and ``legacy`` trace the model; ``auto`` chooses.
         attention: transformers' attention that is traced; ``auto`` chooses.
         static_shape: ``[batch, sequence, past]`` of a graph whose shapes are fixed because none with dynamic axes can be made; 0
             chooses. The batch is also that of ``dynamic_axes: false``.
+        external_data: Weights in a file beside the graph; false puts those of the unquantized graph into it, 2 GB at most.
         past_present_share_buffer: Make a graph for the fastest serving: keys and values of past and present tokens may be one buffer.
             Rows are then padded on the right, and only a single row takes several tokens after a past. If the model has no such
             form, the graph is the usual one.
@@ -81,9 +84,11 @@ class OnnxConfiguration(LevelSettings):
     opset_version: int = Field(default=0, examples=[0, *range(14, 25)])
     dynamic_axes: bool | None = None
     optimize_graph: bool | None = None
+    optimization_times: bool = False
     engine: EngineName = "auto"
     attention: Attention = "auto"
     static_shape: StaticShape = StaticShape(batch=1, sequence=0, past=0)
+    external_data: bool = True
     past_present_share_buffer: bool = False
     logits_to_keep: int = Field(default=0, ge=0, le=1)
     provider: ProviderChoice = "auto"
@@ -151,6 +156,8 @@ def plan(request: FormatRequest[OnnxConfiguration]) -> tuple[PlannedTask, ...]:
         stage="onnx_export",
         params=first_attempt(request.settings, request.profile)
         | ({} if request.settings.provider == "auto" else {"provider": request.settings.provider})
+        | ({"optimization_times": True} if request.settings.optimization_times else {})
+        | ({} if request.settings.external_data else {"external_data": False})
         | ({"packaging": request.settings.packaging} if request.settings.packaging else {})
         | ({"past_present_share_buffer": True} if request.settings.past_present_share_buffer else {})
         | ({"logits_to_keep": request.settings.logits_to_keep} if request.settings.logits_to_keep else {})

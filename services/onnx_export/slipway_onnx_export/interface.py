@@ -13,7 +13,7 @@ import torch
 
 from slipway.models.activations.request import Activation
 from slipway.models.graphs.promise import EVERY_CALL, Promise
-from slipway_onnx_export.names import (
+from slipway_onnx_export.forms.names import (
     BATCH,
     ENCODED,
     FEATURES,

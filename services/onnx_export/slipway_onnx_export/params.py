@@ -48,6 +48,7 @@ class OnnxExportParams(StageParams):
         cache: Whether a model that generates takes and returns a KV cache. Without, each call reads the whole text again.
         optimization: ``all`` also uses ONNX Runtime's own fused operators (``runtime`` onnxruntime only), ``basic`` folds constants
             and fuses standard operators only, ``none`` leaves the traced graph as it is.
+        optimization_times: Whether prefill and decode are measured without and with the optimization, for which each graph is made again.
         external_data: Whether weights lie in a data file beside the graph; within the graph, they may have 2 GB at most.
         past_present_share_buffer: Whether past and present keys and values may be one buffer, for the fastest serving. Rows are then
             padded on the right, and only a single row takes several tokens after a past. Only mobius makes such a graph, with ONNX
@@ -78,6 +79,7 @@ class OnnxExportParams(StageParams):
     attention: Attention = "auto"
     cache: bool = True
     optimization: Optimization = "all"
+    optimization_times: bool = False
     external_data: bool = True
     past_present_share_buffer: bool = False
     logits_to_keep: int = Field(default=0, ge=0, le=1)

@@ -21,8 +21,8 @@ from slipway.models.families import Family, described, family_of
 from slipway.models.safetensors_file import read_index
 from slipway.models.weights.reading import Weights, has_weights, open_weights
 from slipway_onnx_export.families import refusal_reason
+from slipway_onnx_export.parity.windows import window_of
 from slipway_onnx_export.stand_ins import stand_in
-from slipway_onnx_export.windows import window_of
 
 WINDOW_LIMIT = 512
 """Longest attention window, in tokens, beyond which the parity check runs a text; see ``parity/reach.py`` for longer ones."""

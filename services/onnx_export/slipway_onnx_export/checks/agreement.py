@@ -12,7 +12,7 @@ import numpy.typing as npt
 from slipway_onnx_export.checks.feeds import tokens
 from slipway_onnx_export.checks.running import first_line, open_unoptimized
 from slipway_onnx_export.checks.written import FaultError, NotRunError
-from slipway_onnx_export.names import (
+from slipway_onnx_export.forms.names import (
     BRANCH,
     CACHE,
     ENCODED,

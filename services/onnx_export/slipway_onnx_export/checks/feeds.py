@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from slipway_onnx_export.names import FEATURES
+from slipway_onnx_export.forms.names import FEATURES
 
 _FLOATS: Mapping[int, np.dtype[Any]] = {
     onnx.TensorProto.FLOAT: np.dtype(np.float32),

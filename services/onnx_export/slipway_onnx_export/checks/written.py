@@ -13,7 +13,7 @@ import onnx
 
 from slipway.models.graphs.promise import Promise
 from slipway_onnx_export.checks.feeds import UnknownAxisError, make_feed
-from slipway_onnx_export.names import BATCH, CACHE, PAST, SEQUENCE, SOURCE, TOTAL
+from slipway_onnx_export.forms.names import BATCH, CACHE, PAST, SEQUENCE, SOURCE, TOTAL
 
 TINY_BYTES, TINY_NODES = 4 << 20, 3000
 """Sizes up to which graphs are run by the checks: then it takes a fraction of a second."""
