@@ -29,7 +29,7 @@ from slipway_onnx_export.forms.shapes import describe_sizes, fixed_sizes
 from slipway_onnx_export.graph import declare_interface, normalize_graph
 from slipway_onnx_export.interface import Component
 from slipway_onnx_export.packaging.packages import write_packages
-from slipway_onnx_export.params import OnnxExportParams
+from slipway_onnx_export.params import PARITY_OVERHEAD, OnnxExportParams
 from slipway_onnx_export.parity.check import check_parity
 from slipway_onnx_export.sentences import warn_of_unknown_pooling
 from slipway_onnx_export.serving.variant import check_family, serve
@@ -40,9 +40,6 @@ from slipway_onnx_export.writing.left_out import leave_out
 from slipway_onnx_export.writing.package import complete_folder, folder_of_graphs, metadata_of
 from slipway_onnx_export.writing.places import WeightsNeededError
 from slipway_onnx_export.writing.weights import stream_weights, take_weights_in
-
-# Peak memory of the comparison divided by the float32 size of the weights, where PyTorch's are not mapped: measured 1.17 at 0.6B.
-PARITY_OVERHEAD = 1.2
 
 _MEASURED = ("parity_max_abs_diff", "parity_scale", "parity_activations", "times")
 """Facts of the attempt that its threads change in the last digits: not in the folder, which is the same on every machine."""

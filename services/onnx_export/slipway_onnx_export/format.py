@@ -1,4 +1,4 @@
-"""The format ``onnx``: the model as an ONNX graph with KV cache."""
+"""The format ``onnx``: the model as one ONNX graph or two, of a model that generates with a KV cache."""
 
 from __future__ import annotations
 
@@ -47,10 +47,11 @@ class StaticShape(Listed):
 
 
 class OnnxConfiguration(LevelSettings):
-    """The model as an ONNX graph with KV cache.
+    """The model as one ONNX graph or, with an encoder and a decoder, as two; of a model that generates with a KV cache.
 
     Attributes:
-        opset_version: Operator set to write, 7 to 26; 0 lets the engine choose its best, or the recovery profile.
+        opset_version: Operator set to write. Engines write 14 to 24; any other from 7 to 26 is replaced by one of them, with a warning.
+            0 lets the engine choose its best, or the recovery profile.
         dynamic_axes: Dynamic batch, sequence and past length; false fixes the batch. If not set, the recovery profile decides, by
             default for true.
         optimize_graph: Fuse for ONNX Runtime; false writes standard operators only. If not set, the recovery profile decides, by
@@ -102,7 +103,9 @@ class OnnxConfiguration(LevelSettings):
     @classmethod
     def _known_opset(cls, value: int) -> int:
         if value != 0 and not 7 <= value <= 26:
-            raise wrong_value(value, "is not an opset that an engine writes", "use 7 to 26, or 0 for the engine's best")
+            raise wrong_value(
+                value, "is not an opset that an engine writes", "use 14 to 24, or 0 for the engine's best"
+            )
         return value
 
 
