@@ -163,6 +163,10 @@ FAULTS = {
             "slipway_onnx_export.engines.legacy": _NOT_WHOLE,
         }, "dynamo", 23, ("EXPORT_PARITY_FAILED", *["EXPORT_ENGINE_FAILED"] * 3),
     ),
+    "weights too large for a graph": Fault(
+        "qwen3", ("onnx-data-outside",), {"external_data": "false"},
+        {"slipway_onnx_export.writing.weights": "MOST_INLINE_BYTES = 1000\n"}, "mobius", 23, ("ONNX_TOO_LARGE",),
+    ),
     "a branch on values": Fault(
         "bert-classes", ("onnx-legacy-instead-of-capture", "onnx-warning-proven"), {}, {BERT: _BRANCH}, "legacy", 17,
         ("DYNAMIC_SHAPE", "TRACER_WARNING"),
@@ -186,7 +190,7 @@ FAULTS = {
         reasons=("OPERATOR_UNSUPPORTED", "OPERATOR_UNSUPPORTED"), fails="OPERATOR_UNSUPPORTED",
     ),
 }  # fmt: skip
-FAST = {"opset 11"}
+FAST = {"opset 11", "weights too large for a graph"}
 
 
 def run(root: Path, fault: Fault) -> Done:
@@ -219,10 +223,24 @@ def test_a_fault_ends_well_without_a_hand(tmp_path: Path, name: str) -> None:
     assert not fault.reasons or tuple(failed) == fault.reasons
     if fault.fails:
         assert (done.code, done.json["reason"]) == (6, fault.fails)
-        assert "bessel_j0" in done.json["error_message"]
+        for step in (
+            "look up aten::special_bessel_j0, which no engine writes", "formats.onnx.opset_version to 0", "formats.onnx.enabled=false",
+        ):  # fmt: skip
+            assert step in done.json["error_message"]
         return
     assert done.code == 0, done.err
+    _assert_reported(Path(done.json["output_directory"]), attempts)
     found = json.loads(Path(done.json["output_directory"], "onnx", "onnx_export.json").read_text())
     assert found["parity"] == "passed"
     assert found["engine"] == fault.engine
     assert fault.opset in (0, found["opset"])
+
+
+def _assert_reported(folder: Path, attempts: list[dict[str, Any]]) -> None:
+    """The report's data has every attempt with its rule and reason, and the page shows them."""
+    report = json.loads((folder / "report.json").read_text())["result"]["attempts"]
+    assert [each for each in report if each["stage"] == "onnx_export"] == attempts
+    page = (folder / "report.html").read_text()
+    for attempt in attempts:
+        assert not attempt["rule"] or attempt["rule"] in page
+        assert attempt["outcome"] != "failed" or attempt["reason"] in page

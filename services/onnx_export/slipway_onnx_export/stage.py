@@ -1,4 +1,4 @@
-"""The onnx_export stage: export a merged PyTorch folder to an ONNX decoder with KV cache."""
+"""The onnx_export stage: export a merged PyTorch folder to ONNX graphs, those of models that generate with a KV cache."""
 
 from __future__ import annotations
 

@@ -153,37 +153,3 @@ def test_a_lack_of_memory_in_onnx_runtime_is_no_fault_of_a_graph(words: str, kin
     failure = ORT_ERRORS[-1]  # RuntimeException
     with pytest.raises(kind or failure), ort_failures(lambda error: ONNXExportError(str(error), reason="ONNX_INVALID")):
         raise failure(words)
-
-
-class _StopsOnGpu:
-    """A session that was loaded for CUDA, whose calls fail as with a GPU whose memory is full."""
-
-    def __init__(self, session: Any) -> None:
-        self._session = session
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._session, name)
-
-    def run(self, *_: Any) -> Any:
-        raise ORT_ERRORS[-1]("CUDA failure 2: out of memory")
-
-
-def test_a_gpu_that_cannot_run_a_graph_leads_to_the_cpu(
-    monkeypatch: pytest.MonkeyPatch, export: Callable[..., Exported], tmp_path: Path
-) -> None:
-    """Neither the graph nor the machine's memory is at fault; the rules then choose the CPU."""
-    from slipway.machine.onnx_runtime import CPU, CUDA, Opened
-    from slipway_onnx_export.parity import session
-
-    opening = session.open_session
-
-    def on_gpu(path: Path, options: Any, *, provider: str) -> Opened:
-        opened = opening(path, options, provider="cpu")
-        return opened if provider == "cpu" else Opened(_StopsOnGpu(opened.session), f"{CUDA}, {CPU}")
-
-    monkeypatch.setattr(session, "open_session", on_gpu)
-    source = _row("Llama", tmp_path / "model")
-    with pytest.raises(ONNXExportError) as caught:
-        export(source)
-    assert (caught.value.reason, caught.value.about["stopped_on"]) == ("EXPORT_PARITY_FAILED", "cuda")
-    assert export(source, provider="cpu").facts["parity"] == "passed"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,13 +19,13 @@ from slipway_onnx_export.source import ModelSource
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One conversation with the model: several calls with some tokens each, which pass on the KV cache.
+    """Rows that are padded, and calls that pass on the cache.
 
     Attributes:
         name: Name in messages.
-        pads: Padding of each row, in tokens; the number of rows is the batch size.
+        pads: Left padding of each row, in tokens; the number of rows is the batch size.
         calls: New tokens per row in each call. The first call has an empty past.
-        side: Side of the padding; on the right it is the end of the first call.
+        ends: Right padding of each row, at the end of the first call; empty for none.
         shared: Whether past and present are one buffer.
         past: Tokens of a made-up cache that the first call gets (:mod:`slipway_onnx_export.parity.made_up_past`).
     """
@@ -33,7 +33,7 @@ class Case:
     name: str
     pads: tuple[int, ...]
     calls: tuple[int, ...]
-    side: Literal["left", "right"] = "left"
+    ends: tuple[int, ...] = ()
     shared: bool = False
     past: int = 0
 
@@ -44,24 +44,29 @@ class Case:
 
     def mask(self) -> Array:
         """Return 1 for a token and 0 for padding, (rows, tokens)."""
-        columns, pads = np.arange(self.tokens)[None, :], np.array(self.pads)[:, None]
-        if self.side == "left":
-            return (columns >= pads).astype(np.int64)
-        return ((columns < self.calls[0] - pads) | (columns >= self.calls[0])).astype(np.int64)
+        columns, first = np.arange(self.tokens)[None, :], self.past + self.calls[0]
+        pads, ends = (np.array(each)[:, None] for each in (self.pads, self.ends or (0,) * len(self.pads)))
+        real = (columns >= pads) & ((columns < first - ends) | (columns >= first))
+        return real.astype(np.int64)
 
 
+_PREFILL = Case("batch 1, prefill and decode", pads=(0,), calls=(6, 1, 1))
 CASES = (
-    Case("batch 1, prefill and decode", pads=(0,), calls=(6, 1, 1)),
-    Case("batch 1, sequence 1 from an empty past, then several tokens", pads=(0,), calls=(1, 4)),
+    _PREFILL,
+    Case("batch 2, sequence 1 from an empty past, then several tokens", pads=(0, 0), calls=(1, 4)),
     Case("batch 3, left padding, prefill and decode", pads=(0, 4, 2), calls=(7, 1, 1)),
-    Case("batch 2, left padding, several tokens after a past", pads=(3, 0), calls=(5, 3, 1)),
+    # Eight tokens: beyond a window, transformers counts the places between a row's prompt and its next token, and mobius its tokens.
+    Case(
+        "batch 3, left and right padding, several tokens after a past", pads=(3, 0, 0), ends=(0, 0, 2), calls=(5, 2, 1)
+    ),
 )
 
 
 _SERVED = (
-    *CASES[:2],
+    _PREFILL,
+    Case("batch 2, sequence 1 from an empty past, then decode", pads=(0, 0), calls=(1, 1)),
     Case("batch 1, several tokens after a past, then decode", pads=(0,), calls=(5, 3, 1)),
-    Case("batch 3, right padding, prefill and decode", pads=(0, 4, 2), calls=(7, 1, 1), side="right"),
+    Case("batch 3, right padding, prefill and decode", pads=(0, 0, 0), ends=(0, 4, 2), calls=(7, 1, 1)),
 )
 SERVED_CASES = (*_SERVED, *(replace(case, name=f"{case.name}, one buffer", shared=True) for case in _SERVED))
 """Calls of a graph whose past and present may be one buffer: all that it promises, with two buffers and with one."""

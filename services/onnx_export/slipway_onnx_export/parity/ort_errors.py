@@ -23,11 +23,11 @@ ORT_ERRORS = (
 
 
 @contextmanager
-def ort_failures(translate: Callable[[Exception], Exception], *, on_gpu: bool = False) -> Iterator[None]:
-    """Raise what ``translate`` makes of an exception of ONNX Runtime, unless the machine's memory ran out: then no graph is at fault."""
+def ort_failures(translate: Callable[[Exception], Exception]) -> Iterator[None]:
+    """Raise what ``translate`` makes of an exception of ONNX Runtime, unless memory ran out: then no graph is at fault."""
     try:
         yield
     except ORT_ERRORS as error:
-        if is_out_of_memory(error) and not on_gpu:
+        if is_out_of_memory(error):
             raise
         raise translate(error) from error

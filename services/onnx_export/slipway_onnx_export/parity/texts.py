@@ -18,7 +18,7 @@ from slipway_onnx_export.source import ModelSource
 
 CASES = (
     ("batch 1", (0,), 6, "right"),
-    ("batch 1, sequence 1", (0,), 1, "right"),
+    ("sequence 1", (0, 0), 1, "right"),
     ("batch 3, right padding", (0, 4, 2), 9, "right"),
     ("batch 2, left padding", (3, 0), 7, "left"),
 )
@@ -59,16 +59,22 @@ class _Text:
         return np.concatenate([(one[mask] if one.shape[:2] == mask.shape else one).ravel() for one in kept])
 
 
-def texts_of(source: ModelSource, *, room: int, reach: Reach) -> Iterator[_Text]:
-    """Make the texts for which a model and its graph have room, in tokens."""
+def texts_of(source: ModelSource, *, room: int, reach: Reach, fixed: bool = False) -> Iterator[_Text]:
+    """Make the texts for which a model and its graph have room, in tokens.
+
+    A graph of a fixed length gets each text with padding on its right. Texts with padding on their left are as long as the graph,
+    because the results of some models at padding (DeBERTa's first token) depend on the length.
+    """
     config = source.text_config
     padding = getattr(config, "pad_token_id", None)
     random, pooling = np.random.default_rng(0), pooling_of(source)
     far = [("beyond the sliding window", (0,), reach.window + BEYOND, "right")] if reach.text else []
-    for name, pads, length, side in (*CASES, *far):
-        alone = padding is None and source.family is SEQUENCE_CLASSIFIER  # it cannot tell the last token from padding
-        if length > room or (len(pads) > 1 and alone):
+    alone = padding is None and source.family is SEQUENCE_CLASSIFIER  # it cannot tell the last token from padding
+    for name, padded, shortest, side in (*CASES, *far):
+        if shortest > room or (any(padded) and alone):
             continue
+        pads = padded[:1] if alone else padded
+        length = room if fixed and side == "left" else shortest
         ids, mask = random_rows(
             random, vocabulary=config.vocab_size, pads=pads, length=length, side=side, padding=padding
         )

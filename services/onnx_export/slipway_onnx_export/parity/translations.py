@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,9 +23,10 @@ class Case:
 
     Attributes:
         name: Name in messages.
-        pads: Right padding of each row of the source, in tokens; the number of rows is the batch size.
+        pads: Padding of each row of the source, in tokens; the number of rows is the batch size.
         length: Tokens of the source with padding.
         calls: New tokens of each decoder call. The first call has an empty past.
+        side: Side of the padding.
         reorder: Row that takes each row's place after the second call, as a beam search does; empty for none.
     """
 
@@ -33,15 +34,19 @@ class Case:
     pads: tuple[int, ...]
     length: int
     calls: tuple[int, ...]
+    side: Literal["left", "right"] = "right"
     reorder: tuple[int, ...] = ()
 
 
 CASES = (
     Case("batch 1, eight steps", pads=(0,), length=6, calls=(1,) * 8),
     Case("batch 1, source of one token, several tokens at once", pads=(0,), length=1, calls=(3, 1, 2)),
-    Case("batch 3, padded sources, eight steps", pads=(0, 5, 2), length=9, calls=(1,) * 8),
-    Case("batch 3, rows in another order", pads=(1, 0, 3), length=7, calls=(2, 1, 1, 1, 1, 1, 1, 1), reorder=(2, 2, 0)),
-)
+    Case("batch 3, sources padded on the right, eight steps", pads=(0, 5, 2), length=9, calls=(1,) * 8),
+    Case(
+        "batch 3, sources padded on the left, rows in another order",
+        pads=(1, 0, 3), side="left", length=7, calls=(2, 1, 1, 1, 1, 1, 1, 1), reorder=(2, 2, 0),
+    ),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -134,6 +139,13 @@ def translations_of(source: ModelSource, *, room: int, reach: Reach) -> Iterator
         if sum(case.calls) > room or case.length > room:
             continue
         tokens = random.integers(0, targets, size=(len(case.pads), sum(case.calls)), dtype=np.int64)
+        padding, first = config.pad_token_id, getattr(config, "decoder_start_token_id", None)
+        if (
+            padding is not None
+        ):  # some models count positions by the tokens that are no padding, which a cache does not keep
+            tokens = np.where(tokens == padding, (padding + 1) % targets, tokens)
+        if first is not None:
+            tokens[:, 0] = first
         if source.family is SPEECH:
             shape = (len(case.pads), config.num_mel_bins, 2 * config.max_source_positions)
             yield _Translation(case, random.standard_normal(shape).astype(np.float32), None, tokens)
@@ -143,7 +155,7 @@ def translations_of(source: ModelSource, *, room: int, reach: Reach) -> Iterator
             vocabulary=config.vocab_size,
             pads=case.pads,
             length=case.length,
-            side="right",
+            side=case.side,
             padding=config.pad_token_id,
         )
         yield _Translation(case, ids, mask, tokens)

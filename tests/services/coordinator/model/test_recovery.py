@@ -30,7 +30,6 @@ ABOUT: tuple[dict[str, str], ...] = (
     {"attention": "sdpa", "kind": "data", "file": "sdpa_attention.py"},
     {"since": "17"},
     {"phase": "optimization"},
-    {"stopped_on": "cuda"},
 )
 """What failed attempts of the ONNX export know."""
 
