@@ -61,7 +61,7 @@ def fit(saved: Saved, base: Path, target: Target) -> Fitted:
     _check_saved_along(saved, base, modules)
     fitted = {module: pairs[name] for name, module in found.items()}
     family = family_of(read_config(base))
-    what = "a kind of model that is not known here" if family is None else f"a {family.name}"
+    what = "of a kind that is not known here" if family is None else f"of the kind {family.name}"
     cautions = (
         ()
         if family is DECODER or target in LLAMA
