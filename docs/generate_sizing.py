@@ -18,6 +18,7 @@ from slipway.formats import PlannedTask
 from slipway.levels import LEVELS
 from slipway.planning.preflight import memory_bytes, task_bytes
 from slipway.worker.machine import MEMORY_SHARE
+from slipway_onnx_export.params import PARITY_OVERHEAD
 
 FREE_SHARE = 0.1
 """Of a volume that nothing is planned for."""
@@ -157,11 +158,11 @@ The components in `k8s/components/sizes` give each worker that much, or what `k8
 
 MEASURED = """
 **Measured**, on a model of the shape of Qwen3-0.6B: `quantize` takes 0.24 to 0.31 GB of anonymous memory ([README](../services/quantize/README.md)),
-`onnx_export` 0.34 GB, 4.9 GB with the check against PyTorch ([README](../services/onnx_export/README.md)). By the estimate above both would be
+`onnx_export` 0.37 GB, 1.7 GB with the check against PyTorch ([README](../services/onnx_export/README.md)). By the estimate above both would be
 {estimate}: the memory of stages that stream has never come near it. Nothing larger than 8 GB of weights was measured; the peak of each
 attempt is in `slipway get`, on the dashboard, and in `slipway_stage_peak_memory_bytes`.
 
-- `onnx_export` compares with PyTorch only where 2.1 times the float32 weights fit: {parity} of memory. Otherwise it says so, and `validate`
+- `onnx_export` compares with PyTorch only where {overhead} times the float32 weights fit: {parity} of memory. Otherwise it says so, and `validate`
   compares the outputs.
 - An engine in 16 bits takes {engines} of GPU memory before any cache of keys and values: a 70B model needs int8 or int4 on one GPU of 80 GB.
 - `base/` has {base} of memory for `validate` and {build} for `tensorrt_build`, for models of up to 3 and 2 billion weights. For larger ones, take the component of the next
@@ -199,7 +200,8 @@ def page() -> str:
     parts.append(
         MEASURED.format(
             estimate=f"{small / 1e9:.1f} GB",
-            parity=_each(f"{2.1 * FLOAT32_BYTES * count / 1e9:.0f}" for count in weights),
+            overhead=PARITY_OVERHEAD,
+            parity=_each(f"{PARITY_OVERHEAD * FLOAT32_BYTES * count / 1e9:.0f}" for count in weights),
             engines=_each(f"{2 * count / 1e9:.0f}" for count in weights),
             base=f"{base_gib('validate', MEMORY)} GiB",
             build=f"{base_gib('tensorrt-build', MEMORY)} GiB",

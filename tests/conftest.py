@@ -25,7 +25,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 for name in ("COLUMNS", "LINES"):  # pytest-xdist gives its workers a terminal's size
     os.environ.pop(name, None)
-for name in [name for name in os.environ if name.startswith(("EXPORT_", "SLIPWAY_")) and name != "SLIPWAY_TEST_SAMPLE"]:
+KEPT = ("SLIPWAY_TEST_SAMPLE", "SLIPWAY_TEST_ENVIRONMENTS")
+for name in [name for name in os.environ if name.startswith(("EXPORT_", "SLIPWAY_")) and name not in KEPT]:
     del os.environ[name]
 
 # The same cases every time, however slow the machine is; looking for new ones is not what a change is held up for.

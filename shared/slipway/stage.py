@@ -61,7 +61,8 @@ class Context:
         kept: For a resumable stage: folder that survives between attempts of the same action (same inputs, parameters and
             versions) on this machine, on the file system of ``workdir``; otherwise None. An attempt leaves finished pieces there,
             best as hard links, and the next attempt after an interruption reuses the pieces that it can verify. The folder is
-            removed when the action has its result, or after a failure that a retry cannot fix.
+            removed when the action has its result, or after a failure that a retry cannot fix. For a stage that remembers: its folder
+            on this machine, whatever the action, which is removed after some days without use.
         input_digests: Digest of each input artifact by the input's name; empty if the stage runs alone on plain folders.
     """
 
@@ -190,6 +191,8 @@ class Stage(Generic[P]):
         more_inputs: Whether it accepts inputs with other names too (validate accepts every output by its format's name).
         device_bound: Whether the output depends on the GPU's architecture, which is then part of the action key.
         resumable: Whether an attempt continues from the pieces that an interrupted one left in :attr:`Context.kept`.
+        remembers: Whether attempts use what earlier ones of any action left in :attr:`Context.kept` on this machine, such as measured times;
+            it must not change what the output means. Another attempt of the stage that runs at the same time has no such folder.
         probe: Function that returns the stage's providers on this machine. It reads only installed metadata and imports nothing heavy.
         alternatives: Whether any one of its providers is enough; otherwise it needs them all.
         role: The part it plays in every export; None for a stage that only formats plan.
@@ -225,6 +228,7 @@ class Stage(Generic[P]):
     more_inputs: bool = False
     device_bound: bool = False
     resumable: bool = False
+    remembers: bool = False
     probe: Callable[[], tuple[Provider, ...]] | None = None
     alternatives: bool = False
     role: Role | None = None

@@ -23,6 +23,8 @@ _HIDDEN = re.compile(rf"[{_UNSEEN}]|{_LONE_JOINER}")
 _NOT_IN_A_LINE = re.compile(rf"[{_UNSEEN}\t\n]|{_LONE_JOINER}")
 _SPACE = re.compile(r"\s+")
 
+_UNSAFE_IN_FILES = re.compile(r"[^A-Za-z0-9._-]+")
+
 QUOTED_LENGTH = 200
 """Most characters of a value quoted in a message."""
 
@@ -66,6 +68,11 @@ def shortened(text: str, most: int = QUOTED_LENGTH) -> str:
     left_out = f" … {len(text) - most} characters … "
     kept = max(most - len(left_out), 2)
     return f"{text[: kept - kept // 2]}{left_out}{text[-(kept // 2) :]}"
+
+
+def file_name(text: str) -> str:
+    """Return a text as the beginning of a file's name that is safe everywhere, at most 80 characters; empty if nothing of it is."""
+    return _UNSAFE_IN_FILES.sub("-", text).strip("._-")[:80]
 
 
 def quoted(value: object) -> str:

@@ -11,24 +11,34 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("xllamacpp", reason="llama.cpp runs the files: pip install 'slipway[gguf]'")
 from slipway.stage import Context
 from slipway_validate.params import ValidateParams
 from slipway_validate.stage import STAGE as VALIDATE
 from support.commands.cli import Done, slipway
 from support.commands.usage_examples import usage_examples
 from support.models import tiny_models
+from support.models.gguf_models import save_family, write_gguf
 from support.models.saved_adapters import edit
 
 pytestmark = [pytest.mark.slow]
+
+LIMITS = {"peft": 1e-6, "onnx": 1e-6, "gguf": 1e-4}
+"""Largest mean KL from base + adapter by target: llama.cpp has the base in float16."""
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("beside")
-    base = tiny_models.make_base(root / "base")
+    save_family("qwen3", root / "base")
     for seed, name in enumerate(("first", "second"), 3):
-        tiny_models.make_checkpoint(base, root / name, seed=seed)
+        checkpoint = tiny_models.make_checkpoint(root / "base", root / name, seed=seed)
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(root / "base" / file, checkpoint / file)
     return root
+
+
+OUTPUTS = {target: "adapter" if target == "peft" else f"adapter-{target}" for target in LIMITS}
 
 
 def export(project: Path, run: str, *more: str | Path) -> Done:
@@ -40,7 +50,11 @@ def export(project: Path, run: str, *more: str | Path) -> Done:
         *(("--checkpoint", project / run) if run else ()),
     )
     only = ("formats.pytorch.enabled=false", "formats.onnx.enabled=false", "formats.adapter.enabled=true")
-    fast = ("validation.benchmark_performance=false", "validation.test_samples=2", "formats.adapter.targets=peft,onnx")
+    fast = (
+        "validation.benchmark_performance=false",
+        "validation.test_samples=2",
+        f"formats.adapter.targets={','.join(LIMITS)}",
+    )
     assignments = [part for each in (*only, *fast) for part in ("--set", each)]
     return slipway("export", "--json", *where, *assignments, *more, home=project / "home")
 
@@ -52,22 +66,26 @@ def exported(project: Path) -> dict[str, Any]:
     return done.json
 
 
-def test_both_forms_are_proven_without_a_merge(project: Path, exported: dict[str, Any]) -> None:
+def test_all_forms_are_proven_without_a_merge(project: Path, exported: dict[str, Any]) -> None:
     report = json.loads((Path(exported["output_directory"]) / "report.json").read_text())
     found = {output["name"]: output for output in report["validation"]["outputs"]}
-    assert {name: output["status"] for name, output in found.items()} == {"adapter": "passed", "adapter-onnx": "passed"}
-    assert all(output["to_reference"]["mean_kl"] < 1e-6 for output in found.values())
+    assert {name: output["status"] for name, output in found.items()} == dict.fromkeys(OUTPUTS.values(), "passed")
+    for target, name in OUTPUTS.items():
+        assert found[name]["to_reference"]["mean_kl"] < LIMITS[target]
     assert all(output["survival"] is None for output in found.values())  # their weights are the base's
     planned = export(project, "first", "--plan").json
     tasks = [task["id"] for task in planned["tasks"]]
-    assert tasks == ["adapter", "onnx_export-adapter", "adapter-onnx", "reference", "validate"]
+    made = ["adapter", "onnx_export-adapter", "adapter-onnx", "adapter-pairs", "adapter-gguf"]
+    assert tasks == [*made, "reference", "validate"]
 
 
 def test_the_examples_of_the_card_run(project: Path, exported: dict[str, Any]) -> None:
     folder = Path(exported["output_directory"])
     edit(folder / "adapter", base_model_name_or_path=str(project / "base"))
     examples = usage_examples((folder / "README.md").read_text())
-    assert set(examples) == {"adapter", "adapter-onnx"}
+    assert set(examples) == set(OUTPUTS.values())
+    file, _ = write_gguf(project / "base", project / "file", level="q8_0")
+    shutil.copy(file, folder / "adapter-gguf" / "base.gguf")
     for code in examples.values():
         assert subprocess.run(
             [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True

@@ -14,47 +14,69 @@ from typing import Any
 import pytest
 
 from slipway.formats.registry import formats
-from support.commands.cli import slipway
+from support.commands.cli import Done, slipway
 from support.commands.usage_examples import usage_examples
+from support.coordinators.own_environments import VARIABLE, own_environments, site_of
 from support.models.judged_families import make
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 LIBRARIES = {
     "gguf": "xllamacpp", "openvino": "openvino", "executorch": "executorch", "litert": "litert_torch", "adapter": "peft", "onnx": "onnxruntime",
-    "torchscript": "torch", "torch_export": "torch", "pytorch": "torch",
+    "torchscript": "torch", "torch_export": "torch", "pytorch": "torch", "coreml": "coremltools", "tensorrt": "tensorrt_rtx",
 }  # fmt: skip
-"""The library without which a format is left out."""
-PRESENT = tuple(name for name, library in LIBRARIES.items() if importlib.util.find_spec(library))
-LEVELS = {"gguf": ("q8_0", "q4_k_m"), "openvino": ("int8", "int4"), "executorch": ("8da4w",), "litert": ("int8",)}
+"""The library without which a format is left out, unless its extra has an environment of its own."""
+APART = {name: command for name, command in own_environments().items() if name in LIBRARIES}
+PRESENT = tuple(name for name, library in LIBRARIES.items() if name in APART or importlib.util.find_spec(library))
+NOT_RUN = {"coreml": sys.platform != "darwin", "tensorrt": shutil.which("nvidia-smi") is None}
+"""Formats whose runtime may lack what it needs of the machine: then an output is delivered as *not run*."""
+LEVELS = {
+    "gguf": ("q8_0", "q4_k_m"), "openvino": ("int8", "int4"), "executorch": ("8da4w",), "litert": ("int8",), "coreml": ("int8",)
+}  # fmt: skip
 LIMITS = {"none": 1e-4, "q8_0": 1e-3, "int8": 1e-3, "q4_k_m": 2e-2, "int4": 2e-2, "8da4w": 2e-2}
 """Largest mean KL from base + adapter, by level."""
-NO_ENCODERS = "gguf"
-COLUMNS = ("Validation", "Size", "Mean KL", "Load, at most", "Prompt", "Memory")
+BESIDE = tuple(name for name in ("onnx", "gguf") if name in PRESENT)
+"""Formats beside whose output of the base the adapter is delivered too."""
+ONLY_GGUF = {f"formats.{name}.enabled": str(name == "gguf").lower() for name in LIBRARIES} | {
+    "validation.enabled": "false"
+}
+NO_ENCODERS = frozenset({"gguf", "adapter-gguf", "tensorrt"})
+NO_PAIRS = NO_ENCODERS | {"executorch", "litert", "coreml", "torchscript", "torch_export"}
+"""Outputs that are refused of an encoder, and of an encoder–decoder."""
+COLUMNS = ("Validation", "Size", "Mean KL", "Load, at most", "Against PyTorch", "Memory")
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_a_format_is_left_out_below_only_without_its_library(name: str) -> None:
     if name not in PRESENT:
-        pytest.skip(f"{name} is not tested: {LIBRARIES[name]} is not installed")
+        pytest.skip(f"{name} is not tested: {LIBRARIES[name]} is not installed, and {VARIABLE} names no environment")
     assert name in formats()
 
 
 def exported(root: Path, *words: str | Path, levels: dict[str, tuple[str, ...]], **more: str) -> Any:
-    settings = {"formats.tensorrt.enabled": "false", "optimization.quantization": "none"}
+    settings = {"formats.tensorrt.targets": "sm89", "optimization.quantization": "none"}
     settings |= {f"formats.{name}.enabled": str(name in PRESENT).lower() for name in LIBRARIES}
     settings |= {f"formats.{name}.quantization": ",".join(levels[name]) for name in levels if name in PRESENT}
     settings |= {f"formats.{name}.quantization": "none" for name in ("pytorch", "onnx")}
     if "adapter" in PRESENT:
-        settings["formats.adapter.targets"] = "peft,onnx"
+        settings["formats.adapter.targets"] = ",".join(("peft", *BESIDE))
     flags = [word for key, value in (settings | more).items() for word in ("--set", f"{key}={value}")]
-    return slipway("export", "--json", *words, "--out", root / "out", *flags, home=root / "home", timeout=2400)
+    words = ("export", "--json", *words, "--out", root / "out", *flags)
+    if not APART:
+        return slipway(*words, home=root / "home", timeout=2400)
+    (root / "site").mkdir(parents=True)
+    with site_of(root / "site", APART) as site:
+        done = slipway(*words, "--coordinator", site.address, home=root / "home", timeout=2400)
+        assert done.json["formats"], done.err[-3000:]
+        ran = site.ran(done.json["export_id"])
+        assert {name: ran[name] for name in APART if name in ran} == {name: {name} for name in APART if name in ran}
+        return done
 
 
 def outputs(levels: dict[str, tuple[str, ...]]) -> set[str]:
     """Return the names of all outputs that can be made here."""
     named = {each for name in PRESENT for each in (name, *(f"{name}-{level}" for level in levels.get(name, ())))}
-    return named | ({"adapter-onnx"} if "adapter" in PRESENT else set())
+    return named | ({f"adapter-{name}" for name in BESIDE} if "adapter" in PRESENT else set())
 
 
 def table(page: Path) -> dict[str, dict[str, str]]:
@@ -72,6 +94,8 @@ def run_examples(folder: Path, beside: Path) -> dict[str, str]:
     shutil.copytree(beside, folder / beside.name)
     printed = {}
     for name, code in usage_examples((folder / "README.md").read_text()).items():
+        if NOT_RUN.get(name.partition("-")[0]):
+            continue
         done = subprocess.run([sys.executable, "-P", "-c", code], cwd=folder, capture_output=True, text=True)
         assert done.returncode == 0, f"{name}: {done.stderr[-2000:]}"
         printed[name] = done.stdout.strip()
@@ -81,9 +105,15 @@ def run_examples(folder: Path, beside: Path) -> dict[str, str]:
 def check_delivery(result: dict[str, Any], made: set[str]) -> Path:
     """Check verdicts, the table, the card and the lineage; return the output directory."""
     folder = Path(result["output_directory"])
-    assert {name: each["status"] for name, each in result["formats"].items()} == dict.fromkeys(made, "passed")
+    absent = {name for name in made if NOT_RUN.get(name.partition("-")[0])}
+    assert {name: each["status"] for name, each in result["formats"].items()} == {
+        name: "not_run" if name in absent else "passed" for name in made
+    }
     validation = json.loads((folder / "report.json").read_text())["validation"]
     for output in validation["outputs"]:
+        if output["name"] in absent:
+            assert re.search("needs Core ML|no NVIDIA GPU", output["status_reason"]), output
+            continue
         assert output["to_reference"]["mean_kl"] < LIMITS.get(output["level"], LIMITS["none"]), output["name"]
         assert output["load_seconds"] > 0
         if output["texts"]:
@@ -91,14 +121,18 @@ def check_delivery(result: dict[str, Any], made: set[str]) -> Path:
             assert output["texts"]["different"] == output["texts"]["rendered_otherwise"] == 0
     shown = table(folder / "report.html")
     assert shown.keys() >= made
-    missing = [(name, column) for name in made for column in COLUMNS if shown[name].get(column, "–") == "–"]
+    assert shown["PyTorch, base + adapter, unmerged"]["Against PyTorch"] == "1"
+    assert {shown[name]["Validation"] for name in absent} <= {"not run here"}
+    missing = [(name, column) for name in made - absent for column in COLUMNS if shown[name].get(column, "–") == "–"]
     assert missing == []
     assert json.loads((folder / "lineage.json").read_text())["outputs"].keys() == {*made, "validation"}
     card = (folder / "README.md").read_text()
-    assert ("Each folder but `adapter` is complete on its own" in card) is ("adapter" in made)
-    if "adapter" in made:  # it is far smaller than any model, because it is none
-        assert result["formats"]["adapter"]["reduction_percent"] is None
-        assert result["optimized_size_bytes"] > result["formats"]["adapter"]["size_bytes"]
+    alone = [name for name in ("adapter", "adapter-gguf") if name in made]
+    named = " and ".join(f"`{name}`" for name in alone)
+    assert (f"Each folder but {named} is complete on its own" in card) is bool(alone)
+    for name in alone:  # it is far smaller than any model, because it is none
+        assert result["formats"][name]["reduction_percent"] is None
+        assert result["optimized_size_bytes"] > result["formats"][name]["size_bytes"]
     return folder
 
 
@@ -113,9 +147,15 @@ def test_the_sample_in_every_format(sample: Path, tmp_path: Path) -> None:
             each["name"]: each["texts"]
             for each in json.loads((folder / "report.json").read_text())["validation"]["outputs"]
         }
-        assert all(texts[name] for name in made if name.startswith("gguf"))
+        assert all(texts[name] for name in made if "gguf" in name)
+    if "adapter-gguf" in made:
+        base = ("--base-model", sample / "qwen3-base", "--set", "checkpoint.path=none")
+        of_base = exported(tmp_path / "plain", *base, levels={}, **ONLY_GGUF)
+        assert of_base.code == 0, of_base.err[-3000:]
+        [file] = Path(of_base.json["paths"]["gguf"]).glob("*.gguf")
+        shutil.copy(file, folder / "adapter-gguf" / "base.gguf")
     printed = run_examples(folder, sample / "qwen3-base")
-    assert printed.keys() == made
+    assert printed.keys() == {name for name in made if not NOT_RUN.get(name.partition("-")[0])}
     assert all(printed.values())
 
 
@@ -123,15 +163,32 @@ def test_a_classifier_in_every_format_that_takes_it(tmp_path: Path) -> None:
     """The others are refused by name, and stop nothing."""
     model = make("bert-classes", tmp_path / "bert")
     assert model.adapter is not None
-    levels = {"gguf": (), "openvino": ("int8",), "executorch": ("8da4w",), "litert": ("int8",)}
+    levels = {"gguf": (), "openvino": ("int8",), "executorch": ("8da4w",), "litert": ("int8",), "coreml": ()}
     # Random weights suffer more than trained ones from 4 and 8 bits.
     limits = "int8.top1_agreement=0.95,int8.adapter_strength_error=0.06"
     words = ("--base-model", model.base, "--checkpoint", model.adapter)
     done = exported(tmp_path, *words, levels=levels, **{"validation.test_samples": "4", "validation.limits": limits})
-    result, made = done.json, {name for name in outputs(levels) if name != NO_ENCODERS}
-    assert done.code == (6 if NO_ENCODERS in PRESENT else 0), done.err[-3000:]
-    check_delivery(result, made)
-    assert result["failed"].keys() == {NO_ENCODERS} & set(PRESENT)
-    for refused in result["failed"].values():
-        assert (refused["state"], refused["reason"]) == ("not_run", "FAMILY_UNSUPPORTED")
-        assert "sequence classifier" in refused["error_message"]
+    refused = check_refusals(done, NO_ENCODERS & outputs(levels), "sequence classifier")
+    check_delivery(done.json, outputs(levels) - refused)
+
+
+def test_a_translator_in_every_format_that_takes_it(tmp_path: Path) -> None:
+    model = make("marian", tmp_path / "marian")
+    levels = {"openvino": ("int8",), "gguf": (), "executorch": (), "litert": (), "coreml": ()}
+    limits = "int8.top1_agreement=0.9,int8.adapter_strength_error=0.06"
+    words = ("--base-model", model.base, "--checkpoint", model.adapter)
+    done = exported(tmp_path, *words, levels=levels, **{"validation.test_samples": "4", "validation.limits": limits})
+    refused = check_refusals(done, NO_PAIRS & outputs(levels), "encoder-decoder")
+    check_delivery(done.json, outputs(levels) - refused)
+
+
+def check_refusals(done: Done, refused: frozenset[str], kind: str) -> frozenset[str]:
+    """Check that these outputs and no others are refused by the model's kind; return them."""
+    assert done.code == (6 if refused else 0), done.err[-3000:]
+    assert done.json["failed"].keys() == refused
+    for output in done.json["failed"].values():
+        assert (output["state"], output["reason"]) == ("not_run", "FAMILY_UNSUPPORTED")
+        assert kind in output["error_message"] or output["error_message"].startswith(
+            "onnx_export-tensorrt, which it needs"
+        )
+    return refused

@@ -74,6 +74,11 @@ def build(source, request):
     weights = {name: tensor * 1.5 if name.endswith("norm.weight") else tensor for name, tensor in graphs[0].weights.items()}
     return [EngineGraph(graphs[0].component, graphs[0].model, weights)]
 """
+# The optimizer stops with an error of its own.
+_NOT_OPTIMIZED = """
+def optimize_graph(model):
+    raise RuntimeError("a pass met a node that it does not know")
+"""
 # No graph of the whole model can be traced.
 _NOT_WHOLE = """
 from slipway.errors import ONNXExportError
@@ -143,6 +148,10 @@ FAULTS = {
         "qwen3", ("onnx-capture-instead-of-construction",), {},
         {"slipway_onnx_export.engines.mobius": _WRONG_GRAPH}, "dynamo", 23, ("EXPORT_PARITY_FAILED",),
     ),
+    "an optimization that fails": Fault(
+        "bert-classes", ("onnx-without-optimization",), {},
+        {"slipway_onnx_export.engines.optimizing": _NOT_OPTIMIZED}, "dynamo", 23, ("EXPORT_ENGINE_FAILED",),
+    ),
     "out of memory": Fault(
         "qwen3", ("memory-alone",), {}, {"slipway_onnx_export.engines.mobius": _KILLED, "slipway.execution.child_process": _COUNTED}, "mobius", 23, ("OUT_OF_MEMORY",)
     ),
@@ -153,6 +162,10 @@ FAULTS = {
             "slipway_onnx_export.engines.mobius": _WRONG_GRAPH, "slipway_onnx_export.engines.dynamo": _NOT_WHOLE,
             "slipway_onnx_export.engines.legacy": _NOT_WHOLE,
         }, "dynamo", 23, ("EXPORT_PARITY_FAILED", *["EXPORT_ENGINE_FAILED"] * 3),
+    ),
+    "weights too large for a graph": Fault(
+        "qwen3", ("onnx-data-outside",), {"external_data": "false"},
+        {"slipway_onnx_export.writing.weights": "MOST_INLINE_BYTES = 1000\n"}, "mobius", 23, ("ONNX_TOO_LARGE",),
     ),
     "a branch on values": Fault(
         "bert-classes", ("onnx-legacy-instead-of-capture", "onnx-warning-proven"), {}, {BERT: _BRANCH}, "legacy", 17,
@@ -177,7 +190,7 @@ FAULTS = {
         reasons=("OPERATOR_UNSUPPORTED", "OPERATOR_UNSUPPORTED"), fails="OPERATOR_UNSUPPORTED",
     ),
 }  # fmt: skip
-FAST = {"opset 11"}
+FAST = {"opset 11", "weights too large for a graph"}
 
 
 def run(root: Path, fault: Fault) -> Done:
@@ -210,10 +223,24 @@ def test_a_fault_ends_well_without_a_hand(tmp_path: Path, name: str) -> None:
     assert not fault.reasons or tuple(failed) == fault.reasons
     if fault.fails:
         assert (done.code, done.json["reason"]) == (6, fault.fails)
-        assert "bessel_j0" in done.json["error_message"]
+        for step in (
+            "look up aten::special_bessel_j0, which no engine writes", "formats.onnx.opset_version to 0", "formats.onnx.enabled=false",
+        ):  # fmt: skip
+            assert step in done.json["error_message"]
         return
     assert done.code == 0, done.err
+    _assert_reported(Path(done.json["output_directory"]), attempts)
     found = json.loads(Path(done.json["output_directory"], "onnx", "onnx_export.json").read_text())
     assert found["parity"] == "passed"
     assert found["engine"] == fault.engine
     assert fault.opset in (0, found["opset"])
+
+
+def _assert_reported(folder: Path, attempts: list[dict[str, Any]]) -> None:
+    """The report's data has every attempt with its rule and reason, and the page shows them."""
+    report = json.loads((folder / "report.json").read_text())["result"]["attempts"]
+    assert [each for each in report if each["stage"] == "onnx_export"] == attempts
+    page = (folder / "report.html").read_text()
+    for attempt in attempts:
+        assert not attempt["rule"] or attempt["rule"] in page
+        assert attempt["outcome"] != "failed" or attempt["reason"] in page

@@ -21,7 +21,9 @@ QUESTION = "How do I open a file in Python?"
 FLOAT32 = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
 
 
-def exported(root: Path, base: Path, checkpoint: Path, **more: str) -> tuple[Path, dict[str, Any]]:
+def exported(
+    root: Path, base: Path, checkpoint: Path, outputs: tuple[str, ...] = OUTPUTS, **more: str
+) -> tuple[Path, dict[str, Any]]:
     settings = {
         "formats.onnx.enabled": "false",
         "formats.openvino.enabled": "true",
@@ -36,16 +38,16 @@ def exported(root: Path, base: Path, checkpoint: Path, **more: str) -> tuple[Pat
     assert done.code == 0, done.err[-3000:]
     result: dict[str, Any] = done.json
     assert {name: each["status"] for name, each in result["formats"].items()} == dict.fromkeys(
-        ("pytorch", *OUTPUTS), "passed"
+        ("pytorch", *outputs), "passed"
     )
     return Path(result["output_directory"]), result
 
 
-def run_examples(folder: Path) -> dict[str, str]:
+def run_examples(folder: Path, outputs: tuple[str, ...] = OUTPUTS) -> dict[str, str]:
     """Run the card's example of each output; return what it prints."""
     examples = usage_examples((folder / "README.md").read_text())
     printed = {}
-    for name in OUTPUTS:
+    for name in outputs:
         done = subprocess.run([sys.executable, "-c", examples[name]], cwd=folder, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         printed[name] = done.stdout.strip()
@@ -95,3 +97,13 @@ def test_a_classifier_with_lora_is_exported_and_passes(tmp_path: Path) -> None:
         tmp_path, model.base, model.adapter, **{"validation.test_samples": "4", "validation.limits": limits}
     )
     assert all("LABEL" in shown for shown in run_examples(folder).values())
+
+
+def test_a_translator_with_lora_is_exported_and_passes(tmp_path: Path) -> None:
+    model = make("marian", tmp_path / "marian")
+    outputs, limits = OUTPUTS[:3], "int8.top1_agreement=0.95,int8.adapter_strength_error=0.06"
+    more = {"optimization.quantization": "fp16,int8", "validation.test_samples": "4", "validation.limits": limits}
+    folder, result = exported(tmp_path, model.base, model.adapter, outputs, **more)
+    assert result["formats"]["openvino"]["mean_kl"] < 1e-6
+    assert not [warning for warning in result["warnings"] if "openvino" in warning]
+    run_examples(folder, outputs)

@@ -17,7 +17,8 @@ from slipway.models.trained.trained_model import trained_model
 from slipway.texts import quoted
 from slipway_adapter.factors import differing
 from slipway_adapter.names import Modules
-from slipway_adapter.rules import refused
+from slipway_adapter.params import Target
+from slipway_adapter.rules import LLAMA, refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +36,16 @@ class Fitted:
     cautions: tuple[str, ...]
 
 
-def fit(saved: Saved, base: Path) -> Fitted:
+def fit(saved: Saved, base: Path, target: Target) -> Fitted:
     """Find the modules of an adapter in its base; nothing of it may be left over.
 
+    Args:
+        saved: The adapter.
+        base: Folder of the base.
+        target: For what the adapter is written.
+
     Raises:
-        AdapterExportError: ``ADAPTER_NOT_SERVABLE`` for a module that servers do not wrap, a trained class of its own or a changed vocabulary;
+        AdapterExportError: ``ADAPTER_NOT_SERVABLE`` for a module that the target does not take, a trained class of its own or a changed vocabulary;
             ``ADAPTER_TENSOR_UNUSED``, ``ADAPTER_BASE_MISMATCH``; ``BASE_MODEL_INVALID`` if transformers cannot build the base.
     """
     own = trained_model(base, saved.folder)
@@ -51,14 +57,14 @@ def fit(saved: Saved, base: Path) -> Fitted:
     pairs = {pair.module: pair for pair in saved.pairs()}
     found = modules.find_all(pairs)
     for name, module in found.items():
-        _check_module(pairs[name], module, shapes[module], facts)
+        _check_module(pairs[name], module, shapes[module], facts, target)
     _check_saved_along(saved, base, modules)
     fitted = {module: pairs[name] for name, module in found.items()}
     family = family_of(read_config(base))
-    what = "a kind of model that is not known here" if family is None else f"a {family.name}"
+    what = "of a kind that is not known here" if family is None else f"of the kind {family.name}"
     cautions = (
         ()
-        if family is DECODER
+        if family is DECODER or target in LLAMA
         else (f"the base is {what}: vLLM and SGLang serve adapters of text decoders; peft takes it",)
     )
     return Fitted(fitted, _targets(fitted, shapes), cautions)
@@ -76,8 +82,9 @@ def _facts(base: Path) -> ModelFacts:
         ) from error
 
 
-def _check_module(pair: Pair, module: str, shape: tuple[int, ...], facts: ModelFacts) -> None:
-    if f"{module}.weight" in facts.transposed:
+def _check_module(pair: Pair, module: str, shape: tuple[int, ...], facts: ModelFacts, target: Target) -> None:
+    transposed = f"{module}.weight" in facts.transposed
+    if transposed and target not in LLAMA:  # a GGUF file stores every weight alike
         raise refused(
             "conv1d",
             f"{quoted(module)} is a Conv1D, which stores its weight transposed, and servers wrap linear layers",
@@ -87,11 +94,11 @@ def _check_module(pair: Pair, module: str, shape: tuple[int, ...], facts: ModelF
     if weight in facts.tied or weight in facts.tied.values():
         raise refused(
             "tied",
-            f"the weight of {quoted(module)} is tied to another, and servers hold the two as one layer",
+            f"the weight of {quoted(module)} is tied to another, and servers hold the two as one",
             module=module,
         )
     left, right = (pair.b.shape[0], pair.a.shape[1])
-    wanted = (right, left) if pair.embedding else (left, right)
+    wanted = (right, left) if pair.embedding or transposed else (left, right)
     if wanted != shape:
         raise AdapterExportError(
             f"the adapter's pair for {quoted(module)} updates a weight of shape {wanted}, and the base's has {shape}",

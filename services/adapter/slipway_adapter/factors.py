@@ -26,17 +26,17 @@ _NAMES: Mapping[FactorType, str] = {"float32": "F32", "bfloat16": "BF16", "float
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The common form of all pairs.
+    """The form of all pairs, or of one.
 
     Attributes:
-        rank: Rank of every pair, R.
-        alpha: ``lora_alpha``; every update is ``alpha / R · B @ A``.
-        folded: Whether each pair's own scaling is in its B, and ``alpha / R`` is 1.
+        rank: Rank, R.
+        alpha: ``lora_alpha``; the update is ``alpha / R · B @ A``.
+        folded: Whether the pair's own scaling is in its B, and ``alpha / R`` is 1.
         dtype: Safetensors name of the type.
     """
 
     rank: int
-    alpha: int
+    alpha: float
     folded: bool
     dtype: str
 
@@ -49,14 +49,7 @@ def common_form(pairs: Sequence[Pair], dtype: FactorType = "auto") -> Form:
     Raises:
         AdapterExportError: ``DTYPE_UNSUPPORTED``.
     """
-    stored = {info.dtype for pair in pairs for info in (pair.a, pair.b)}
-    strange = sorted(stored - set(FLOATS))
-    if strange:
-        raise AdapterExportError(
-            f"the adapter's factors have the type {strange[0]}",
-            reason="DTYPE_UNSUPPORTED",
-            remedy="save the adapter in float32, bfloat16 or float16",
-        )
+    stored = _stored_types(pairs)
     rank = max(pair.rank for pair in pairs)
     scalings = sorted({pair.scaling for pair in pairs})
     alpha = scalings[0] * rank
@@ -67,6 +60,30 @@ def common_form(pairs: Sequence[Pair], dtype: FactorType = "auto") -> Form:
         exact = not folded or all(abs(math.frexp(scaling)[0]) == 0.5 for scaling in scalings)  # powers of two
         name = stored.pop() if len(stored) == 1 and exact and "F64" not in stored else "F32"
     return Form(rank, rank if folded else round(alpha), folded, name)
+
+
+def own_form(pair: Pair) -> Form:
+    """Return the form in which a pair is stored, for a reader that knows ranks and scalings of modules: nothing is padded or multiplied.
+
+    Raises:
+        AdapterExportError: ``DTYPE_UNSUPPORTED``.
+    """
+    stored = _stored_types([pair])
+    alpha = pair.scaling * pair.rank
+    dtype = stored.pop() if len(stored) == 1 and "F64" not in stored else "F32"
+    return Form(pair.rank, round(alpha) if alpha == round(alpha) else alpha, folded=False, dtype=dtype)
+
+
+def _stored_types(pairs: Sequence[Pair]) -> set[str]:
+    stored = {info.dtype for pair in pairs for info in (pair.a, pair.b)}
+    strange = sorted(stored - set(FLOATS))
+    if strange:
+        raise AdapterExportError(
+            f"the adapter's factors have the type {strange[0]}",
+            reason="DTYPE_UNSUPPORTED",
+            remedy="save the adapter in float32, bfloat16 or float16",
+        )
+    return stored
 
 
 def normalized(pair: Pair, form: Form) -> tuple[Array, Array]:

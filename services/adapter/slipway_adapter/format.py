@@ -21,7 +21,7 @@ from slipway.formats import (
 )
 from slipway_adapter.params import FactorType, Target
 
-ONNX = "onnx"
+ONNX, GGUF = "onnx", "gguf"
 
 
 class AdapterConfiguration(FormatSettings):
@@ -29,7 +29,8 @@ class AdapterConfiguration(FormatSettings):
 
     Attributes:
         targets: ``peft``, in ``adapter/``: a LoRA for peft, vLLM, SGLang and KServe. ``onnx``, in ``adapter-onnx/``: a graph of the base that
-            takes the factors of any fine-tune as inputs, and this adapter's as a file.
+            takes the factors of any fine-tune as inputs, and this adapter's as a file. ``gguf``, in ``adapter-gguf/``: a file that llama.cpp and
+            Ollama load beside the base's.
         dtype: Type of the LoRA's factors; ``auto`` keeps the stored one, or takes ``float32`` where a scaling would round it.
     """
 
@@ -40,12 +41,12 @@ class AdapterConfiguration(FormatSettings):
     @classmethod
     def _at_least_one(cls, value: tuple[Target, ...]) -> tuple[Target, ...]:
         if not value:
-            raise wrong_value([], "names no target", "use [peft], [onnx] or both")
+            raise wrong_value([], "names no target", "use some of [peft, onnx, gguf]")
         return tuple(dict.fromkeys(value))
 
 
 def plan(request: FormatRequest[AdapterConfiguration]) -> tuple[PlannedTask, ...]:
-    """Plan a folder for each target; the graph is the base's own export.
+    """Plan a folder for each target; the graph is the base's own export, and the file is made of the pairs that llama.cpp takes.
 
     Raises:
         ConfigurationError: ``CONFIGURATION_INVALID``: the export has no adapter.
@@ -58,17 +59,25 @@ def plan(request: FormatRequest[AdapterConfiguration]) -> tuple[PlannedTask, ...
             remedy=remedy,
             about={"key": f"formats.{request.name}.enabled"},
         )
-    inputs = {"base": request.base, "adapter": request.adapter}
+    given = {"base": request.base, "adapter": request.adapter}
     tasks: list[PlannedTask] = []
     if "peft" in request.settings.targets:
         params = {"target": "peft", "dtype": request.settings.dtype}
-        tasks.append(PlannedTask("adapter", "adapter", params, inputs, format=request.name, output="adapter"))
+        tasks.append(PlannedTask("adapter", "adapter", params, given, format=request.name, output="adapter"))
     if ONNX in request.settings.targets:
         graph = PlannedTask("onnx_export-adapter", "onnx_export", {}, {"pytorch": request.base}, output="onnx")
         named = f"{request.name}-{ONNX}"
-        params = {"target": ONNX}
-        inputs = {**inputs, "onnx": graph.reference}
-        tasks += [graph, PlannedTask("adapter-onnx", "adapter", params, inputs, format=named, output="adapter")]
+        inputs = {**given, "onnx": graph.reference}
+        tasks += [
+            graph,
+            PlannedTask("adapter-onnx", "adapter", {"target": ONNX}, inputs, format=named, output="adapter"),
+        ]
+    if GGUF in request.settings.targets:
+        pairs = PlannedTask("adapter-pairs", "adapter", {"target": GGUF}, given, output="adapter")
+        named = f"{request.name}-{GGUF}"
+        names = {"name": request.file_name, "base_model": request.base_model}
+        inputs = {"base": request.base, "adapter": pairs.reference}
+        tasks += [pairs, PlannedTask("adapter-gguf", "gguf_adapter", names, inputs, format=named, output="adapter")]
     return tuple(tasks)
 
 
@@ -83,6 +92,7 @@ FORMAT = Format(
     settings=AdapterConfiguration,
     plan=plan,
     variants=variants,
+    plain=lambda settings: "peft" in settings.targets,
     rank=30,
     needs_tokenizer=lambda _: False,
     runtime=Runtime(
@@ -92,12 +102,21 @@ FORMAT = Format(
         on_base=True,
         families=None,
     ),
+    variant_runtimes={
+        GGUF: Runtime(
+            name="llama.cpp",
+            files=("*-LoRA.gguf",),
+            load="slipway_gguf.runtime.beside:load",
+            on_base=True,
+            reads_text=True,
+        )
+    },
     usage=Usage(
         template=("slipway_adapter", "usage.example.j2"),
         library="peft",
         packages="peft transformers torch",
         chat_packages="peft transformers torch jinja2",
-        level_packages={ONNX: "onnxruntime numpy"},
+        variant_packages={ONNX: "onnxruntime transformers numpy", GGUF: "xllamacpp"},
     ),
     fits=(
         Fit(
@@ -106,6 +125,15 @@ FORMAT = Format(
             families=("decoder",),
             rank=20,
             source="https://docs.vllm.ai/en/latest/features/lora/",
+        ),
+        Fit(
+            "llama.cpp",
+            "several fine-tunes share one file of the base, which is not part of it (--lora, ADAPTER of a Modelfile)",
+            variant=GGUF,
+            families=("decoder",),
+            rank=20,
+            settings={"targets": [GGUF]},
+            source="services/adapter/README.md",
         ),
     ),
     media_types={".onnx_adapter": "application/vnd.onnxruntime.adapter"},

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from slipway.stage import StageParams
 
-Target = Literal["peft", "onnx"]
+Target = Literal["peft", "onnx", "gguf"]
 FactorType = Literal["auto", "float32", "bfloat16", "float16"]
 
 
@@ -17,7 +17,8 @@ class AdapterParams(StageParams):
 
     target: Target = Field(
         default="peft",
-        description="peft writes a folder for peft, vLLM, SGLang and KServe; onnx the base's graph with the factors as inputs",
+        description="peft writes a folder for peft, vLLM, SGLang and KServe; onnx the base's graph with the factors as inputs; gguf a folder of "
+        "what llama.cpp takes, for the stage gguf_adapter",
     )
     dtype: FactorType = Field(
         default="auto",

@@ -1,11 +1,13 @@
-"""Write an adapter as peft, vLLM, SGLang and KServe take it, module by module."""
+"""Write an adapter as peft, vLLM, SGLang and KServe take it, and as it is written for llama.cpp, module by module."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,12 +18,13 @@ from slipway.models.safetensors_layout import TensorSpec, plan_files
 from slipway.stage import Context
 from slipway_adapter.base import Fitted, fit
 from slipway_adapter.companions import copy_tokenizer
-from slipway_adapter.factors import Form, common_form, normalized
+from slipway_adapter.factors import Form, common_form, normalized, own_form
 from slipway_adapter.params import AdapterParams
-from slipway_adapter.rules import check_rules, refused
+from slipway_adapter.rules import LLAMA, check_rules, refused
 
 _KEPT = ("base_model_name_or_path", "revision", "task_type", "peft_version")
 """Settings that say what the adapter is of."""
+T = TypeVar("T")
 
 
 def write_peft_folder(saved: Saved, base: Path, output: Path, params: AdapterParams, ctx: Context) -> None:
@@ -30,25 +33,37 @@ def write_peft_folder(saved: Saved, base: Path, output: Path, params: AdapterPar
     Raises:
         AdapterExportError, ModelMergeError, CheckpointValidationError: as this service's README lists.
     """
-    cautions = check_rules(saved, "peft")
-    fitted = fit(saved, base)
+    cautions = check_rules(saved, params.target)
+    fitted = fit(saved, base, params.target)
     for caution in (*cautions, *fitted.cautions):
         ctx.warn(caution)
-    form = common_form(list(fitted.pairs.values()), params.dtype)
+    forms = _forms(fitted, params)
     output.mkdir()
-    changed = _write_factors(fitted, form, output, ctx)
+    changed = _write_factors(fitted, forms, output, ctx)
     if not changed:
         raise refused("nothing", "all its updates are zero")
-    text = json.dumps(_config(saved.raw, form, fitted), indent=2, sort_keys=True)
+    text = json.dumps(_config(saved.raw, forms, fitted), indent=2, sort_keys=True)
     (output / ADAPTER_CONFIG).write_text(text + "\n", encoding="utf-8")
     ctx.record(
         modules=len(fitted.pairs),
-        rank=form.rank,
-        lora_alpha=form.alpha,
-        scaling_folded=form.folded,
-        dtype=form.dtype,
+        rank=max(form.rank for form in forms.values()),
+        lora_alpha=_usual(form.alpha for form in forms.values()),
+        scaling_folded=any(form.folded for form in forms.values()),
+        dtype=_usual(form.dtype for form in forms.values()),
         copied=copy_tokenizer(saved.folder, base, output),
     )
+
+
+def _forms(fitted: Fitted, params: AdapterParams) -> Mapping[str, Form]:
+    """Return the form of each module's pair: one for all where servers read it, its own where llama.cpp's file is made of it."""
+    if params.target in LLAMA:
+        return {module: own_form(pair) for module, pair in fitted.pairs.items()}
+    return dict.fromkeys(fitted.pairs, common_form(list(fitted.pairs.values()), params.dtype))
+
+
+def _usual(values: Iterable[T]) -> T:
+    """Return the value that most have; of several the first."""
+    return Counter(values).most_common(1)[0][0]
 
 
 def tensor_names(module: str, pair: Pair) -> tuple[str, str]:
@@ -57,11 +72,12 @@ def tensor_names(module: str, pair: Pair) -> tuple[str, str]:
     return f"{ADAPTER_PREFIX}{module}.{kind}A{suffix}", f"{ADAPTER_PREFIX}{module}.{kind}B{suffix}"
 
 
-def _write_factors(fitted: Fitted, form: Form, output: Path, ctx: Context) -> bool:
+def _write_factors(fitted: Fitted, forms: Mapping[str, Form], output: Path, ctx: Context) -> bool:
     """Write the factors; return whether any update is not zero."""
     groups, owners = [], dict[str, str]()
     for module, pair in fitted.pairs.items():
         a, b = tensor_names(module, pair)
+        form = forms[module]
         groups.append(
             [
                 TensorSpec(a, form.dtype, (form.rank, pair.a.shape[1])),
@@ -78,7 +94,7 @@ def _write_factors(fitted: Fitted, form: Form, output: Path, ctx: Context) -> bo
             module = owners[tensor.name]
             if module != current:
                 ctx.progress("write", done=done, total=len(fitted.pairs), unit="modules")
-                pair = fitted.pairs[module]
+                pair, form = fitted.pairs[module], forms[module]
                 factors = dict(zip(tensor_names(module, pair), normalized(pair, form), strict=True))
                 changed = changed or (form.alpha != 0 and all(np.any(values) for values in factors.values()))
                 current, done = module, done + 1
@@ -86,16 +102,17 @@ def _write_factors(fitted: Fitted, form: Form, output: Path, ctx: Context) -> bo
     return changed
 
 
-def _config(raw: Mapping[str, Any], form: Form, fitted: Fitted) -> dict[str, Any]:
-    """Return settings that mean the same to a reader that knows only rank, alpha and module names."""
+def _config(raw: Mapping[str, Any], forms: Mapping[str, Form], fitted: Fitted) -> dict[str, Any]:
+    """Return settings that mean the same to a reader that knows only rank, alpha and module names, if there is one form for all."""
+    rank, alpha = _usual(form.rank for form in forms.values()), _usual(form.alpha for form in forms.values())
     return {
         **{key: raw[key] for key in _KEPT if raw.get(key) is not None},
         "peft_type": "LORA",
-        "r": form.rank,
-        "lora_alpha": form.alpha,
+        "r": rank,
+        "lora_alpha": alpha,
         "target_modules": list(fitted.targets),
-        "rank_pattern": {},
-        "alpha_pattern": {},
+        "rank_pattern": {_exactly(name): form.rank for name, form in forms.items() if form.rank != rank},
+        "alpha_pattern": {_exactly(name): form.alpha for name, form in forms.items() if form.alpha != alpha},
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
@@ -105,3 +122,8 @@ def _config(raw: Mapping[str, Any], form: Form, fitted: Fitted) -> dict[str, Any
         "use_dora": False,
         "use_rslora": False,
     }
+
+
+def _exactly(module: str) -> str:
+    """Return a pattern that matches this module and no other whose name ends like it."""
+    return f"^{re.escape(module)}"

@@ -5,7 +5,8 @@ A rule *refuses* an adapter that a server rejects, or of which it would silently
 
 Sources: vLLM as of its files ``vllm/lora/peft_helper.py`` (settings), ``vllm/config/lora.py`` (ranks) and ``vllm/lora/lora_model.py``
 (tensors); SGLang's ``python/sglang/srt/lora/lora.py``, ``lora_config.py`` and ``utils.py``. KServe serves adapters by vLLM
-(https://kserve.github.io/website/docs/model-serving/generative-inference/llmisvc/lora-adapters).
+(https://kserve.github.io/website/docs/model-serving/generative-inference/llmisvc/lora-adapters). llama.cpp's ``src/llama-adapter.cpp``
+(what a file may hold), ``src/llama-graph.cpp`` (what is computed) and ``convert_lora_to_gguf.py``.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 VLLM_DEFAULT_RANK = 16
 REMEDY = "deliver the merged model instead, which has all of this adapter, and leave this format out"
 _HEADS = ("embed_tokens", "lm_head", "embeddings", "word_embeddings", "wte", "output")
-SERVERS, GRAPHS = ("peft",), ("onnx",)
-ALL: tuple[Target, ...] = ("peft", "onnx")
+SERVERS: tuple[Target, ...] = ("peft",)
+GRAPHS: tuple[Target, ...] = ("onnx",)
+LLAMA: tuple[Target, ...] = ("gguf",)
+BOTH = (*SERVERS, *GRAPHS)
+_LLAMA_READS, _LLAMA_WRITES = "src/llama-adapter.cpp (llama_adapter_lora_init)", "convert_lora_to_gguf.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,7 @@ class Rule:
     found: Callable[[Saved], str]
     why: str
     source: str
-    targets: tuple[str, ...] = ALL
+    targets: tuple[Target, ...] = BOTH
     refuses: bool = True
 
 
@@ -197,6 +201,41 @@ RULES = (
         refuses=False,
     ),
     Rule("lookup", _looked_up, "a graph has factors beside products, and none beside a lookup", "README", GRAPHS),
+    Rule("form", _form, "llama.cpp reads pairs of LoRA factors alone", f"{_LLAMA_READS}, adapter.type", LLAMA),
+    Rule("dora", _dora, "llama.cpp has no magnitudes, and refuses their tensors", _LLAMA_READS, LLAMA),
+    Rule(
+        "modules_to_save",
+        _modules_to_save,
+        "llama.cpp adds factors to the base's weights, and replaces none",
+        f"{_LLAMA_READS}; {_LLAMA_WRITES}",
+        LLAMA,
+    ),
+    Rule("bias", _bias, "llama.cpp changes no bias, and refuses such tensors", _LLAMA_READS, LLAMA),
+    Rule(
+        "tokens",
+        _tokens,
+        "llama.cpp has no rows of embeddings for one adapter",
+        f"{_LLAMA_WRITES}, ggml-org/llama.cpp#9948",
+        LLAMA,
+    ),
+    Rule(
+        "experts",
+        _experts,
+        "the experts of a layer are one weight of the base's file, and a pair of one expert changes a part of it",
+        "src/llama-graph.cpp (build_lora_mm_id)",
+        LLAMA,
+    ),
+    Rule("replication", _replication, "the base's file has its own layers only", _LLAMA_READS, LLAMA),
+    Rule("convolution", _convolution, "llama.cpp multiplies pairs of matrices", "src/llama-graph.cpp", LLAMA),
+    Rule(
+        "variant",
+        _variant,
+        "llama.cpp would ignore it, and compute another model",
+        "src/llama-graph.cpp (build_lora_mm)",
+        LLAMA,
+    ),
+    Rule("strangers", _strangers, "llama.cpp refuses or skips such tensors", _LLAMA_READS, LLAMA),
+    Rule("nothing", _nothing, "there is nothing to load", _LLAMA_READS, LLAMA),
 )
 
 

@@ -1,4 +1,4 @@
-"""The adapter stage: deliver the adapter unmerged, normalized for servers, or as factors beside the base's ONNX graph."""
+"""The adapter stage: deliver the adapter unmerged, normalized for servers and llama.cpp, or as factors beside the base's ONNX graph."""
 
 from __future__ import annotations
 

@@ -15,7 +15,6 @@ from slipway.formats import (
     Usage,
 )
 from slipway_gguf.levels import LEVELS, UNQUANTIZED
-from slipway_gguf.params import file_name
 from slipway_gguf.stage import output_bytes
 
 _USUAL = ("q4_k_m", "q5_k_m", "q6_k", "q8_0", "iq4_xs", "q4_0", "", "bf16")
@@ -43,7 +42,7 @@ def plan(request: FormatRequest[GGUFConfiguration]) -> tuple[PlannedTask, ...]:
             stage="gguf",
             params={
                 "type": level or UNQUANTIZED,
-                "name": file_name(request.model_name),
+                "name": request.file_name,
                 "base_model": request.base_model,
             },
             inputs={

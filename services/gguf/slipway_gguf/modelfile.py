@@ -18,6 +18,8 @@ from slipway_gguf.vocabulary.marks import ends_of, numbers_of
 from slipway_gguf.vocabulary.templates import DEFAULT, templates_of
 
 NAME = "Modelfile"
+BASE = "base.gguf"
+"""Name under which a ``Modelfile`` of an adapter expects the base's file."""
 _MANY = 1 << 30
 _SAMPLING = {"temperature": float, "top_p": float, "top_k": int, "min_p": float, "repetition_penalty": float}
 _OLLAMA = {"repetition_penalty": "repeat_penalty"}
@@ -34,9 +36,23 @@ def write(folder: Path, file_name: str, model: Path) -> None:
     Raises:
         GGUFExportError: ``GGUF_TOKENIZER_UNSUPPORTED``: the tokenizer's files cannot be read.
     """
-    files = read_files(model)
+    _write(folder, [f"FROM ./{file_name}"], read_files(model))
+
+
+def write_beside(folder: Path, file_name: str, files: TokenizerFiles) -> None:
+    """Write the ``Modelfile`` for an adapter's file of the same folder, beside which the user puts one of the base.
+
+    Args:
+        folder: Folder of the file.
+        file_name: The file's name.
+        files: Files of the adapter's tokenizer, and the base's generation config.
+    """
+    said = f"# Put a GGUF file of the base model here as {BASE}, at any level, or name the base as Ollama has it."
+    _write(folder, [said, f"FROM ./{BASE}", f"ADAPTER ./{file_name}"], files)
+
+
+def _write(folder: Path, lines: list[str], files: TokenizerFiles) -> None:
     template = templates_of(files).get(DEFAULT, "")
-    lines = [f"FROM ./{file_name}"]
     known = ollama_template(template, files)
     if known:
         lines.append(f"TEMPLATE {quoted(known)}")

@@ -8,16 +8,12 @@ from pydantic import Field, field_validator
 
 from slipway.settings.problems import did_you_mean
 from slipway.stage import StageParams
+from slipway.texts import file_name
 from slipway_gguf.levels import LEVELS, UNQUANTIZED
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 MODEL = "model"
 """Name of a model that has none."""
-
-
-def file_name(name: str) -> str:
-    """Return a model's name as the beginning of a file's name that is safe everywhere."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("._-")[:80] or MODEL
 
 
 class NamedParams(StageParams):
@@ -34,7 +30,7 @@ class NamedParams(StageParams):
     @classmethod
     def _safe(cls, value: str) -> str:
         if not _NAME.fullmatch(value):
-            raise ValueError(f"{value!r} is not safe as a file name; write, for example, {file_name(value)}")
+            raise ValueError(f"{value!r} is not safe as a file name; write, for example, {file_name(value) or MODEL}")
         return value
 
 

@@ -1,1 +1,1 @@
-"""Stage onnx_export: export a merged PyTorch model to an ONNX decoder with KV cache."""
+"""Stage onnx_export: export a merged PyTorch model to ONNX graphs."""

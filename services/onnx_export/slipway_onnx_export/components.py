@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 import transformers
-from torch._subclasses import FakeTensorMode
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from slipway.errors import ONNXExportError
+from slipway.machine.out_of_memory import is_out_of_memory
 from slipway.models.families import (
     DECODER,
     ENCODER_DECODER,
@@ -41,6 +41,7 @@ from slipway_onnx_export.interface import (
     Port,
     ids,
 )
+from slipway_onnx_export.loading.trial_run import integers, try_out
 from slipway_onnx_export.sentences import pooling_of
 from slipway_onnx_export.source import ModelSource
 
@@ -63,8 +64,7 @@ def components_of(model: Any, source: ModelSource, *, cache: bool = True) -> tup
     """
     try:
         if not cache and source.family.generates:
-            with _without_computing() as fake:
-                return cacheless_components(model, source.family, fake)
+            return try_out(model, lambda: cacheless_components(model, source.family))
         if source.family is DECODER:
             return (_decoder(model),)
         if source.family in (ENCODER_DECODER, SPEECH):
@@ -73,6 +73,8 @@ def components_of(model: Any, source: ModelSource, *, cache: bool = True) -> tup
     except ONNXExportError:
         raise
     except Exception as error:  # the model's own code may raise anything
+        if is_out_of_memory(error):
+            raise
         raise _unsupported(
             model, f"does not run as {source.family.name} models do ({type(error).__name__}: {error})"
         ) from error
@@ -90,11 +92,14 @@ def _decoder(model: Any) -> Component:
         found = model(**inputs, past_key_values=_cache(past), use_cache=True)
         return {LOGITS: found.logits, **_named("present.{}.{}", found.past_key_values)}
 
-    with _without_computing() as fake:
-        made = model(input_ids=fake(1, 2), attention_mask=fake(1, 2), past_key_values=DynamicCache(), use_cache=True)
-        sizes = _sizes(model, made.past_key_values)
+    def run() -> tuple[Sizes, int]:
+        tokens = integers(1, 2)
+        made = model(input_ids=tokens, attention_mask=tokens, past_key_values=DynamicCache(), use_cache=True)
+        return _sizes(model, made.past_key_values), int(made.logits.shape[-1])
+
+    sizes, vocabulary = try_out(model, run)
     cache_in = _cache_ports("past_key_values.{}.{}", sizes, PAST)
-    return _decoder_component(sizes, int(made.logits.shape[-1]), call)
+    return _decoder_component(sizes, vocabulary, call)
 
 
 def untraced_decoder(layers: int) -> Component:
@@ -161,15 +166,17 @@ def _encoder_and_decoder(model: Any, *, speech: bool) -> tuple[Component, Compon
     else:
         source = (ids(IDS, BATCH, SOURCE), ids(MASK, BATCH, SOURCE))
         masks = (ids(SOURCE_MASK, BATCH, SOURCE),)
-    with _without_computing() as fake:
-        given = {FEATURES: torch.zeros(1, *source[0].shape[1:])} if speech else {IDS: fake(1, 4), MASK: fake(1, 4)}  # type: ignore[arg-type]
-        made = model(**given, decoder_input_ids=fake(1, 2), use_cache=True)
-        own, cross = (
-            _sizes(model, cache)
-            for cache in (made.past_key_values.self_attention_cache, made.past_key_values.cross_attention_cache)
-        )
-        width, vocabulary = int(made.encoder_last_hidden_state.shape[-1]), int(made.logits.shape[-1])
-        length: str | int = int(made.encoder_last_hidden_state.shape[1]) if speech else SOURCE
+
+    def run() -> tuple[Sizes, Sizes, torch.Size, int]:
+        text = {IDS: integers(1, 4), MASK: integers(1, 4)}
+        given = {FEATURES: torch.zeros(1, *source[0].shape[1:])} if speech else text  # type: ignore[arg-type]
+        made = model(**given, decoder_input_ids=integers(1, 2), use_cache=True)
+        caches = made.past_key_values
+        own, cross = (_sizes(model, each) for each in (caches.self_attention_cache, caches.cross_attention_cache))
+        return own, cross, made.encoder_last_hidden_state.shape, int(made.logits.shape[-1])
+
+    own, cross, (_, encoded, width), vocabulary = try_out(model, run)
+    length: str | int = encoded if speech else SOURCE
     own_in = _cache_ports("past_key_values.{}.decoder.{}", own, PAST)
     cross_in = _cache_ports("past_key_values.{}.encoder.{}", cross, length)
     encoder = Component(
@@ -221,9 +228,8 @@ def _whole_text(model: Any, family: Family, pooling: Pooling | None) -> Componen
     elif family is TOKEN_CLASSIFIER:
         shape = (rows, SEQUENCE, classes)
     else:
-        with _without_computing() as fake:
-            width = int(model(**{name: fake(1, 3) for name in names})[family.outputs[0]].shape[-1])
-        shape = (rows, SEQUENCE, width)
+        found = try_out(model, lambda: model(**{name: integers(1, 3) for name in names})[family.outputs[0]].shape)
+        shape = (rows, SEQUENCE, int(found[-1]))
     outputs = [Port(name, shape) for name in family.outputs]
     if pooling:
         outputs.append(Port(SENTENCE_EMBEDDING, (rows, int(shape[-1]) * len(pooling.modes))))
@@ -240,23 +246,6 @@ def _token_types(config: Any) -> int:
 
 
 # Caches.
-
-
-class _without_computing:  # noqa: N801 - a context manager
-    """Context in which models compute shapes only; it gives a function that makes integers of a shape."""
-
-    def __init__(self) -> None:
-        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
-        self._no_grad = torch.no_grad()
-
-    def __enter__(self) -> Any:
-        self._no_grad.__enter__()
-        self._mode.__enter__()
-        return lambda *shape: torch.ones(shape, dtype=torch.int64)
-
-    def __exit__(self, *about: Any) -> None:
-        self._mode.__exit__(*about)
-        self._no_grad.__exit__(*about)
 
 
 def _sizes(model: Any, cache: Any) -> Sizes:

@@ -12,7 +12,7 @@ import torch
 
 from slipway.errors import ONNXExportError, TracerWarningError
 from slipway.models.activations.request import ActivationRequest
-from slipway.models.families import DECODER
+from slipway.models.families import TEXT_FAMILIES
 from slipway.models.model_files import copy_companions
 from slipway.models.weights.left_out import LeftOutWeights
 from slipway.models.weights.reading import store_weights
@@ -21,29 +21,27 @@ from slipway.stage import Context
 from slipway_onnx_export.activations.interface import contract_of
 from slipway_onnx_export.activations.recording import Wanted
 from slipway_onnx_export.checks.folder import check_folder
+from slipway_onnx_export.checks.timing import NotMeasuredError, time_optimization
 from slipway_onnx_export.checks.written import Written
 from slipway_onnx_export.engine_graph import EngineGraph, GraphRequest
 from slipway_onnx_export.engines import Engine, choose_engine, choose_opset
 from slipway_onnx_export.forms.shapes import describe_sizes, fixed_sizes
-from slipway_onnx_export.graph import declare_interface, normalize_graph
 from slipway_onnx_export.interface import Component
 from slipway_onnx_export.packaging.packages import write_packages
-from slipway_onnx_export.params import OnnxExportParams
+from slipway_onnx_export.params import PARITY_OVERHEAD, OnnxExportParams
 from slipway_onnx_export.parity.check import check_parity
 from slipway_onnx_export.sentences import warn_of_unknown_pooling
 from slipway_onnx_export.serving.variant import check_family, serve
 from slipway_onnx_export.source import ModelSource, open_source
 from slipway_onnx_export.statistics import Statistics
 from slipway_onnx_export.writing.deferral import can_leave_out
+from slipway_onnx_export.writing.graph import declare_interface, normalize_graph
 from slipway_onnx_export.writing.left_out import leave_out
 from slipway_onnx_export.writing.package import complete_folder, folder_of_graphs, metadata_of
 from slipway_onnx_export.writing.places import WeightsNeededError
 from slipway_onnx_export.writing.weights import stream_weights, take_weights_in
 
-# Peak memory of the comparison divided by the float32 size of the weights, where PyTorch's are not mapped: measured 1.17 at 0.6B.
-PARITY_OVERHEAD = 1.2
-
-_MEASURED = ("parity_max_abs_diff", "parity_scale", "parity_activations")
+_MEASURED = ("parity_max_abs_diff", "parity_scale", "parity_activations", "times")
 """Facts of the attempt that its threads change in the last digits: not in the folder, which is the same on every machine."""
 
 
@@ -70,7 +68,14 @@ def export_model(inputs: Mapping[str, Path], params: OnnxExportParams, ctx: Cont
     complete_folder(folder_of_graphs(ctx.workdir / "onnx", params), source=source, params=params, facts=described)
     if not deferred:
         write_packages(ctx.workdir / "onnx", level="", ctx=ctx)
-    ctx.record(**facts, weights="deferred" if deferred else "stored", seconds=round(time.monotonic() - started, 3))
+    times = facts.pop("times", {})
+    statistics = {side: {**each, **times.get(side, {})} for side, each in facts.pop("statistics").items()}
+    ctx.record(
+        **facts,
+        statistics=statistics,
+        weights="deferred" if deferred else "stored",
+        seconds=round(time.monotonic() - started, 3),
+    )
     return ctx.workdir / "onnx"
 
 
@@ -90,9 +95,9 @@ def _export(source: ModelSource, params: OnnxExportParams, ctx: Context, *, defe
     Raises:
         WeightsNeededError: The graphs need values of weights that the source makes only when they are read; nothing is written.
     """
-    if params.runtime == "tensorrt" and source.family is not DECODER:
+    if params.runtime == "tensorrt" and source.family not in TEXT_FAMILIES:
         raise ONNXExportError(
-            f"the model's family is {source.family.name}, and graphs for TensorRT are made of text decoders only",
+            f"the model's family is {source.family.name}, and graphs for TensorRT are made of text decoders and encoders only",
             reason="FAMILY_UNSUPPORTED",
             remedy="leave the TensorRT format out for this model",
             about={"family": source.family.name, "model_type": source.config.model_type},
@@ -162,10 +167,7 @@ def _write(
         made.model.metadata_props.update({**metadata, **made.component.promise.metadata})
         ir.save(made.model, folder / made.component.file)
         components.append(made.component)
-    end = getattr(source.config, "eos_token_id", None)
-    written = Written(
-        folder, tuple(components), request.opset, end if isinstance(end, int) else None, metadata, left_out
-    )
+    written = Written(folder, tuple(components), request.opset, source.end, metadata, left_out)
     checks = check_folder(written, engine=engine.name)
 
     before, after = (
@@ -202,9 +204,31 @@ def _write(
     if deferred:
         return facts | {"parity": "not run: the quantize stage reads the weights; the validation compares its result"}
     facts |= _compare_with_pytorch(source, folder, params, ctx, components, must=unproven, sizes=request.sizes)
+    if params.optimization_times:
+        facts |= _time_optimization(graphs, source, ctx, engine=engine, request=request, written=written)
     if unproven:
         facts["proven_harmless"] = unproven
     return facts
+
+
+def _time_optimization(
+    graphs: list[EngineGraph],
+    source: ModelSource,
+    ctx: Context,
+    *,
+    engine: Engine,
+    request: GraphRequest,
+    written: Written,
+) -> dict[str, Any]:
+    """Return the times of prefill and decode before and after the optimization, or warn that there are none."""
+    try:
+        times = time_optimization(
+            graphs, source, engine=engine, request=request, folder=written.folder, threads=ctx.threads, end=written.end
+        )
+    except (NotMeasuredError, ONNXExportError) as why:
+        ctx.warn(f"the optimization of the ONNX graph was not timed: {why}")
+        return {}
+    return {"times": {side: {f"{name}_ms": value for name, value in each.items()} for side, each in times.items()}}
 
 
 def _compare_with_pytorch(
@@ -239,14 +263,19 @@ def _compare_with_pytorch(
         sizes=sizes,
         observed=observed,
         promise=components[0].promise,
+        cached=params.cache,
+        spare_bytes=ctx.max_memory_bytes - needed,
         provider=params.provider,
         on_call=lambda done, total: ctx.progress("parity", done=done, total=total, unit="calls"),
     )
     ctx.progress("parity", done=2 * report.calls, total=2 * report.calls, unit="calls")
     if report.note:
         ctx.warn(f"the ONNX model was compared on the CPU: {report.note}")
+    if report.reach.why and report.reach.matters:
+        ctx.warn(f"the ONNX model was not compared beyond its attention window: {report.reach.why}")
     return {
         "parity": "passed",
+        **({"window": report.reach.record} if report.reach.window else {}),
         "parity_provider": report.provider,
         "parity_max_abs_diff": report.max_abs_diff,
         "parity_scale": report.scale,

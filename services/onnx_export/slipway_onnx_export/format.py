@@ -1,4 +1,4 @@
-"""The format ``onnx``: the model as an ONNX graph with KV cache."""
+"""The format ``onnx``: the model as one ONNX graph or two, of a model that generates with a KV cache."""
 
 from __future__ import annotations
 
@@ -27,9 +27,8 @@ from slipway.machine.onnx_runtime import ProviderChoice
 from slipway.models.families import ENCODER_DECODER, FAMILIES, SPEECH
 from slipway.settings.sections import Listed, as_tuple
 from slipway_onnx_export.activations.settings import Activations, activation_params
-from slipway_onnx_export.packaging.kinds import Kind
 from slipway_onnx_export.packaging.sizes import package_bytes
-from slipway_onnx_export.params import Attention, EngineName, Optimization
+from slipway_onnx_export.params import Attention, EngineName, Optimization, PackageKind
 
 _GENERATES = tuple(each.name for each in FAMILIES if each.generates)
 _READS = tuple(each.name for each in FAMILIES if not each.generates)
@@ -48,18 +47,22 @@ class StaticShape(Listed):
 
 
 class OnnxConfiguration(LevelSettings):
-    """The model as an ONNX graph with KV cache.
+    """The model as one ONNX graph or, with an encoder and a decoder, as two; of a model that generates with a KV cache.
 
     Attributes:
-        opset_version: Operator set to write, 7 to 26; 0 lets the engine choose its best, or the recovery profile.
+        opset_version: Operator set to write. Engines write 14 to 24; any other from 7 to 26 is replaced by one of them, with a warning.
+            0 lets the engine choose its best, or the recovery profile.
         dynamic_axes: Dynamic batch, sequence and past length; false fixes the batch. If not set, the recovery profile decides, by
             default for true.
         optimize_graph: Fuse for ONNX Runtime; false writes standard operators only. If not set, the recovery profile decides, by
             default for true.
+        optimization_times: Measure the time of a prompt and of a token before and after the graph's optimization, for the report; each
+            graph is made a second time for it.
         engine: Engine that makes the graph: ``mobius`` builds it, ``dynamo`` and ``legacy`` trace the model; ``auto`` chooses.
         attention: transformers' attention that is traced; ``auto`` chooses.
         static_shape: ``[batch, sequence, past]`` of a graph whose shapes are fixed because none with dynamic axes can be made; 0
             chooses. The batch is also that of ``dynamic_axes: false``.
+        external_data: Weights in a file beside the graph; false puts those of the unquantized graph into it, 2 GB at most.
         past_present_share_buffer: Make a graph for the fastest serving: keys and values of past and present tokens may be one buffer.
             Rows are then padded on the right, and only a single row takes several tokens after a past. If the model has no such
             form, the graph is the usual one.
@@ -82,13 +85,15 @@ class OnnxConfiguration(LevelSettings):
     opset_version: int = Field(default=0, examples=[0, *range(14, 25)])
     dynamic_axes: bool | None = None
     optimize_graph: bool | None = None
+    optimization_times: bool = False
     engine: EngineName = "auto"
     attention: Attention = "auto"
     static_shape: StaticShape = StaticShape(batch=1, sequence=0, past=0)
+    external_data: bool = True
     past_present_share_buffer: bool = False
     logits_to_keep: int = Field(default=0, ge=0, le=1)
     provider: ProviderChoice = "auto"
-    packaging: Annotated[tuple[Kind, ...], BeforeValidator(as_tuple)] = ()
+    packaging: Annotated[tuple[PackageKind, ...], BeforeValidator(as_tuple)] = ()
     activations: Activations = Field(default_factory=dict)
     layered: bool = False
     int8_ranges: Literal["auto", "minmax", "entropy", "percentile"] = "auto"
@@ -98,7 +103,9 @@ class OnnxConfiguration(LevelSettings):
     @classmethod
     def _known_opset(cls, value: int) -> int:
         if value != 0 and not 7 <= value <= 26:
-            raise wrong_value(value, "is not an opset that an engine writes", "use 7 to 26, or 0 for the engine's best")
+            raise wrong_value(
+                value, "is not an opset that an engine writes", "use 14 to 24, or 0 for the engine's best"
+            )
         return value
 
 
@@ -152,6 +159,8 @@ def plan(request: FormatRequest[OnnxConfiguration]) -> tuple[PlannedTask, ...]:
         stage="onnx_export",
         params=first_attempt(request.settings, request.profile)
         | ({} if request.settings.provider == "auto" else {"provider": request.settings.provider})
+        | ({"optimization_times": True} if request.settings.optimization_times else {})
+        | ({} if request.settings.external_data else {"external_data": False})
         | ({"packaging": request.settings.packaging} if request.settings.packaging else {})
         | ({"past_present_share_buffer": True} if request.settings.past_present_share_buffer else {})
         | ({"logits_to_keep": request.settings.logits_to_keep} if request.settings.logits_to_keep else {})

@@ -13,22 +13,29 @@ import torch
 
 from slipway.models.activations.request import Activation
 from slipway.models.graphs.promise import EVERY_CALL, Promise
-
-BATCH, SEQUENCE, PAST, TOTAL, SOURCE = (
-    "batch",
-    "sequence",
-    "past_sequence",
-    "total_sequence",
-    "encoder_sequence",
+from slipway_onnx_export.names import (
+    BATCH,
+    ENCODED,
+    FEATURES,
+    IDS,
+    LOGITS,
+    MASK,
+    PAST,
+    POSITIONS,
+    SEQUENCE,
+    SOURCE,
+    SOURCE_MASK,
+    TOTAL,
+    TYPES,
 )
-"""Names of the axes that vary. total_sequence is past_sequence + sequence."""
+
+__all__ = [
+    "BATCH", "ENCODED", "FEATURES", "IDS", "LOGITS", "MASK", "PAST", "POSITIONS", "SAMPLE_SIZES", "SEQUENCE", "SOURCE", "SOURCE_MASK",
+    "TOTAL", "TYPES", "Call", "Component", "FlatModule", "Observed", "Port", "ids",
+]  # fmt: skip
 
 SAMPLE_SIZES = {BATCH: 2, SEQUENCE: 3, PAST: 5, TOTAL: 8, SOURCE: 7}
 """Sizes in the traced sample: different, and above 1, so that a tracer neither confuses axes nor fixes one as a constant."""
-
-IDS, MASK, POSITIONS, TYPES = "input_ids", "attention_mask", "position_ids", "token_type_ids"
-FEATURES, SOURCE_MASK, LOGITS = "input_features", "encoder_attention_mask", "logits"
-ENCODED = "encoder_hidden_states"
 
 
 @dataclass(frozen=True, slots=True)

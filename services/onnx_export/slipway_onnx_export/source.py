@@ -22,9 +22,10 @@ from slipway.models.safetensors_file import read_index
 from slipway.models.weights.reading import Weights, has_weights, open_weights
 from slipway_onnx_export.families import refusal_reason
 from slipway_onnx_export.stand_ins import stand_in
+from slipway_onnx_export.windows import window_of
 
-# The parity check runs beyond attention windows of up to this many tokens; longer ones take too long.
 WINDOW_LIMIT = 512
+"""Longest attention window, in tokens, beyond which the parity check runs a text; see ``parity/reach.py`` for longer ones."""
 
 SMALL_BYTES = 64 << 10
 """Largest tensor that is read at once from a folder that leaves its weights out."""
@@ -70,10 +71,20 @@ class ModelSource:
 
     @property
     def sliding_window(self) -> int:
-        """Return the attention window of local layers in tokens, 0 if all layers have full attention."""
-        kinds = getattr(self.text_config, "layer_types", None)
-        local = kinds is None or "sliding_attention" in kinds
-        return int(getattr(self.text_config, "sliding_window", None) or 0) if local else 0
+        """Return the attention window of local layers in tokens, 0 if all layers have full attention.
+
+        A window that no text of the model fills is none (Phi-3's is wider than its positions).
+        """
+        window = window_of(self.text_config)
+        most = getattr(self.text_config, "max_position_embeddings", None)
+        return window if most is None or window < most else 0
+
+    @property
+    def end(self) -> int | None:
+        """Return the token that ends a text; none if the configuration names none, several, or one beyond the vocabulary."""
+        end = getattr(self.config, "eos_token_id", None)
+        known = isinstance(end, int) and 0 <= end < getattr(self.text_config, "vocab_size", 0)
+        return end if known else None
 
     @contextmanager
     def open(self) -> Iterator[Weights]:
@@ -167,7 +178,7 @@ def _read_config(folder: Path) -> tuple[Any, Family]:
         )
     try:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except Exception as error:  # configuration classes raise what they meet first, also errors of their own
         raise _invalid_error(
             f"transformers {transformers.__version__} cannot read the configuration of model type {model_type!r}: {error}",
             file="config.json",

@@ -1,4 +1,4 @@
-"""The onnx_export stage: export a merged PyTorch folder to an ONNX decoder with KV cache."""
+"""The onnx_export stage: export a merged PyTorch folder to ONNX graphs, those of models that generate with a KV cache."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def probe() -> tuple[Provider, ...]:
 
 STAGE = Stage(
     name="onnx_export",
-    version=3,
+    version=4,
     inputs=("pytorch",),
     outputs=("onnx",),
     params=OnnxExportParams,

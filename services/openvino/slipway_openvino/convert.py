@@ -11,20 +11,22 @@ from google.protobuf.message import DecodeError
 
 from slipway.errors import CheckpointValidationError, OpenVinoExportError
 from slipway.models.base_format import read_config
-from slipway.models.families import DECODER, Family, described, family_of
+from slipway.models.families import DECODER, ENCODER_DECODER, Family, described, family_of
 from slipway.models.model_files import copy_companions
 from slipway.stage import Context, installed_version
-from slipway_openvino.attention import simplify_attention
-from slipway_openvino.families import refusal_reason
-from slipway_openvino.integers import sign_integers
+from slipway_openvino.families import PAIRS, refusal_reason
+from slipway_openvino.files import DECODER_GRAPH, DECODER_MODEL, ENCODER_GRAPH, ENCODER_MODEL, GRAPH, MODEL
+from slipway_openvino.graphs.attention import simplify_attention
+from slipway_openvino.graphs.integers import sign_integers
+from slipway_openvino.graphs.interface import pair_interfaces, text_interface
+from slipway_openvino.graphs.lookups import readable_graph
+from slipway_openvino.graphs.names import number_nodes
+from slipway_openvino.graphs.pair import attend_to_encoded, only_encoded
+from slipway_openvino.graphs.state import make_stateful
 from slipway_openvino.library import ov, said
-from slipway_openvino.lookups import GRAPH, readable_graph
-from slipway_openvino.names import number_nodes
 from slipway_openvino.params import OpenVinoParams
-from slipway_openvino.state import PAST, PRESENT, make_stateful
 from slipway_openvino.tokenizers import write_tokenizer
 
-MODEL = "openvino_model.xml"
 RECORD = "openvino_export.json"
 _QUANTIZATION = "quantization.json"
 _LIBRARIES = ("openvino", "openvino-tokenizers")
@@ -38,35 +40,67 @@ def convert_folder(source: Path, target: Path, params: OpenVinoParams, ctx: Cont
     """
     family = _family(source)
     ctx.progress("read", done=0, total=1, unit="graphs")
-    work = ctx.workdir / "graph"
-    work.mkdir()
-    model = _read(source, work)
-    _check_interface(model, family)
-    integers = sign_integers(model, work)
-    if family is DECODER:
-        make_stateful(model)
-    simplify_attention(model)
-    number_nodes(model)
-    ctx.progress("write", done=0, total=1, unit="graphs")
-    ov.save_model(model, target / MODEL, compress_to_fp16=params.level == "fp16")
+    models = _encoder_and_decoder(source, family, ctx) if family in PAIRS else _one_model(source, family, ctx)
     facts: dict[str, Any] = {
         "precision": params.level or "fp32",
         "family": family.name,
-        "stateful": family is DECODER,
-        "inputs": [port.any_name for port in model.inputs],
-        "outputs": [port.any_name for port in model.outputs],
         "versions": {name: installed_version(name) for name in _LIBRARIES},
     }
-    del model, integers
+    described = {}
+    for done, (file, model) in enumerate(models.items()):
+        ctx.progress("write", done=done, total=len(models), unit="graphs")
+        work = ctx.workdir / f"integers-{done}"
+        work.mkdir()
+        integers = sign_integers(model, work)
+        simplify_attention(model)
+        number_nodes(model)
+        ov.save_model(model, target / file, compress_to_fp16=params.level == "fp16")
+        described[file] = {
+            "stateful": bool(model.get_variables()),
+            "inputs": [port.any_name for port in model.inputs],
+            "outputs": [port.any_name for port in model.outputs],
+        }
+        del integers
+    facts |= described.get(MODEL, {"models": described})
+    files = [target / name for file in models for name in (file, Path(file).with_suffix(".bin").name)]
+    del models, model
     copy_companions(source, target)
     if (source / _QUANTIZATION).is_file():
         shutil.copyfile(source / _QUANTIZATION, target / _QUANTIZATION)
     ctx.progress("tokenizer", done=0, total=1, unit="tokenizers")
-    if params.tokenizer:
+    if (
+        params.tokenizer and family is not ENCODER_DECODER
+    ):  # openvino-genai runs none, and translators have two vocabularies
         facts["tokenizer"] = write_tokenizer(target, ctx)
     (target / RECORD).write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    size = sum(path.stat().st_size for path in (target / MODEL, (target / MODEL).with_suffix(".bin")))
-    ctx.record(**facts, size_after_bytes=size)
+    ctx.record(**facts, size_after_bytes=sum(path.stat().st_size for path in files))
+
+
+def _one_model(source: Path, family: Family, ctx: Context) -> dict[str, ov.Model]:
+    """Return the model of a graph by its file, a decoder with a state."""
+    model = _read(source / GRAPH, ctx)
+    text_interface(model, family).check(model, GRAPH)
+    if family is DECODER:
+        make_stateful(model)
+    return {MODEL: model}
+
+
+def _encoder_and_decoder(source: Path, family: Family, ctx: Context) -> dict[str, ov.Model]:
+    """Return the two models of an encoder–decoder by their files, the decoder with a state."""
+    encoder, decoder = (_read(source / name, ctx) for name in (ENCODER_GRAPH, DECODER_GRAPH))
+    of_encoder, of_decoder = pair_interfaces(decoder, family)
+    of_encoder.check(encoder, ENCODER_GRAPH)
+    of_decoder.check(decoder, DECODER_GRAPH)
+    make_stateful(decoder)
+    try:
+        decoder = attend_to_encoded(decoder, encoder.clone())  # both models keep a part of it, with the same weights
+        return {ENCODER_MODEL: only_encoded(encoder), DECODER_MODEL: decoder}
+    except RuntimeError as error:  # all that the library raises
+        raise OpenVinoExportError(
+            f"keys and values of the source do not follow from what {ENCODER_GRAPH} returns: {said(error)}",
+            remedy="give the folder that onnx_export wrote, or leave the OpenVINO format out for this model",
+            about={"file": ENCODER_GRAPH},
+        ) from error
 
 
 def _family(source: Path) -> Family:
@@ -90,9 +124,8 @@ def _family(source: Path) -> Family:
     return family
 
 
-def _read(source: Path, work: Path) -> ov.Model:
+def _read(graph: Path, ctx: Context) -> ov.Model:
     """Read a graph; its weights stay mapped from their file."""
-    graph = source / GRAPH
     if not graph.is_file():
         raise OpenVinoExportError(
             f"the folder has no {graph.name}",
@@ -100,8 +133,10 @@ def _read(source: Path, work: Path) -> ov.Model:
             remedy="give the folder that onnx_export wrote",
             about={"file": graph.name},
         )
+    work = ctx.workdir / graph.stem
+    work.mkdir()
     try:
-        readable = readable_graph(source, work)
+        readable = readable_graph(graph, work)
     except (DecodeError, OSError, ValueError, TypeError, KeyError, IndexError) as error:
         raise OpenVinoExportError(
             f"{graph.name} is no ONNX graph ({error})",
@@ -117,29 +152,3 @@ def _read(source: Path, work: Path) -> ov.Model:
             remedy="leave the OpenVINO format out for this model, or use another version of openvino",
             about={"file": graph.name},
         ) from error
-
-
-def _check_interface(model: ov.Model, family: Family) -> None:
-    """Refuse a graph without the inputs and outputs of its family."""
-    inputs = {name for port in model.inputs for name in port.names}
-    outputs = {name for port in model.outputs for name in port.names}
-    past = {name for name in inputs if name.startswith(PAST)} if family is DECODER else set()
-    present = {PRESENT + name.removeprefix(PAST) for name in past}
-    missing = sorted(({"input_ids"} - inputs) | ({*family.outputs, *present} - outputs))
-    own = {"position_ids"} if family is DECODER else {"token_type_ids"}  # what runtime.py feeds
-    unknown = sorted(inputs - past - {"input_ids", "attention_mask"} - own)
-    strange = sorted(port.any_name for port in model.inputs if not _has_right_axes(port))
-    if missing or unknown or strange:
-        raise OpenVinoExportError(
-            f"the graph is not that of a {family.name}: missing {missing[:3]}, unknown {unknown[:3]}, of another shape {strange[:3]}",
-            reason="ONNX_INVALID",
-            remedy="give the folder that onnx_export wrote, with a cache and shapes that vary",
-            about={"file": GRAPH},
-        )
-
-
-def _has_right_axes(port: ov.Output) -> bool:
-    """Return whether an input takes any batch and any length; heads and head size of a cache are fixed."""
-    shape = port.get_partial_shape()
-    varying = () if shape.rank.is_dynamic else tuple(shape[axis].is_dynamic for axis in range(len(shape)))
-    return varying in ((True, True), (True, False, True, False))

@@ -7,25 +7,28 @@ from typing import Any
 
 from slipway.models.families import (
     DECODER,
+    ENCODER_DECODER,
     FEATURE_EXTRACTION,
     MASKED_LANGUAGE_MODEL,
     QUESTION_ANSWERING,
     SEQUENCE_CLASSIFIER,
+    SPEECH,
     TOKEN_CLASSIFIER,
-    alternative,
     described,
     family_of,
 )
 
+PAIRS = (ENCODER_DECODER, SPEECH)
+"""Families that become two models: an encoder and a decoder."""
 FAMILIES = (
     DECODER,
+    *PAIRS,
     SEQUENCE_CLASSIFIER,
     TOKEN_CLASSIFIER,
     QUESTION_ANSWERING,
     MASKED_LANGUAGE_MODEL,
     FEATURE_EXTRACTION,
 )
-"""Families whose graph is one file; encoder–decoders are two, in another division than OpenVINO's runtimes expect."""
 
 
 def refusal_reason(config: Mapping[str, Any]) -> str:
@@ -33,4 +36,4 @@ def refusal_reason(config: Mapping[str, Any]) -> str:
     if family_of(config) in FAMILIES:
         return ""
     known = ", ".join(family.name for family in FAMILIES)
-    return f"the model is not one of the families that become an IR ({known}), but {described(config)}{alternative(config)}"
+    return f"the model is not one of the families that become an IR ({known}), but {described(config)}"

@@ -19,7 +19,9 @@ from slipway.formats import (
     quantized,
 )
 from slipway.levels import bits_of
+from slipway.models.families import DECODER, ENCODER_DECODER, SPEECH
 from slipway_openvino.families import FAMILIES
+from slipway_openvino.files import DECODER_MODEL, MODEL
 
 GRAPHS = "onnx"
 """The format whose quantizer rounds the weights of the graph."""
@@ -84,7 +86,7 @@ FORMAT = Format(
     calibrated=True,
     runtime=Runtime(
         name="openvino",
-        files=("openvino_model.xml",),
+        files=(MODEL, DECODER_MODEL),
         load="slipway_openvino.runtime:load",
         families=tuple(family.name for family in FAMILIES),
         precision_file="openvino_export.json",
@@ -94,7 +96,12 @@ FORMAT = Format(
         template=("slipway_openvino", "usage.example.j2"),
         library="openvino",
         packages="openvino openvino-tokenizers numpy",
-        family_packages={"decoder": "openvino-genai"},
+        family_packages={
+            DECODER.name: "openvino-genai",
+            # Translators have two vocabularies, which the file of tokenizers does not hold.
+            ENCODER_DECODER.name: "openvino transformers sentencepiece numpy",
+            SPEECH.name: "openvino transformers numpy",
+        },
     ),
     fits=(
         Fit(

@@ -13,12 +13,14 @@ from slipway.models.base_format import read_config
 from slipway.models.families import DECODER, Comparison, Family, described, family_of
 from slipway.models.sentences.pooling import SENTENCE_EMBEDDING
 from slipway.validation.speed import Engine
+from slipway_openvino.families import PAIRS
+from slipway_openvino.files import DECODER_MODEL, ENCODER_MODEL, MODEL
+from slipway_openvino.graphs.pair import ENCODED, GIVEN
 from slipway_openvino.library import ov, said
 from slipway_validate.folders import stored_dtype
 from slipway_validate.numerics import Logits
 from slipway_validate.runner.model import Bounds, LanguageModel, Past, Step, Unusable, class_results
 
-MODEL = "openvino_model.xml"
 EXACT: Mapping[str, str] = {
     "INFERENCE_PRECISION_HINT": "f32",
     "KV_CACHE_PRECISION": "f32",
@@ -52,6 +54,18 @@ class _Graph:
             raise Unusable(f"OpenVINO cannot load {self._path.parent.name}/{self._path.name}: {said(error)}") from error
         self.request = self.compiled.create_infer_request()
 
+    def require(self, family: Family, *, inputs: set[str], outputs: set[str]) -> None:
+        """Refuse a model without these inputs and outputs.
+
+        Raises:
+            Unusable: It has not all of them.
+        """
+        missing = sorted((inputs - self.inputs) | (outputs - self.outputs))
+        if missing:
+            raise Unusable(
+                f"{self._path.name} does not have the inputs and outputs of a {family.name}: missing {missing[:3]}"
+            )
+
     @property
     def native_dtype(self) -> str:
         """Return the type in which it computes when served; one of its own for float32 in which the plugin rounds what it keeps."""
@@ -69,15 +83,12 @@ class _Graph:
 
 
 class OpenVinoModel(LanguageModel):
-    """A model of one IR; see :class:`slipway_validate.runner.model.LanguageModel`."""
+    """A model of one IR or two, of which the last gives the results; see :class:`slipway_validate.runner.model.LanguageModel`."""
 
-    def __init__(self, folder: Path, family: Family, *, threads: int, has_cache: bool) -> None:
-        self._graph = graph = _Graph(folder / MODEL, threads=threads)
-        missing = sorted(({"input_ids"} - graph.inputs) | (set(family.outputs) - graph.outputs))
-        if missing:
-            raise Unusable(f"{MODEL} does not have the inputs and outputs of a {family.name}: missing {missing[:3]}")
+    def __init__(self, folder: Path, *graphs: _Graph, has_cache: bool) -> None:
+        self._graphs = graphs
         self.has_cache, self.bounds = has_cache, Bounds()
-        self.native_dtype = graph.native_dtype
+        self.native_dtype = graphs[-1].native_dtype
         self.engine = Engine(
             runtime="openvino",
             version=f"openvino {ov.__version__}",
@@ -89,31 +100,48 @@ class OpenVinoModel(LanguageModel):
 
     def prepare_comparison(self) -> None:
         """As :meth:`slipway_validate.runner.model.LanguageModel.prepare_comparison`."""
-        self._graph.compile(exact=True)
+        for graph in self._graphs:
+            graph.compile(exact=True)
 
     def leave_comparison(self) -> None:
         """As :meth:`slipway_validate.runner.model.LanguageModel.leave_comparison`."""
-        self._graph.compile(exact=False)
+        for graph in self._graphs:
+            graph.compile(exact=False)
+
+
+class _State:
+    """Stands for the keys and values that a model keeps after a call, and what the encoder computed, if there is one."""
+
+    def __init__(self, encoded: Logits | None = None) -> None:
+        self.encoded = encoded
+
+
+def _only_last(past: Past, last: Past) -> Past:
+    """Return a past, if it is that of the last call.
+
+    Raises:
+        Unusable: It is not, and the model has the keys and values of the last call only.
+    """
+    if past is not last:
+        raise Unusable("the state of these tokens was overwritten by another text")
+    return past
 
 
 class Decoder(OpenVinoModel):
     """A decoder, whose keys and values stay in the model: a past is good for one call, the one after it."""
 
     def __init__(self, folder: Path, *, threads: int) -> None:
-        super().__init__(folder, DECODER, threads=threads, has_cache=True)
-        self.has_cache = bool(self._graph.request.query_state())
+        self._graph = graph = _Graph(folder / MODEL, threads=threads)
+        graph.require(DECODER, inputs={"input_ids"}, outputs=set(DECODER.outputs))
+        super().__init__(folder, graph, has_cache=bool(graph.request.query_state()))
         self._last: Past = None
 
     def forward(self, step: Step) -> tuple[Logits, Past]:
-        """As :meth:`slipway_validate.runner.model.LanguageModel.forward`.
-
-        Raises:
-            Unusable: The past is not the one of the last call, whose keys and values are the only ones that the model has.
-        """
+        """As :meth:`slipway_validate.runner.model.LanguageModel.forward`."""
         if step.past is None:
             self._graph.request.reset_state()
-        elif step.past is not self._last:
-            raise Unusable("the state of these tokens was overwritten by another text")
+        else:
+            _only_last(step.past, self._last)
         given = {
             "input_ids": step.input_ids,
             "attention_mask": step.attention_mask,
@@ -121,7 +149,39 @@ class Decoder(OpenVinoModel):
             "beam_idx": np.arange(len(step.input_ids), dtype=np.int32),
         }
         (logits,) = self._graph.run(given, ("logits",))
-        self._last = object() if self.has_cache else None
+        self._last = _State() if self.has_cache else None
+        return logits, self._last
+
+
+class Pair(OpenVinoModel):
+    """An encoder, which runs once for a source, and a decoder, whose keys and values stay in it."""
+
+    def __init__(self, folder: Path, family: Family, *, threads: int) -> None:
+        self._encoder = encoder = _Graph(folder / ENCODER_MODEL, threads=threads)
+        self._decoder = decoder = _Graph(folder / DECODER_MODEL, threads=threads)
+        encoder.require(family, inputs=set(), outputs={ENCODED})
+        decoder.require(family, inputs={"input_ids", GIVEN}, outputs=set(family.outputs))
+        self._source = next((name for name in sorted(encoder.inputs) if name != "attention_mask"), "input_ids")
+        super().__init__(folder, encoder, decoder, has_cache=bool(decoder.request.query_state()))
+        self._last: Past = None
+
+    def forward(self, step: Step) -> tuple[Logits, Past]:
+        """As :meth:`slipway_validate.runner.model.LanguageModel.forward`; a past is good for one call, as that of a decoder is."""
+        assert step.source is not None
+        mask = {} if step.source.mask is None else {"attention_mask": step.source.mask}
+        if step.past is None:
+            (encoded,) = self._encoder.run({self._source: step.source.values, **mask}, (ENCODED,))
+            self._decoder.request.reset_state()
+        else:
+            encoded = _only_last(step.past, self._last).encoded
+        given = {
+            "input_ids": step.input_ids,
+            GIVEN: encoded,
+            "beam_idx": np.arange(len(step.input_ids), dtype=np.int32),
+            **{f"encoder_{name}": value for name, value in mask.items()},
+        }
+        (logits,) = self._decoder.run(given, ("logits",))
+        self._last = _State(encoded) if self.has_cache else None
         return logits, self._last
 
 
@@ -129,9 +189,11 @@ class Text(OpenVinoModel):
     """A model that reads a whole text in one call: an encoder, or a decoder with a classification head."""
 
     def __init__(self, folder: Path, family: Family, *, several_labels: bool, threads: int) -> None:
-        super().__init__(folder, family, threads=threads, has_cache=False)
+        self._graph = graph = _Graph(folder / MODEL, threads=threads)
+        graph.require(family, inputs={"input_ids"}, outputs=set(family.outputs))
+        super().__init__(folder, graph, has_cache=False)
         self._family, self._several_labels = family, several_labels
-        self.embeds = SENTENCE_EMBEDDING in self._graph.outputs
+        self.embeds = SENTENCE_EMBEDDING in graph.outputs
 
     def forward(self, step: Step) -> tuple[Logits, Past]:
         """As :meth:`slipway_validate.runner.model.LanguageModel.forward`."""
@@ -168,6 +230,8 @@ def load(folder: Path, *, threads: int) -> LanguageModel:
     family = family_of(config)
     if family is DECODER:
         return Decoder(folder, threads=threads)
+    if family in PAIRS:
+        return Pair(folder, family, threads=threads)
     if family is None:
         raise Unusable(f"{folder.name!r} is {described(config)}, whose family is unknown")
     several = config.get("problem_type") == "multi_label_classification"

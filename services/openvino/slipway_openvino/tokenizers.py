@@ -12,8 +12,8 @@ from slipway.stage import Context
 from slipway.texts import one_line, shortened
 from slipway.validation.hard_texts import CONVERSATIONS, TEXTS
 from slipway.validation.texts import TextKind
+from slipway_openvino.graphs.names import number_nodes
 from slipway_openvino.library import ov
-from slipway_openvino.names import number_nodes
 
 TOKENIZER, DETOKENIZER = "openvino_tokenizer.xml", "openvino_detokenizer.xml"
 COMPARED = sum(map(len, TEXTS.values()))

@@ -108,7 +108,6 @@ def run_graph(target: Path, ctx: Context) -> Any:
         NotRunnableError: A graph has inputs or outputs that no family has.
         QuantizationError: ``QUANTIZATION_FAILED``.
     """
-    import onnxruntime as ort
     from onnxruntime.capi import onnxruntime_pybind11_state as states
 
     from slipway_quantize.graphs.folder import graph_files
@@ -120,9 +119,7 @@ def run_graph(target: Path, ctx: Context) -> Any:
     made = []
     try:
         for name in graph_files(target):
-            session = ort.InferenceSession(
-                target / name, session_options(ctx.threads), providers=["CPUExecutionProvider"]
-            )
+            session = _session(target, name, ctx.threads)
             names = [output.name for output in session.get_outputs()]
             given = [name for name in names if name in _RESULTS]
             if not given:
@@ -131,6 +128,24 @@ def run_graph(target: Path, ctx: Context) -> Any:
     except failures as error:
         raise _load_error("ONNX Runtime", str(error)) from error
     return np.concatenate([one.astype(np.float32).ravel() for one in made])
+
+
+def _session(target: Path, name: str, threads: int) -> Any:
+    """Load a graph in ONNX Runtime; one of types without kernels for CPUs as it is written, bf16 in float32."""
+    import onnx_ir as ir
+    import onnxruntime as ort
+
+    from slipway_quantize.graphs.folder import load_graph
+    from slipway_quantize.graphs.widening import has_type, widen
+
+    options, model = session_options(threads), load_graph(target, name)
+    if not has_type(model, ir.DataType.BFLOAT16, ir.DataType.FLOAT8E4M3FN):
+        return ort.InferenceSession(target / name, options, providers=["CPUExecutionProvider"])
+    widen(model)
+    # Its optimizations make fp8 inputs of MatMul, which it then refuses, and may drop the casts that round.
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(target.resolve()))
+    return ort.InferenceSession(ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 def _prompt_inputs(session: Any) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def refusal_reason(params: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     match params.get("format"):
         case "pytorch":
             return _refused_checkpoint(level, params, config)
-        case "onnx" if level.activations:
+        case "onnx" | "tensorrt" if level.activations:
             return _refused_graph(level, params, config)
     return ""
 

@@ -49,7 +49,14 @@ class _Checkpoints:
 
 
 class _Graphs:
-    """ONNX graphs."""
+    """ONNX graphs.
+
+    Args:
+        dequantized_first: As in :class:`~slipway_quantize.activations.codes.Form`.
+    """
+
+    def __init__(self, *, dequantized_first: bool = False) -> None:
+        self._dequantized_first = dequantized_first
 
     def write(self, request: QuantizeRequest) -> Outcome:
         """As :meth:`slipway_quantize.quantizer.Quantizer.write`."""
@@ -67,7 +74,7 @@ class _Graphs:
             if LEVELS[params.level].activations:
                 from slipway_quantize.activations.levels import write_level
 
-                return write_level(request, left_out)
+                return write_level(request, left_out, dequantized_first=self._dequantized_first)
             if params.integers is not None:
                 from slipway_quantize.graphs.integer import write_int
 
@@ -82,17 +89,17 @@ class _Graphs:
                     widths=widths_of(params.level),
                     budget=params.size_budget,
                 )
-            if "data" in request.inputs:
+            if "data" in request.inputs and params.level == "fp16":
                 from slipway_quantize.activations.halves import write_half_graph
 
                 return write_half_graph(request, left_out, request.inputs["data"])
-            from slipway_quantize.graphs.half import write_half
+            from slipway_quantize.graphs.half import HALVES, write_half
 
-            return write_half(source, target, left_out=left_out, ctx=ctx)
+            return write_half(source, target, left_out=left_out, ctx=ctx, half=HALVES[params.level])
 
     def run(self, target: Path, ctx: Context) -> Any:
         """As :meth:`slipway_quantize.quantizer.Quantizer.run`."""
         return run_graph(target, ctx)
 
 
-CHECKPOINTS, GRAPHS = _Checkpoints(), _Graphs()
+CHECKPOINTS, GRAPHS, GRAPHS_FOR_TENSORRT = _Checkpoints(), _Graphs(), _Graphs(dequantized_first=True)

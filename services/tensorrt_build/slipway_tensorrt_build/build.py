@@ -13,14 +13,17 @@ from slipway.files.json_documents import read_json_object
 from slipway.files.regular_file import sha256_of
 from slipway.models.model_files import copy_companions
 from slipway.stage import Context
-from slipway_tensorrt_build.builders import Choice, choose, this_machine
+from slipway.texts import quoted
+from slipway_tensorrt_build.builders import Choice, Machine, choose, this_machine
 from slipway_tensorrt_build.callbacks import make_logger, make_monitor
+from slipway_tensorrt_build.levels import FITTED_TO_TEXT, LEAST_ARCHITECTURES, LEVELS, lacking
 from slipway_tensorrt_build.params import TensorRTBuildParams
-from slipway_tensorrt_build.profiles import InputProfile, plan_profile
+from slipway_tensorrt_build.profiles import InputProfile, plan_profile, positions_of
+from slipway_tensorrt_build.refitting import Refittable, Skeleton, mark_refittable, skeleton_of
+from slipway_tensorrt_build.timings import Timings
 
-_GRAPH = "model.onnx"
+_GRAPH, _QUANTIZATION = "model.onnx", "quantization.json"
 _SHOWN = 10
-_UNLIMITED = 1 << 30
 
 
 def build_engines(source: Path, target: Path, params: TensorRTBuildParams, ctx: Context) -> None:
@@ -29,7 +32,11 @@ def build_engines(source: Path, target: Path, params: TensorRTBuildParams, ctx: 
     Raises:
         TensorRTBuildError: With the reasons the package's README lists.
     """
-    choice = choose(params, this_machine())
+    machine = this_machine()
+    choice = choose(params, machine)
+    level = _level(source)
+    _require_type(level, choice)
+    _require_refit(level, params)
     ctx.log.info(f"building with {choice.library} {choice.version} for {', '.join(choice.targets)}")
     trt = _import(choice)
     errors: list[str] = []
@@ -38,22 +45,45 @@ def build_engines(source: Path, target: Path, params: TensorRTBuildParams, ctx: 
     builder.max_threads = max(1, ctx.threads)
     network = builder.create_network(_network_flags(trt))
     _parse(trt, network, logger, source / _GRAPH, ctx)
-    profile = plan_profile({t.name: tuple(t.shape) for t in _inputs(network)}, params, positions=_positions(source))
-    engines: list[dict[str, Any]] = []
+    positions = positions_of(_read(source, "config.json"))
+    profile = plan_profile({t.name: tuple(t.shape) for t in _inputs(network)}, params, positions=positions)
+    timings = Timings(choice, machine.gpus[0] if machine.gpus else None, ctx)
+    skeleton = skeleton_of(source / _GRAPH) if params.refit else None
+    if skeleton is not None:
+        mark_refittable(network, skeleton)
+    engines, refitted = list[dict[str, Any]](), list[str]()
     for name in choice.targets:
         engine = target / f"model.{name}.engine"
         config = _config(trt, builder, choice, name)
+        refittable = None
+        if skeleton is not None:
+            config.set_flag(trt.BuilderFlag.REFIT_INDIVIDUAL)
+            refittable = _refittable(
+                skeleton, source, choice, machine, name=name, profile=profile, level=level, ctx=ctx
+            )
         _add_profile(builder, config, profile)
         config.progress_monitor = make_monitor(trt, ctx, label=name)
-        errors.clear()
-        _build(builder, network, config, engine, name=name, errors=errors, ctx=ctx)
+        made = refittable.refit(trt, logger, errors) if refittable is not None else None
+        if made is not None:
+            engine.write_bytes(made)
+        else:
+            timings.give(config)
+            errors.clear()
+            _build(builder, network, config, engine, name=name, errors=errors, ctx=ctx)
+            timings.keep(config)
         size, sha256 = engine.stat().st_size, _digest(engine, ctx)
+        if refittable is not None:
+            refittable.keep(engine, sha256)
+        refitted += [name] if made is not None else []
         ctx.digest(engine, sha256)
         engines.append({"target": name, "file": engine.name, "size_bytes": size, "sha256": sha256})
     copy_companions(source, target)
     description = {
         "builder": choice.library,
         "builder_version": choice.version,
+        "gpu": _built_on(choice, machine),
+        "precision": level or "float32",
+        "refittable": params.refit,
         "engines": engines,
         "profiles": [{name: asdict(shapes) for name, shapes in profile.items()}],
         # Reading them from an engine would need the GPU's driver.
@@ -65,9 +95,77 @@ def build_engines(source: Path, target: Path, params: TensorRTBuildParams, ctx: 
     ctx.record(
         builder=choice.library,
         builder_version=choice.version,
+        precision=level or "float32",
         targets=list(choice.targets),
+        timings_reused=timings.reused,
+        refitted=refitted,
         size_after_bytes=sum(engine["size_bytes"] for engine in engines),
     )
+
+
+def _level(source: Path) -> str:
+    """Return the level at which the quantize stage wrote the graph; empty for float32.
+
+    Raises:
+        TensorRTBuildError: ``ONNX_INVALID``: the graph is not made for TensorRT at this level.
+    """
+    if not (source / _QUANTIZATION).is_file():
+        return ""
+    noted = _read(source, _QUANTIZATION)
+    level = str(noted.get("level"))
+    if noted.get("format") != "tensorrt" or level not in LEVELS:
+        raise TensorRTBuildError(
+            f"the graph is quantized as {quoted(noted.get('format'))} at level {quoted(level)}, which is not made for TensorRT",
+            reason="ONNX_INVALID",
+            remedy=f"quantize with format tensorrt, at one of {', '.join(LEVELS)}",
+            about={"file": _QUANTIZATION},
+        )
+    return level
+
+
+def _require_type(level: str, choice: Choice) -> None:
+    if found := lacking(level, choice.targets):
+        raise TensorRTBuildError(
+            f"{', '.join(found)} does not compute in the type of {level}: sm{LEAST_ARCHITECTURES[level]} is the first that does",
+            reason="TENSORRT_TARGET_UNSUPPORTED",
+            remedy="leave this target out, or use fp16",
+            about={"level": level, "targets": ",".join(found)},
+        )
+
+
+def _require_refit(level: str, params: TensorRTBuildParams) -> None:
+    if params.refit and level in FITTED_TO_TEXT:
+        raise TensorRTBuildError(
+            f"an engine at {level} cannot be refitted: its ranges of activations belong to one merge",
+            reason="UNSUPPORTED",
+            remedy="use fp16 or bf16, or set refit to false",
+            about={"level": level},
+        )
+
+
+def _refittable(
+    skeleton: Skeleton,
+    source: Path,
+    choice: Choice,
+    machine: Machine,
+    *,
+    name: str,
+    profile: dict[str, InputProfile],
+    level: str,
+    ctx: Context,
+) -> Refittable:
+    known = {
+        "builder": [choice.library, choice.version],
+        "gpu": [machine.gpus[0].name if machine.gpus else "", name],
+        "profile": {input_name: asdict(shapes) for input_name, shapes in profile.items()},
+        "level": level,
+    }
+    return Refittable(skeleton, known, graph=source / _GRAPH, ctx=ctx)
+
+
+def _built_on(choice: Choice, machine: Machine) -> str | None:
+    """Return the name of the GPU whose kernels were measured; None for engines built ahead of time."""
+    return machine.gpus[0].name if choice.library == "tensorrt" and machine.gpus else None
 
 
 def _inputs(network: Any) -> list[Any]:
@@ -159,19 +257,16 @@ def _describe(tensor: Any) -> dict[str, Any]:
     return {"name": tensor.name, "dtype": tensor.dtype.name.lower(), "shape": list(tensor.shape)}
 
 
-def _positions(source: Path) -> int:
-    """Return the number of the model's positions by its config.json; unlimited if it does not say."""
+def _read(source: Path, name: str) -> dict[str, Any]:
     try:
-        config = read_json_object(source / "config.json", lenient=True)
+        return read_json_object(source / name, lenient=True)
     except (OSError, ValueError) as error:
         raise TensorRTBuildError(
-            f"config.json cannot be read ({error})",
+            f"{name} cannot be read ({error})",
             reason="ONNX_INVALID",
-            remedy="give the folder that onnx_export wrote",
-            about={"file": "config.json"},
+            remedy="give the folder that onnx_export or quantize wrote",
+            about={"file": name},
         ) from error
-    found = config.get("max_position_embeddings") or config.get("n_positions")
-    return min(found, _UNLIMITED) if isinstance(found, int) and found > 0 else _UNLIMITED
 
 
 def _graph_files(source: Path) -> list[str]:

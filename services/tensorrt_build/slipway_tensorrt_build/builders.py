@@ -115,6 +115,13 @@ def _with_rtx(params: TensorRTBuildParams, machine: Machine) -> Choice:
             remedy=f"name the GPU architectures to build for, for example targets: [sm89]; one of {', '.join(RTX_TARGETS)}",
             about={"builder": "tensorrt_rtx", "targets": ""},
         )
+    if params.refit and (foreign := [target for target in targets if target not in machine.own_targets[:1]]):
+        raise TensorRTBuildError(
+            f"TensorRT-RTX builds engines that can be refitted only where their GPU is, and {', '.join(foreign)} is not here",
+            reason="UNSUPPORTED",
+            remedy="build on a machine with that GPU, or set refit to false",
+            about={"builder": "tensorrt_rtx", "targets": ",".join(foreign)},
+        )
     for target in targets:
         if target not in RTX_TARGETS:
             raise TensorRTBuildError(

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from slipway.formats import (
+    GRAPH_BYTES,
     Fit,
     Format,
     FormatRequest,
-    FormatSettings,
+    LevelSettings,
+    ModelSize,
     Needs,
     PlannedTask,
     Problem,
+    RefusedLevel,
     Requirements,
     Runtime,
     Texts,
     Usage,
+    quantized,
     wrong_value,
 )
-from slipway.settings.sections import LARGEST, Listed
+from slipway.settings.sections import LARGEST, Level, Listed
+from slipway_tensorrt_build.levels import FITTED_TO_TEXT, LEAST_ARCHITECTURES, LEVELS, lacking
 from slipway_tensorrt_build.params import TARGET
 
 
@@ -42,15 +48,18 @@ class DimensionRange(Listed):
         return self
 
 
-class TensorRTConfiguration(FormatSettings):
+class TensorRTConfiguration(LevelSettings):
     """A TensorRT engine.
 
     Attributes:
+        quantization: Levels of engines: `fp16`, `bf16`, `int8_static`, `fp8_static`. Those of ``optimization.quantization`` do not count.
         builder: ``tensorrt`` (for the GPU of the machine it runs on), ``tensorrt_rtx`` (ahead of time for named targets).
         targets: GPU architectures to build for ahead of time, such as ``sm89``.
         batch: Shapes the engine is optimized for, smallest, typical and largest: rows.
         sequence: The same for new tokens per row and call.
         past: The same for tokens already in the KV cache.
+        refit: Build engines whose weights can be replaced. A later export of the same base with another adapter then refits the engine that is kept on the
+            worker's machine, instead of building one. Needs a worker with the GPU.
     """
 
     builder: Literal["auto", "tensorrt", "tensorrt_rtx"] = "auto"
@@ -58,6 +67,8 @@ class TensorRTConfiguration(FormatSettings):
     batch: DimensionRange = DimensionRange(min=1, opt=1, max=8)
     sequence: DimensionRange = DimensionRange(min=1, opt=128, max=1024)
     past: DimensionRange = DimensionRange(min=0, opt=256, max=2048)
+    refit: bool = False
+    quantization: tuple[Level, ...] | None = ()
 
     @field_validator("targets")
     @classmethod
@@ -76,34 +87,46 @@ class TensorRTConfiguration(FormatSettings):
 
 
 def plan(request: FormatRequest[TensorRTConfiguration]) -> tuple[PlannedTask, ...]:
-    """Plan a graph of standard operators, which is all that TensorRT parses, and the engines built from it."""
-    settings = request.settings
+    """Plan a graph of standard operators, which is all that TensorRT parses, its levels, and the engines built from each."""
     graph = PlannedTask(
         id="onnx_export-tensorrt",
         stage="onnx_export",
-        params={"engine": "mobius", "opset": None, "runtime": "tensorrt"},
+        params={"engine": "auto", "opset": None, "runtime": "tensorrt"},
         inputs={"pytorch": request.model},
         output="onnx",
     )
+    levels = tuple(replace(task, format="") for task in quantized(request, graph.reference))
+    graphs = {"": graph, **dict(zip(request.levels, levels, strict=True))}
+    builds = (_build(request, level, task.reference) for level, task in graphs.items())
+    return (graph, *levels, *builds)
+
+
+def _build(request: FormatRequest[TensorRTConfiguration], level: str, graph: str) -> PlannedTask:
+    settings, ending = request.settings, f"-{level}" if level else ""
     ranges = {name: getattr(settings, name).model_dump(mode="json") for name in ("batch", "sequence", "past")}
-    build = PlannedTask(
-        id="tensorrt_build",
+    return PlannedTask(
+        id=f"tensorrt_build{ending}",
         stage="tensorrt_build",
-        params={"builder": settings.builder, "targets": list(settings.targets), **ranges},
-        inputs={"onnx": graph.reference},
-        format=request.name,
-        requirements=Requirements(any_of=builders(settings.builder, settings.targets)),
+        params={
+            "builder": settings.builder,
+            "targets": list(settings.targets),
+            **ranges,
+            **({"refit": True} if settings.refit else {}),
+        },
+        inputs={"onnx": graph},
+        format=f"{request.name}{ending}",
+        requirements=Requirements(any_of=builders(settings.builder, settings.targets, refit=settings.refit)),
         output="tensorrt",
     )
-    return graph, build
 
 
-def builders(builder: str, targets: tuple[str, ...]) -> tuple[Needs, ...]:
+def builders(builder: str, targets: tuple[str, ...], *, refit: bool = False) -> tuple[Needs, ...]:
     """Return what a worker has to have for one builder or the other.
 
-    TensorRT builds for the GPU it runs on. TensorRT-RTX builds for any that is named, and takes the one that is there if none is.
+    TensorRT builds for the GPU it runs on. TensorRT-RTX builds for any that is named, and takes the one that is there if none is; engines that can
+    be refitted it builds only where their GPU is.
     """
-    rtx = Needs(libraries=("tensorrt-rtx",), gpu=not targets)
+    rtx = Needs(libraries=("tensorrt-rtx",), gpu=refit or not targets, gpu_architectures=targets if refit else ())
     if builder == "tensorrt_rtx":
         return (rtx,)
     on_gpu = Needs(libraries=("tensorrt",), gpu=True, gpu_architectures=targets)
@@ -113,12 +136,31 @@ def builders(builder: str, targets: tuple[str, ...]) -> tuple[Needs, ...]:
 
 
 def conflicts(settings: TensorRTConfiguration) -> Iterable[Problem]:
-    """Refuse targets for the builder that builds only for the GPU it runs on."""
+    """Refuse targets for the builder that builds only for the GPU it runs on, and levels whose type a target lacks."""
     if settings.targets and settings.builder == "tensorrt":
         message = (
             f"{', '.join(settings.targets)} cannot be built by builder tensorrt, which builds for the GPU it runs on"
         )
         yield Problem("targets", message, "set formats.tensorrt.builder: tensorrt_rtx, or remove the targets")
+    if settings.refit and len(settings.targets) > 1:
+        message = (
+            f"is true for {', '.join(settings.targets)}, and only an engine for the worker's own GPU can be refitted"
+        )
+        yield Problem("refit", message, "name one target, or set formats.tensorrt.refit: false")
+    for level in settings.quantization or ():
+        if settings.refit and level in FITTED_TO_TEXT:
+            message = f"is true for {level}, whose ranges of activations belong to one merge"
+            yield Problem("refit", message, "use fp16 or bf16, or set formats.tensorrt.refit: false")
+        if found := lacking(level, settings.targets):
+            message = f"{', '.join(found)} does not compute in the type of {level}"
+            remedy = f"leave the target out (sm{LEAST_ARCHITECTURES[level]} is the first that does), or use fp16"
+            yield Problem("quantization", message, remedy)
+
+
+def output_bytes(settings: TensorRTConfiguration, level: str, size: ModelSize) -> int:
+    """Estimate an output's size for all targets."""
+    each = size.at_level(level) + GRAPH_BYTES if level else size.graph_bytes
+    return each * max(1, len(settings.targets))
 
 
 FORMAT = Format(
@@ -126,8 +168,19 @@ FORMAT = Format(
     title="TensorRT",
     settings=TensorRTConfiguration,
     plan=plan,
+    levels=LEVELS,
+    refused_levels={
+        "int8": RefusedLevel(
+            "it multiplies integers only where those of activations are known too", instead="int8_static"
+        ),
+        "int8_dynamic": RefusedLevel("it finds no ranges of activations while it runs", instead="int8_static"),
+        "fp8": RefusedLevel("it finds no ranges of activations while it runs", instead="fp8_static"),
+        "int4": RefusedLevel("graphs of this level have operators of ONNX Runtime", instead="int8_static"),
+    },
     rank=20,
+    output_bytes=output_bytes,
     conflicts=conflicts,
+    quantizer="slipway_quantize.own_quantizers:GRAPHS_FOR_TENSORRT",
     runtime=Runtime(
         name="tensorrt",
         files=("*.engine",),
@@ -146,6 +199,7 @@ FORMAT = Format(
         Fit(
             "nvidia",
             "an engine is the fastest form, for the GPU architecture that it was built for and no other",
+            levels=("fp16", ""),
             families=("decoder",),
             rank=10,
             source="https://docs.nvidia.com/deeplearning/tensorrt/",

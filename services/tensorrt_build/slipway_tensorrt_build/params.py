@@ -50,6 +50,12 @@ class TensorRTBuildParams(StageParams):
         description="tokens already in the KV cache that the engine is optimized for",
     )
 
+    refit: bool = Field(
+        default=False,
+        description="build engines that take the weights of another merge of the same graph, and refit one that is kept on the machine "
+        "instead of building; needs the GPU",
+    )
+
     @field_validator("targets")
     @classmethod
     def _named(cls, value: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,10 +1,10 @@
-"""Optimization profiles: the range of each dynamic axis of the decoder's inputs."""
+"""Optimization profiles: the range of each dynamic axis of the graph's inputs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from slipway.errors import TensorRTBuildError
 
@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from slipway_tensorrt_build.params import TensorRTBuildParams
 
 Shape = tuple[int, ...]
+_PAST = "past_key_values."
+_UNLIMITED = 1 << 30
+_SKIPPING, _SKIPPED = ("camembert", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl"), 2
+"""Models whose positions begin behind that of padding, and the positions that no token has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +37,21 @@ class _Point:
         """Return the size of a dynamic axis of the input ``name``, or None if the input is not known."""
         if index == 0:
             return self.batch
-        if name in ("input_ids", "position_ids"):
+        if name in ("input_ids", "position_ids", "token_type_ids"):
             return self.sequence
         if name == "attention_mask":
             return self.past + self.sequence
-        if name.startswith("past_key_values.") and index == 2:
+        if name.startswith(_PAST) and index == 2:
             return self.past
         return None
+
+
+def positions_of(config: Mapping[str, Any]) -> int:
+    """Return the number of a model's positions by its ``config.json``; unlimited if it does not say."""
+    found = config.get("max_position_embeddings") or config.get("n_positions")
+    if not isinstance(found, int) or found <= 0:
+        return _UNLIMITED
+    return min(found - (_SKIPPED if config.get("model_type") in _SKIPPING else 0), _UNLIMITED)
 
 
 def plan_profile(
@@ -53,19 +65,20 @@ def plan_profile(
 
     Args:
         inputs: Shape of each input as the network declares it, -1 for a dynamic axis.
-        params: Ranges of batch, sequence and past.
+        params: Ranges of batch, sequence and past; that of the past counts for a graph with a cache.
         positions: Number of the model's positions; sequence and past are each limited to it.
 
     Raises:
         TensorRTBuildError: ``TENSORRT_PROFILE_INVALID`` if the ranges begin beyond the positions or leave out the size of
             a fixed axis, ``TENSORRT_BUILD_FAILED`` for a dynamic axis of unknown meaning.
     """
-    _check_positions(params, positions)
+    cached = any(name.startswith(_PAST) for name in inputs)
+    check_positions(params, positions, cached=cached)
     points = {
         which: _Point(
             batch=getattr(params.batch, which),
             sequence=min(getattr(params.sequence, which), positions),
-            past=min(getattr(params.past, which), positions - 1),
+            past=min(getattr(params.past, which), positions - 1) if cached else 0,
         )
         for which in ("min", "opt", "max")
     }
@@ -76,11 +89,17 @@ def plan_profile(
     }
 
 
-def _check_positions(params: TensorRTBuildParams, positions: int) -> None:
-    smallest = params.sequence.min + params.past.min
+def check_positions(params: TensorRTBuildParams, positions: int, *, cached: bool) -> None:
+    """Refuse ranges that begin beyond the model's positions.
+
+    Raises:
+        TensorRTBuildError: ``TENSORRT_PROFILE_INVALID``.
+    """
+    past = params.past.min if cached else 0
+    smallest = params.sequence.min + past
     if smallest > positions:
         raise TensorRTBuildError(
-            f"the smallest call has {smallest} tokens ({params.sequence.min} of sequence, {params.past.min} of past), "
+            f"the smallest call has {smallest} tokens ({params.sequence.min} of sequence, {past} of past), "
             f"and the model has {positions} positions",
             reason="TENSORRT_PROFILE_INVALID",
             remedy="lower the smallest sequence or past",
@@ -110,7 +129,8 @@ def _shape(name: str, declared: Sequence[int], point: _Point) -> Shape:
         if chosen is None:
             raise TensorRTBuildError(
                 f"axis {index} of input {name!r} {tuple(declared)} is dynamic, and no range is known for it",
-                remedy="export a decoder with input_ids, attention_mask, position_ids and past_key_values.N.key|value",
+                remedy="export a graph whose inputs are among input_ids, attention_mask, token_type_ids, position_ids and "
+                "past_key_values.N.key|value",
                 about={"input": name, "axis": index},
             )
         sizes.append(chosen)

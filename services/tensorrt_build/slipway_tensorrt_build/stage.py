@@ -1,15 +1,19 @@
-"""The tensorrt_build stage: it builds TensorRT engines from an ONNX decoder, one file per GPU architecture."""
+"""The tensorrt_build stage: it builds TensorRT engines from an ONNX graph, one file per GPU architecture."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slipway.models.families import DECODER, described, family_of
+from pydantic import ValidationError
+
+from slipway.models.families import DECODER, TEXT_FAMILIES, described, family_of
 from slipway.stage import Context, Effort, Stage
 from slipway_tensorrt_build.builders import probe
 from slipway_tensorrt_build.params import TensorRTBuildParams
+from slipway_tensorrt_build.profiles import check_positions, positions_of
 
 
 def run(inputs: Mapping[str, Path], params: TensorRTBuildParams, ctx: Context) -> dict[str, Path]:
@@ -28,26 +32,41 @@ def run(inputs: Mapping[str, Path], params: TensorRTBuildParams, ctx: Context) -
 
 def refusal_reason(config: Mapping[str, Any]) -> str:
     """Return why no engine is built for the model with this ``config.json``; empty if one is."""
-    if family_of(config) is DECODER:
+    if family_of(config) in TEXT_FAMILIES:
         return ""
-    return f"the model is not a text decoder but {described(config)}, and engines are built for text decoders only"
+    return f"the model is {described(config)}, and engines are built for text decoders and encoders only"
+
+
+def check_ranges(params: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Refuse ranges that begin beyond the positions of the model with this ``config.json``, before the graph is exported.
+
+    Raises:
+        slipway.errors.TensorRTBuildError: ``TENSORRT_PROFILE_INVALID``.
+    """
+    try:
+        parsed = TensorRTBuildParams.model_validate_json(json.dumps(dict(params)))
+    except ValidationError:
+        return  # the stage refuses these by name
+    check_positions(parsed, positions_of(config), cached=family_of(config) is DECODER)
 
 
 STAGE = Stage(
     name="tensorrt_build",
-    version=2,
+    version=3,
     inputs=("onnx",),
     outputs=("tensorrt",),
     params=TensorRTBuildParams,
     run=run,
     libraries=("tensorrt", "tensorrt-rtx"),
     device_bound=True,
+    remembers=True,
     probe=probe,
     alternatives=True,
     effort=Effort(seconds=60.0, seconds_per_gb=120.0),
     output_bytes=lambda _, size: size.graph_bytes,
     model_gpu_memory=1.0,
     gpu_bound_output=True,
+    describes=check_ranges,
     refuses=lambda _, config: refusal_reason(config),
     recovery=Path(__file__).with_name("recovery.yaml"),
 )

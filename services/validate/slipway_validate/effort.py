@@ -18,9 +18,12 @@ class Evidence:
         every_case: Whether all shape cases are computed; otherwise only those with padding and, where there is one, a cache.
         repeats_shapes: Whether shape cases are computed also by outputs for which the reference's results speak (:mod:`slipway_validate.outputs.same_code`).
         continues: Whether prompts are continued greedily.
+        drafts: Whether an output is first shown the reference's continuation as a whole, and continues the prompts itself only if it chooses other tokens.
         beside_reference: Whether outputs are timed in turn with the reference; otherwise alone.
         rounds: Rounds of timing after which stable figures suffice; 0 always takes all.
         most_rounds: Largest number of rounds, whatever is requested.
+        prefills: Timed passes over the prompt in a round.
+        most_steps: Largest number of timed decode steps in a round, whatever is requested.
         difference: What differs from the full evidence, in words; empty for the full evidence.
     """
 
@@ -29,9 +32,12 @@ class Evidence:
     every_case: bool = True
     repeats_shapes: bool = False
     continues: bool = True
+    drafts: bool = True
     beside_reference: bool = True
     rounds: int = 0
     most_rounds: int = 1 << 30
+    prefills: int = 1
+    most_steps: int = 8
     difference: str = ""
 
 
@@ -48,6 +54,9 @@ EVIDENCE: Mapping[Effort, Evidence] = {
     "thorough": Evidence(
         windows_factor=4,
         repeats_shapes=True,
-        difference="four times the windows, every shape also where the reference speaks for it, and every round of timing was taken",
+        drafts=False,
+        prefills=2,
+        most_steps=1 << 30,
+        difference="four times the windows, every shape also where the reference speaks for it, every continuation token by token, and every round of timing was taken, with all its steps",
     ),
 }

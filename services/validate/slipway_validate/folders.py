@@ -12,7 +12,7 @@ from slipway.errors import CheckpointValidationError
 from slipway.files import json_documents
 from slipway.files.distinct_files import distinct_bytes
 from slipway.formats import Runtime
-from slipway.formats.registry import format_of_output, formats, split_output
+from slipway.formats.registry import format_of_output, runtime_of_output, runtimes_to_try, split_output
 from slipway.levels import LEVELS
 from slipway.models.dtypes import DTYPES
 from slipway.models.families import Family, described, family_of
@@ -46,12 +46,11 @@ def runtime_for(name: str, folder: Path) -> Runtime | None:
 
     None if no installed format recognises the folder, or if the output's own format has no runtime.
     """
-    named = format_of_output(name)
-    if named is not None and named.runtime is None:
+    named, own = format_of_output(name), runtime_of_output(name)
+    if named is not None and own is None:
         return None
-    candidates = [named, *reversed(formats().values())]
-    runtimes = [each.runtime for each in candidates if each is not None and each.runtime is not None]
-    return next((runtime for runtime in runtimes if runtime.recognises(folder)), None)
+    others = (runtime for _, runtime in runtimes_to_try())
+    return next((runtime for runtime in (own, *others) if runtime is not None and runtime.recognises(folder)), None)
 
 
 def why_not_run(name: str, folder: Path, runtime: Runtime | None, family: Family) -> RunResult | None:
@@ -70,12 +69,12 @@ def why_not_run(name: str, folder: Path, runtime: Runtime | None, family: Family
 
 
 def _without_runtime(name: str) -> RunResult:
-    named = format_of_output(name)
+    named, own = format_of_output(name), runtime_of_output(name)
     if named is None:
         return RunResult(status="not_run", message=f"no installed format recognises the output {name}")
-    if named.runtime is None:
+    if own is None:
         return RunResult(status="not_run", message=f"the format {named.name} has no runtime for its outputs yet")
-    message = f"its folder has no {' or '.join(named.runtime.files)} file"
+    message = f"its folder has no {' or '.join(own.files)} file"
     return RunResult(status="failed", reason="VALIDATION_IMPOSSIBLE", message=message)
 
 
@@ -100,7 +99,7 @@ def stored_dtype(folder: Path) -> str:
     safetensors = safetensors_dtype(folder)
     if safetensors:
         return safetensors
-    runtimes = [each.runtime for each in formats().values() if each.runtime is not None]
+    runtimes = [runtime for _, runtime in reversed(runtimes_to_try())]
     for runtime in runtimes:
         noted = read_json(folder / runtime.precision_file).get("precision") if runtime.precision_file else None
         if noted:

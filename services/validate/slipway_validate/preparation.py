@@ -122,7 +122,8 @@ def benchmark_of(params: ValidateParams) -> Benchmark | None:
         return None
     return Benchmark(
         prefill_tokens=params.sequence_length,
-        decode_steps=params.benchmark_decode_steps,
+        prefills=params.evidence.prefills,
+        decode_steps=min(params.benchmark_decode_steps, params.evidence.most_steps),
         round_seconds=params.benchmark_seconds / (2 * params.benchmark_repeats),
     )
 

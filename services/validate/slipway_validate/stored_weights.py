@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from slipway.files.json_documents import LARGEST_LIST, read_json_object
-from slipway.formats.registry import format_of_output
+from slipway.formats.registry import runtime_of_output
 from slipway.stage import Context
 from slipway.validation.inputs import NOT_OUTPUTS, input_of, output_of
 from slipway.validation.survival import AdapterSurvival
@@ -86,5 +86,5 @@ def _read(folder: Path) -> dict[str, AdapterSurvival] | None:
 
 def _stands_beside(name: str) -> bool:
     """Return whether an output's format delivers the adapter beside the base's weights, which then hold nothing of it."""
-    known = format_of_output(name)
-    return known is not None and known.runtime is not None and known.runtime.on_base
+    runtime = runtime_of_output(name)
+    return runtime is not None and runtime.on_base

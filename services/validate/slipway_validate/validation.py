@@ -157,6 +157,7 @@ def _validated(
             base=inputs["base"],
             stopwatch=stopwatch,
             long=long_spec(prepared, settings, params, reference=reference.result) if reference else None,
+            drafts=reference.result.continuations if reference and params.evidence.drafts else (),
             texts=texts,
             settings=settings if reference else None,
             ahead=has_room(model_bytes, params, ctx, work=work),

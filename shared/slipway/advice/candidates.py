@@ -32,6 +32,7 @@ class Candidate:
         size_bytes: Estimated size, from above; None without a model.
         memory_bytes: Estimated memory while it runs: weights, cache and runtime.
         unfit: Why it cannot be taken here; empty if it can.
+        variant: The variant that it is instead of a level; empty for none.
     """
 
     format: str
@@ -42,11 +43,13 @@ class Candidate:
     size_bytes: int | None = None
     memory_bytes: int | None = None
     unfit: str = ""
+    variant: str = ""
 
     @property
     def output(self) -> str:
         """Return the name of its folder."""
-        return f"{self.format}-{self.level}" if self.level else self.format
+        kind = self.variant or self.level
+        return f"{self.format}-{kind}" if kind else self.format
 
 
 def recommend(target: str, *, subject: Subject | None = None, memory: int | None = None) -> tuple[Candidate, ...]:
@@ -95,16 +98,16 @@ def _candidates(fit: Fit, each: Format[Any], subject: Subject | None, memory: in
             if memory is not None and needed > memory:
                 unfit = f"needs about {format_size(needed)}, and there is {format_size(memory)}"
         if subject is not None and subject.config:
-            unfit = _refused(each, level, subject.config) or unfit
-        yield Candidate(each.name, level, fit.why, fit.source, fit.settings, size, needed, unfit)
+            unfit = _refused(each, fit, level, subject.config) or unfit
+        yield Candidate(each.name, level, fit.why, fit.source, fit.settings, size, needed, unfit, fit.variant)
 
 
-def _refused(each: Format[Any], level: str, config: Mapping[str, Any]) -> str:
+def _refused(each: Format[Any], fit: Fit, level: str, config: Mapping[str, Any]) -> str:
     """Return why a stage that the output needs refuses a model with this configuration; empty if none does."""
-    request = FormatRequest(
-        each.name, each.settings(), (level,) if level else (), "model", base="base", adapter="adapter"
-    )
     with translate_format_errors(each):
+        section = each.settings(**fit.settings)
+        levels = (level,) if level else ()
+        request = FormatRequest(each.name, section, levels, "model", base="base", adapter="adapter")
         tasks = each.plan(request)
     stages = ((known_stage(task.stage), task.params) for task in tasks)
     return next((why for stage, params in stages if stage and (why := stage.refuses(params, config))), "")

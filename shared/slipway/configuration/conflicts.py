@@ -52,7 +52,11 @@ def cautions(configuration: Sections) -> tuple[str, ...]:
         for level in configuration.levels(each.name)
     ):
         found.append("optimization.size_budget is not applied: no level of 4 bits is requested")
-    with_levels = [name for name, each in formats().items() if each.levels]
+    with_levels = [
+        name
+        for name, each in formats().items()
+        if each.levels and each.settings.model_fields["quantization"].default is None
+    ]
     if configuration.optimization.quantization and not any(configuration.formats[name].enabled for name in with_levels):
         found.append(
             f"optimization.quantization is not applied: only {' and '.join(with_levels)} can be quantized, "
@@ -87,10 +91,12 @@ def cautions(configuration: Sections) -> tuple[str, ...]:
 def _unfit(configuration: Sections) -> Iterable[str]:
     """Yield the outputs that are unfit for the target."""
     target = configuration.output.target
-    for each, _ in configuration.formats.enabled() if target else ():
-        fit = {level for one in each.fits if one.target == target for level in one.levels}
-        unquantized = [""] if configuration.unquantized(each.name) else []
-        for level in [*unquantized, *configuration.levels(each.name)]:
+    for each, section in configuration.formats.enabled() if target else ():
+        fit = {kind for one in each.fits if one.target == target for kind in one.kinds}
+        with translate_format_errors(each):
+            unquantized = [""] if configuration.unquantized(each.name) and each.plain(section) else []
+            variants = tuple(each.variants(section))
+        for level in [*unquantized, *configuration.levels(each.name), *variants]:
             if level not in fit:
                 how = f"; {_named(sorted(fit))} of this format fits" if fit else ", as no level of this format is"
                 yield f"{each.output_name(level)} is not known to be fit for output.target {target}{how}; see slipway recommend --target {target}"

@@ -37,7 +37,7 @@ def _section(each: Format[Any]) -> type[FormatSettings]:
         each.settings.__name__,
         __base__=each.settings,
         __doc__=each.settings.__doc__,
-        quantization=(Levels | None, None),
+        quantization=(Levels | None, each.settings.model_fields["quantization"].default),
     )
     return model
 

@@ -23,7 +23,7 @@ from slipway.execution.memory_curve import MemoryOverTime
 from slipway.execution.supervisor import OnLog, OnProgress, execute
 from slipway.execution.surroundings import with_surroundings
 from slipway.files.user_paths import user_path
-from slipway.folders.kept import UNUSED_SECONDS, kept_folder, remove_unused
+from slipway.folders.kept import MEMORY, UNUSED_SECONDS, kept_folder, remove_unused
 from slipway.folders.unfinished import remove_abandoned, unfinished
 from slipway.observability import metrics
 from slipway.observability.telemetry import current_traceparent, span
@@ -104,10 +104,11 @@ class TaskRunner:
             metrics.CACHE.add(stage=call.stage, result="miss" if found is None else "hit")
             if found is not None:
                 return TaskResult(outputs=found.outputs, facts=found.facts, reused=True)
-            keeping = kept_folder(self.scratch, stage.name, key) if stage.resumable else nullcontext()
+            place = key if stage.resumable else MEMORY if stage.remembers else ""
+            keeping = kept_folder(self.scratch, stage.name, place) if place else nullcontext()
             with keeping as kept, unfinished(self.scratch / stage.name) as folder:
                 result = await self._execute(call, key, folder, kept=kept, on_progress=on_progress, on_log=on_log)
-                if kept is not None and not _can_be_continued(result.failure):
+                if kept is not None and stage.resumable and not _can_be_continued(result.failure):
                     shutil.rmtree(kept, ignore_errors=True)
                 return result
         except Exception as error:  # a stage's module and the checks of its parameters are its author's code

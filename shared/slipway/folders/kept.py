@@ -1,7 +1,7 @@
 """Folders that outlast an attempt: the next attempt of the same action reuses what an interrupted one finished.
 
 They lie beside the work folders and are named by action key, so their content belongs to the same inputs, parameters and versions.
-A running attempt holds its folder's lock. The folder is removed with the action's result, or after a few days without use.
+A stage that remembers has one for all of its actions. A running attempt holds its folder's lock. The folder is removed with the action's result, or after a few days without use.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from slipway.folders.folder_locks import is_at, lock_folder, unheld
 
 UNUSED_SECONDS = 3 * 86_400
 """After this time an interrupted attempt is not expected to be repeated."""
+
+MEMORY = "memory"
+"""Stands for the action key in the name of the folder of a stage that remembers."""
 
 _MARK = ".slipway-kept-"
 

@@ -112,6 +112,7 @@ class Usage:
         packages: Packages that the code needs, as arguments of ``pip install``.
         chat_packages: The same for code that applies a chat template.
         family_packages: The same by name of a family whose code needs others.
+        variant_packages: The same by name of a variant whose code needs others.
         level_packages: Further packages by level.
     """
 
@@ -120,6 +121,7 @@ class Usage:
     packages: str
     chat_packages: str = ""
     family_packages: Mapping[str, str] = field(default_factory=dict)
+    variant_packages: Mapping[str, str] = field(default_factory=dict)
     level_packages: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -141,6 +143,9 @@ class Format(Generic[S]):
         plan: Pure function that returns the tasks for a request. The task that delivers an output names it in ``format``.
         levels: Its quantization levels.
         variants: Function that returns the variants that these settings ask for; a variant's output is named ``NAME-VARIANT``, like that of a level.
+        plain: Function that says whether these settings ask for the output that is neither a level nor a variant.
+        variant_runtimes: The way to recognise and run outputs of a variant, by its name. Without one, they run like those of the format whose
+            runtime recognises their folder.
         unquantized_level: Another name for its unquantized output in a list of levels, such as ``f16``; empty for none.
         text_levels: Levels of its own that are made with the text of an export that names some (``optimization.calibration``).
         refused_levels: Levels of other formats that this one lacks on purpose, each with the reason.
@@ -172,6 +177,8 @@ class Format(Generic[S]):
     plan: Callable[[FormatRequest[S]], tuple[PlannedTask, ...]]
     levels: tuple[str, ...] = ()
     variants: Callable[[S], Iterable[str]] = lambda _: ()
+    plain: Callable[[S], bool] = lambda _: True
+    variant_runtimes: Mapping[str, Runtime] = field(default_factory=dict)
     unquantized_level: str = ""
     text_levels: tuple[str, ...] = ()
     refused_levels: Mapping[str, RefusedLevel] = field(default_factory=dict)
@@ -201,7 +208,7 @@ class Format(Generic[S]):
         """
         if not _NAME.fullmatch(self.name) or self.name in _TAKEN:
             raise ValueError(f"{self.name!r} cannot be a format's name: use lower-case letters, digits and underscores")
-        named = [*self.levels, *filter(None, [self.unquantized_level])]
+        named = [*self.levels, *filter(None, [self.unquantized_level]), *self.variant_runtimes]
         wrong = [level for level in named if not _LEVEL.fullmatch(level) or level == "none" or named.count(level) > 1]
         if wrong:
             raise ValueError(f"{wrong[0]!r} cannot be a level's name: use lower-case letters, digits and underscores")
@@ -222,8 +229,8 @@ class Format(Generic[S]):
         wrong = [name for name in names if not _VARIABLE.fullmatch(name) or names.count(name) > 1]
         if wrong:
             raise ValueError(f"{wrong[0]!r} is not EXPORT_NAME, or belongs to two settings")
-        of_runtime = (self.runtime.load, self.runtime.inspect, self.runtime.explain) if self.runtime else ()
-        for reference in filter(None, (self.quantizer, self.packager, *of_runtime)):
+        of_runtimes = (name for each in self.runtimes() for name in (each.load, each.inspect, each.explain))
+        for reference in filter(None, (self.quantizer, self.packager, *of_runtimes)):
             if not _REFERENCE.fullmatch(reference):
                 raise ValueError(f"{reference!r} is not module:attribute")
 
@@ -235,6 +242,14 @@ class Format(Generic[S]):
     def output_name(self, level: str = "") -> str:
         """Return the name of the output at a level; empty: unquantized."""
         return f"{self.name}-{level}" if level else self.name
+
+    def runtime_of(self, level: str) -> Runtime | None:
+        """Return the runtime of outputs at a level or of a variant; the format's own if a variant has none."""
+        return self.variant_runtimes.get(level, self.runtime)
+
+    def runtimes(self) -> tuple[Runtime, ...]:
+        """Return all runtimes."""
+        return (*self.variant_runtimes.values(), *((self.runtime,) if self.runtime else ()))
 
     def variable(self, setting: str) -> str:
         """Return the ``EXPORT_*`` variable of a setting."""

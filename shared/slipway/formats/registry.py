@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from slipway.errors import ConfigurationError, ModelExportError
-from slipway.formats.contract import Format
+from slipway.formats.contract import Format, Runtime
 from slipway.settings.export_variables import EXPORT_VARIABLES
 from slipway.settings.problems import did_you_mean
 from slipway.texts import one_line
@@ -135,15 +135,30 @@ def format_of_output(name: str) -> Format[Any] | None:
     return formats().get(split_output(name)[0])
 
 
+def runtime_of_output(name: str) -> Runtime | None:
+    """Return the runtime of the output with this name, as its format says; None without one, or if the format is not installed."""
+    known, (_, level) = format_of_output(name), split_output(name)
+    return known.runtime_of(level) if known is not None else None
+
+
+def runtimes_to_try() -> tuple[tuple[Format[Any], Runtime], ...]:
+    """Return each runtime with its format, in the order in which a folder of unknown name is compared with their files.
+
+    Variants go first, whose patterns are narrower; then the formats that are made of others.
+    """
+    known = [(each, runtime) for each in reversed(formats().values()) for runtime in each.runtimes()]
+    return tuple(sorted(known, key=lambda pair: pair[1] is pair[0].runtime))
+
+
 def is_adapter_alone(name: str) -> bool:
-    """Return whether the output with this name holds an adapter alone, which is no model without its base; a variant holds more."""
+    """Return whether the output with this name holds an adapter alone, which is no model without its base; a variant without a runtime of its own holds more."""
     _, level = split_output(name)
-    known = format_of_output(name)
+    known, runtime = format_of_output(name), runtime_of_output(name)
     return (
         known is not None
-        and known.runtime is not None
-        and known.runtime.on_base
-        and (not level or level in known.levels)
+        and runtime is not None
+        and runtime.on_base
+        and (not level or level in known.levels or level in known.variant_runtimes)
     )
 
 

@@ -32,6 +32,7 @@ class Fit:
         target: One of :data:`TARGETS`.
         why: A sentence: why it fits, and what limits it.
         levels: Levels that run well there, the usual one first; empty text is the unquantized output.
+        variant: Variant that it is about instead of a level, for which ``settings`` ask; empty for none.
         families: Names of the model families that this is about (``slipway.models.families``); None: all that the format takes.
         rank: Place among the formats that fit, lowest first.
         settings: Further settings of the format's section that the target needs.
@@ -41,6 +42,7 @@ class Fit:
     target: str
     why: str
     levels: tuple[str, ...] = ("",)
+    variant: str = ""
     families: tuple[str, ...] | None = None
     rank: int = 50
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -56,6 +58,11 @@ class Fit:
             raise ValueError(f"{self.target!r} is no target; use one of {', '.join(TARGETS)}")
         if not self.levels:
             raise ValueError(f"its fit for {self.target} names no level")
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Return the levels, or the variant alone."""
+        return (self.variant,) if self.variant else self.levels
 
     def takes(self, family: str) -> bool:
         """Return whether it is about a family; an unknown one (empty) counts."""

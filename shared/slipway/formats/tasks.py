@@ -12,6 +12,7 @@ from slipway.registry import stage_of
 from slipway.requirements import ANY, Requirements
 from slipway.stage import Role
 from slipway.stage_call import StageCall
+from slipway.texts import file_name
 
 S = TypeVar("S", bound=FormatSettings)
 
@@ -96,6 +97,11 @@ class FormatRequest(Generic[S]):
     text: str = ""
     model_name: str = ""
     base_model: str = ""
+
+    @property
+    def file_name(self) -> str:
+        """Return the fine-tuned model's name as the beginning of a file's name; ``model`` without one."""
+        return file_name(self.model_name) or "model"
 
 
 def quantized(request: FormatRequest[Any], source: str) -> tuple[PlannedTask, ...]:

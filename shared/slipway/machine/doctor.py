@@ -6,15 +6,17 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from slipway.errors import ModelExportError
 from slipway.extras import WORKER, stage_extra
+from slipway.formats.contract import Format
 from slipway.formats.registry import formats, refused_formats, translate_format_errors
-from slipway.formats.tasks import FormatRequest
+from slipway.formats.settings import every_choice
+from slipway.formats.tasks import FormatRequest, PlannedTask
 from slipway.machine.cgroup import ControlGroup, available_memory, machine_memory, usable_cores
 from slipway.machine.gpu import first_gpu
 from slipway.registry import load_stage, stage_names, stage_of
@@ -108,28 +110,41 @@ def runnable(stage: Stage[Any], providers: tuple[Provider, ...]) -> bool:
 def format_health(stages: tuple[StageHealth, ...]) -> tuple[FormatHealth, ...]:
     """Return the formats that these stages allow, and the installed formats that cannot be used."""
     by_name = {stage.name: stage for stage in stages}
-    found, merge = [], stage_of(Role.MERGE).name
-    for name, each in formats().items():
-        for output, asked in ((name, ()), (f"{name}-<level>", each.levels[:1])):
-            if asked or output == name:
-                request = FormatRequest(
-                    name,
-                    each.settings(),
-                    asked,
-                    model="task:merged/model",
-                    base="source:base",
-                    adapter="source:adapter",
-                )
-                try:
-                    with translate_format_errors(each):
-                        needed = dict.fromkeys([merge, *(task.stage for task in each.plan(request))])
-                except ModelExportError as error:
-                    found.append(FormatHealth(output, available=False, detail=str(error)))
-                else:
-                    found.append(_format_health(output, needed, by_name))
+    found = [health for each in formats().values() for health in _outputs_health(each, by_name)]
     validation = stage_of(Role.VALIDATION)
     refused = [FormatHealth(each.name, available=False, detail=str(each.error())) for each in refused_formats()]
     return (*found, _format_health(validation.main_output, [validation.name], by_name), *refused)
+
+
+def _outputs_health(each: Format[Any], by_name: Mapping[str, StageHealth]) -> Iterator[FormatHealth]:
+    """Yield a format's plain output, its levels, and each variant that its settings can ask for."""
+    request = FormatRequest(
+        each.name, each.settings(), (), model="task:merged/model", base="source:base", adapter="source:adapter"
+    )
+    asked = [(each.name, "", request)]
+    if each.levels:
+        asked.append((f"{each.name}-<level>", each.levels[0], replace(request, levels=each.levels[:1])))
+    try:
+        with translate_format_errors(each):
+            every = each.settings(**every_choice(each.settings))
+            asked += [(each.output_name(name), name, replace(request, settings=every)) for name in each.variants(every)]
+        for output, kind, one in asked:
+            with translate_format_errors(each):
+                needed = _stages_before(tuple(each.plan(one)), each.output_name(kind), model=one.model)
+            yield _format_health(output, needed, by_name)
+    except ModelExportError as error:
+        yield FormatHealth(each.name, available=False, detail=str(error))
+
+
+def _stages_before(tasks: Sequence[PlannedTask], output: str, *, model: str) -> list[str]:
+    """Return the stages of the task that delivers an output and of those whose outputs it uses, the first first; no task: the model itself."""
+    stages, wanted = list[str](), set[str]()
+    for task in reversed(tasks):
+        if task.format == output or task.reference in wanted:
+            wanted |= set(task.inputs.values())
+            stages.append(task.stage)
+    merged = [stage_of(Role.MERGE).name] if model in wanted or not stages else []
+    return [*merged, *dict.fromkeys(reversed(stages))]
 
 
 def _format_health(output: str, needed: Iterable[str], by_name: Mapping[str, StageHealth]) -> FormatHealth:

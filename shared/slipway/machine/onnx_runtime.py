@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -30,14 +30,108 @@ class Opened:
     """A session, and what it computes on.
 
     Attributes:
-        session: The ``onnxruntime.InferenceSession``.
-        provider: Its providers, first the one that computes whatever it can.
-        note: Why the GPU is not used although it was asked for or is there; otherwise empty.
+        session: The ``onnxruntime.InferenceSession``, or one on the GPU that goes on with the CPU if a call fails there.
+        chosen: Its providers, first the one that computes whatever it can.
+        why: Why the GPU is not used although it was asked for or is there; otherwise empty.
     """
 
     session: Any
-    provider: str
-    note: str = ""
+    chosen: str
+    why: str = ""
+
+    @property
+    def provider(self) -> str:
+        """Return what has computed the latest call."""
+        return CPU if self._failed else self.chosen
+
+    @property
+    def note(self) -> str:
+        """Return why it was not the GPU; empty if it was, or if nobody wants it."""
+        return self._failed or self.why
+
+    @property
+    def _failed(self) -> str:
+        return self.session.failed if isinstance(self.session, FallingBack) else ""
+
+
+class FallingBack:
+    """A session on the GPU. If a call fails there, it and all later ones run on the CPU: memory of the GPU may be exhausted, or a kernel missing.
+
+    Args:
+        session: The session on the GPU.
+        reopen: Function that opens the graph on the CPU.
+
+    Attributes:
+        failed: Why the CPU computes now; otherwise empty.
+    """
+
+    def __init__(self, session: Any, reopen: Callable[[], Any]) -> None:
+        self._session, self._reopen, self.failed = session, reopen, ""
+        if hasattr(session, "disable_fallback"):
+            session.disable_fallback()  # its own tells nobody, and takes only some of the calls
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def run(self, *args: Any) -> Any:
+        """Run the graph on arrays."""
+        return self._call(lambda session: session.run(*args))
+
+    def run_with_ort_values(self, *args: Any) -> Any:
+        """Run the graph on values of ONNX Runtime."""
+        return self._call(lambda session: session.run_with_ort_values(*args))
+
+    def io_binding(self) -> _Bound:
+        """Return places for inputs and outputs, which can be bound to the other session too."""
+        return _Bound(self._session.io_binding())
+
+    def run_with_iobinding(self, bound: _Bound) -> None:
+        """Run the graph with places for inputs and outputs."""
+        self._call(lambda session: session.run_with_iobinding(bound.to(session)))
+
+    def _call(self, run: Callable[[Any], Any]) -> Any:
+        try:
+            return run(self._session)
+        except Exception as error:
+            if self.failed:
+                raise
+            self._session, self.failed = self._reopen(), f"CUDA fails while it computes: {one_line(str(error))[:300]}"
+            return run(self._session)
+
+
+class _Bound:
+    """Bindings that are made again for another session."""
+
+    def __init__(self, binding: Any) -> None:
+        self._binding = binding
+        self._made: list[tuple[str, tuple[Any, ...]]] = []
+        self._owner: Any = None
+
+    def bind_ortvalue_input(self, *args: Any) -> None:
+        self._bind("bind_ortvalue_input", args)
+
+    def bind_ortvalue_output(self, *args: Any) -> None:
+        self._bind("bind_ortvalue_output", args)
+
+    def bind_output(self, *args: Any) -> None:
+        self._bind("bind_output", args)
+
+    def get_outputs(self) -> Any:
+        return self._binding.get_outputs()
+
+    def _bind(self, kind: str, args: tuple[Any, ...]) -> None:
+        self._made.append((kind, args))
+        getattr(self._binding, kind)(*args)
+
+    def to(self, session: Any) -> Any:
+        """Return the bindings for a session: the first that asks has made them."""
+        if self._owner is None:
+            self._owner = session
+        if session is not self._owner:
+            self._owner, self._binding = session, session.io_binding()
+            for kind, args in self._made:
+                getattr(self._binding, kind)(*args)
+        return self._binding
 
 
 def open_session(path: Path, options: Any, *, provider: ProviderChoice = "auto") -> Opened:
@@ -46,7 +140,7 @@ def open_session(path: Path, options: Any, *, provider: ProviderChoice = "auto")
     Args:
         path: The graph.
         options: The session's options.
-        provider: ``auto``, ``cuda`` or ``cpu``. If CUDA does not load, the CPU computes, and the result's note says why.
+        provider: ``auto``, ``cuda`` or ``cpu``. If CUDA does not load, or fails in a call, the CPU computes, and the result's note says why.
 
     Raises:
         Exception: Those of ONNX Runtime, if the CPU cannot load the graph either.
@@ -60,7 +154,10 @@ def open_session(path: Path, options: Any, *, provider: ProviderChoice = "auto")
     elif provider == "cuda" or (provider == "auto" and has and first_gpu() is not None):
         opened = _open_on_gpu(lambda names: onnxruntime.InferenceSession(str(path), options, providers=names))
         if opened.session is not None:
-            return opened
+            reopened = FallingBack(
+                opened.session, lambda: onnxruntime.InferenceSession(str(path), options, providers=[CPU])
+            )
+            return replace(opened, session=reopened)
         note = opened.note
     session = onnxruntime.InferenceSession(str(path), options, providers=[CPU])
     return Opened(session, ", ".join(session.get_providers()), note)

@@ -12,7 +12,7 @@ from slipway.configuration.calibration import may_read_text, reads_text, reserve
 from slipway.configuration.naming import model_name, repository_name
 from slipway.errors import ConfigurationError, ServiceError
 from slipway.formats.contract import Format
-from slipway.formats.registry import formats, split_output, translate_format_errors
+from slipway.formats.registry import runtime_of_output, translate_format_errors
 from slipway.formats.settings import FormatSettings
 from slipway.formats.tasks import FormatRequest, PlannedTask
 from slipway.models.base_format import METHODS, is_base_format
@@ -319,7 +319,7 @@ def _validation(
     }
     reference = [_task(Role.REFERENCE, params=samples, inputs=sources)] if validation.compare_outputs else []
     outputs = {input_of(task.format): task.reference for task in tasks if task.format}
-    runtimes = [formats()[split_output(name)[0]].runtime for name in map(output_of, outputs)]
+    runtimes = [runtime_of_output(output_of(name)) for name in outputs]
     prefers = dict.fromkeys(
         runtime.prefers for runtime in runtimes if runtime is not None and runtime.prefers is not None
     )

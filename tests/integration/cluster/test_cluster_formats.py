@@ -33,6 +33,9 @@ class Case:
         settings: Beyond the format itself.
         libraries: Modules without which no output is made or run here.
         status: What the validation says of each output.
+        format: The format; empty: named like the stage.
+        before: Stages of other formats that go before, for which there is another worker.
+        extra: The extra of the stage, which is all that its worker has, but for the client of the bucket; empty: named like the stage.
     """
 
     stage: str
@@ -40,17 +43,15 @@ class Case:
     settings: Mapping[str, str] = field(default_factory=dict)
     libraries: tuple[str, ...] = ()
     status: str = "passed"
-
-    @property
-    def extra(self) -> str:
-        """The extra of the stage, which is all that its worker has, but for the client of the bucket."""
-        return "torchscript" if self.stage == "torch_export" else self.stage
+    format: str = ""
+    before: str = ""
+    extra: str = ""
 
     def words(self) -> list[str]:
         settings = {
             "formats.pytorch.enabled": "false",
             "formats.onnx.enabled": "false",
-            f"formats.{self.stage}.enabled": "true",
+            f"formats.{self.format or self.stage}.enabled": "true",
             "optimization.quantization": "none",
             "validation.benchmark_performance": "false",
             "validation.test_samples": "2",
@@ -62,8 +63,9 @@ class Case:
 CASES = (
     Case("adapter", ("adapter", "adapter-onnx"), {"formats.adapter.targets": "peft,onnx"}),
     Case("gguf", ("gguf", "gguf-q8_0", "gguf-q4_k_m"), {"formats.gguf.quantization": "q8_0,q4_k_m"}, ("gguf", "xllamacpp")),
+    Case("gguf_adapter", ("adapter-gguf",), {"formats.adapter.targets": "gguf"}, ("gguf", "xllamacpp"), format="adapter", before="adapter", extra="gguf"),
     Case("torchscript", ("torchscript", "torchscript-bf16"), {"formats.torchscript.quantization": "bf16"}),
-    Case("torch_export", ("torch_export", "torch_export-bf16"), {"formats.torch_export.quantization": "bf16"}),
+    Case("torch_export", ("torch_export", "torch_export-bf16"), {"formats.torch_export.quantization": "bf16"}, extra="torchscript"),
     Case("openvino", ("openvino", "openvino-int8"), {"formats.openvino.quantization": "int8"}, ("openvino", "openvino_tokenizers")),
     Case("executorch", ("executorch", "executorch-8da4w"), {"formats.executorch.quantization": "8da4w"}, ("executorch",)),
     Case("litert", ("litert", "litert-int8"), {"formats.litert.quantization": "int8"}, ("litert_torch", "ai_edge_litert")),
@@ -99,16 +101,20 @@ def test_a_worker_with_only_its_stage_makes_the_same_bytes(
     environment = shared.environment("command")
     words += ["--out", tmp_path / "together", "--coordinator", shared.service.address]
     (tmp_path / "extra").mkdir()
-    light = with_extras_hidden(tmp_path / "extra", case.extra, "s3")
+    light = with_extras_hidden(tmp_path / "extra", case.extra or case.stage, "s3")
     path = light.environment["PYTHONPATH"]
     own = shared.worker(f"only-{case.stage}", shared.service.address, stages=case.stage, PYTHONPATH=path)
+    before = shared.worker(f"before-{case.stage}", shared.service.address, stages=case.before) if case.before else None
     try:
         done = slipway(*words, home=Path(environment.pop("SLIPWAY_HOME")), timeout=800, **environment)
         together = delivered(done, case, logs=shared.logs())
         ran = workers_of(shared, done.json["export_id"])
     finally:
         own.stop()
+        if before:
+            before.stop()
     assert ran.pop(case.stage) == {own.name}
+    assert before is None or ran.pop(case.before) == {before.name}
     assert set.union(*ran.values()) == {"shared"}
     assert together == alone, "bytes do not depend on the process, the threads or the time"
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 import torch
 import transformers as tf
@@ -21,6 +22,7 @@ from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.stage import STAGE as EXPORT
 from slipway_validate.runner.model import plain_step
 from slipway_validate.runner.onnx_graphs.load import load
+from support.models.judged_families import make
 from support.models.merge_cases import TOKENS
 
 ROW = TOKENS[:1]
@@ -93,6 +95,36 @@ def test_fine_tunes_of_one_base_share_its_graph(tune, deliver, bases, graphs, tm
     shutil.copy(folders[1] / "model.onnx_adapter", folders[0])
     assert difference(of_graph(folders[0]), of_torch(bases("qwen3"), second)) < 1e-5
     assert difference(of_graph(folders[0]), of_torch(bases("qwen3"), first)) > 1e-2
+
+
+def test_each_graph_of_an_encoder_decoder_has_the_factors_of_its_own_layers(deliver, tmp_path) -> None:
+    """Layers of the two have names with the same end."""
+    model = make("marian", tmp_path / "marian")
+    assert model.adapter is not None
+    ctx = Context(workdir=tmp_path / "export", log=logging.getLogger("test"))
+    ctx.workdir.mkdir()
+    graph = EXPORT.run({"pytorch": model.base}, OnnxExportParams(parity="never"), ctx)["onnx"]
+    folder, ctx = deliver(model.base, model.adapter, onnx=graph, target="onnx")
+    stored = {
+        part: set(ort.AdapterFormat.read_adapter(str(folder / f"{part}_model.onnx_adapter")).get_parameters())
+        for part in ("encoder", "decoder")
+    }
+    own = {part: {name for name in names if f"model.{part}.layers" in name} for part, names in stored.items()}
+    assert all("encoder_attn.v_proj" in name for name in stored["encoder"] - own["encoder"])
+    assert own["decoder"] == stored["decoder"]
+    assert len(own["encoder"]) == 2 * 2 * len(("q_proj", "v_proj", "fc1"))
+    assert len(stored["encoder"] | stored["decoder"]) == 2 * ctx.facts["modules"]
+    base = tf.AutoModelForSeq2SeqLM.from_pretrained(model.base)
+    with torch.no_grad():
+        plain = base.get_encoder()(ROW).last_hidden_state.numpy()
+        trained = PeftModel.from_pretrained(base, model.adapter).eval().get_encoder()(ROW).last_hidden_state.numpy()
+    adapter = ort.LoraAdapter()
+    adapter.Load(str(folder / "encoder_model.onnx_adapter"))
+    options, feed = ort.RunOptions(), {"input_ids": ROW.numpy(), "attention_mask": np.ones_like(ROW.numpy())}
+    options.add_active_adapter(adapter)
+    [found] = ort.InferenceSession(folder / "encoder_model.onnx").run(["last_hidden_state"], feed, options)
+    assert difference(plain, trained) > 1e-2
+    assert difference(found, trained) < 1e-5
 
 
 def test_what_the_graph_does_not_take_is_refused(tune, deliver, bases, graphs, tmp_path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import pytest
 import torch
@@ -14,7 +14,8 @@ from slipway.errors import AdapterExportError, ConfigurationError, ModelExportEr
 from slipway.models.adapters.saved import read_saved
 from slipway.planning.plan import plan
 from slipway.planning.preflight import Verdict, preflight
-from slipway_adapter.rules import RULES, VLLM_RANKS, check_rules, flag_for
+from slipway_adapter.params import Target
+from slipway_adapter.rules import RULES, VLLM_RANKS, Rule, check_rules, flag_for
 from support.models.saved_adapters import edit, write
 
 MODULE = "model.layers.0.self_attn.q_proj"
@@ -30,7 +31,6 @@ class Planted(NamedTuple):
     tensors: Mapping[str, torch.Tensor]
     settings: Mapping[str, Any]
     said: str
-    target: str = "peft"
 
 
 EMBEDDING = {
@@ -62,25 +62,31 @@ PLANTED = {
     "rank": Planted(pair(rank=513), {"r": 513}, "513"),
     "max_lora_rank": Planted(pair(rank=17), {"r": 17}, "--max-lora-rank 32"),
     "embedding": Planted(EMBEDDING, {}, "embed_tokens"),
-    "lookup": Planted(EMBEDDING, {}, "embed_tokens", "onnx"),
+    "lookup": Planted(EMBEDDING, {}, "embed_tokens"),
 }
 
 
 def test_every_rule_is_planted_and_says_where_it_is_documented() -> None:
     assert {rule.name for rule in RULES} == PLANTED.keys()
+    assert len({(rule.name, target) for rule in RULES for target in rule.targets}) == sum(
+        len(rule.targets) for rule in RULES
+    )
     assert all(rule.source for rule in RULES)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_a_rule_finds_what_it_is_about(tmp_path: Path, rule: Any) -> None:
+@pytest.mark.parametrize(
+    ("rule", "target"),
+    [pytest.param(rule, target, id=f"{rule.name}-{target}") for rule in RULES for target in rule.targets],
+)
+def test_a_rule_finds_what_it_is_about(tmp_path: Path, rule: Rule, target: Target) -> None:
     planted = PLANTED[rule.name]
     saved = read_saved(write(tmp_path / "adapter", dict(planted.tensors), **planted.settings))
     if not rule.refuses:
-        (caution,) = check_rules(saved, planted.target)
+        (caution,) = check_rules(saved, target)
         assert planted.said in caution
         return
     with pytest.raises(AdapterExportError) as caught:
-        check_rules(saved, planted.target)
+        check_rules(saved, target)
     error = caught.value
     assert (error.reason, error.about["rule"]) == ("ADAPTER_NOT_SERVABLE", rule.name)
     assert planted.said in error.message
@@ -90,7 +96,7 @@ def test_a_rule_finds_what_it_is_about(tmp_path: Path, rule: Any) -> None:
 
 def test_a_plain_adapter_passes(tmp_path: Path) -> None:
     saved = read_saved(write(tmp_path / "adapter", pair(), bias="none", modules_to_save=None, use_dora=False))
-    assert [check_rules(saved, target) for target in ("peft", "onnx")] == [(), ()]
+    assert [check_rules(saved, target) for target in get_args(Target)] == [()] * 3
 
 
 def test_ranks_are_those_that_the_flag_takes() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,11 +14,12 @@ import gguf
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 
 pytest.importorskip("xllamacpp", reason="llama.cpp runs the files: pip install 'slipway[gguf]'")
 from slipway.errors import ModelExportError
-from slipway_gguf.runtime import load_beside
+from slipway_gguf.runtime.beside import load as load_beside
 from slipway_validate.runner.model import Unusable
 from support.models.gguf_models import (
     FAMILIES,
@@ -223,7 +226,7 @@ def test_another_base_is_refused_before_a_file_is_written_and_by_llama(
 ) -> None:
     save_family("qwen3", tmp_path / "other")
     file, _ = write_adapter(*faultless, tmp_path / "work")
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(Unusable, match=r"cannot load .* beside its base: .*arch"):
         load_beside(file.parent, tmp_path / "other", threads=1)
     assert not list(tmp_path.glob("base-*"))
@@ -240,8 +243,40 @@ def test_preparing_the_base_is_no_part_of_loading(
     faultless: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, _ = write_adapter(*faultless, tmp_path / "work")
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    shutil.copy(file, file.with_name("base.gguf"))  # where a user puts the base's
     model = load_beside(file.parent, faultless[0], threads=1)
     assert model.preparation_seconds > 0
-    assert not list(tmp_path.glob("base-*"))  # mapped, and gone
+    assert model.engine.stored_dtype == "float16"  # the base's file rounds more than the adapter's
+    assert list(tmp_path.glob("base-*"))  # for a server that renders conversations
+    model.leave_comparison()
+    assert not list(tmp_path.glob("base-*"))
     assert model.tokens_of("the weights")
+
+
+def test_tokens_that_the_base_lacks_are_a_warning_by_name(faultless: tuple[Path, Path], tmp_path: Path) -> None:
+    base, adapter = faultless
+    _, plain = write_adapter(base, adapter, tmp_path / "plain")
+    assert "warnings" not in plain.facts
+    shutil.copytree(adapter, tmp_path / "adapter")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(base)
+    tokenizer.add_tokens(["<|tool|>", "<|call|>"], special_tokens=True)
+    tokenizer.save_pretrained(tmp_path / "adapter")
+    _, ctx = write_adapter(base, tmp_path / "adapter", tmp_path / "work")
+    [said] = ctx.facts["warnings"]
+    assert "2 tokens that the base's lacks, first '<|tool|>'" in said
+
+
+def test_a_modelfile_names_the_base_and_the_adapter(faultless: tuple[Path, Path], tmp_path: Path) -> None:
+    base, adapter = faultless
+    shutil.copytree(base, tmp_path / "base")
+    (tmp_path / "base" / "generation_config.json").write_text('{"do_sample": true, "top_k": 20, "eos_token_id": 2}')
+    shutil.copytree(adapter, tmp_path / "adapter")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(base)
+    tokenizer.chat_template = "{% for message in messages %}[{{ message['content'] }}]{% endfor %}"
+    tokenizer.save_pretrained(tmp_path / "adapter", save_jinja_files=False)
+    file, _ = write_adapter(tmp_path / "base", tmp_path / "adapter", tmp_path / "work")
+    assert (file.parent / "Modelfile").read_text().splitlines()[1:] == [
+        "FROM ./base.gguf", f"ADAPTER ./{file.name}", 'PARAMETER stop "<eos>"', "PARAMETER top_k 20",
+    ]  # fmt: skip
+    assert (file.parent / "chat_template.jinja").read_text() == tokenizer.chat_template

@@ -11,12 +11,13 @@ import pytest
 pytest.importorskip("gguf", reason="names types: pip install 'slipway[gguf]'")
 from slipway.configuration import parse
 from slipway.errors import GGUFExportError
-from slipway.formats.tasks import PlannedTask
+from slipway.formats.tasks import FormatRequest, PlannedTask
 from slipway.planning.plan import plan
 from slipway_gguf.architectures.rope import rope_of
 from slipway_gguf.architectures.table import architecture_of, refusal_reason
+from slipway_gguf.format import GGUFConfiguration
 from slipway_gguf.levels import LEVELS
-from slipway_gguf.params import GGUFParams, file_name
+from slipway_gguf.params import GGUFParams
 from slipway_gguf.weights.ggml import library
 from slipway_gguf.weights.mixture import Sizes, stored_kind
 
@@ -189,8 +190,8 @@ def test_levels_of_other_formats_name_the_nearest_of_this_one() -> None:
     [("my model", "my-model"), ("../../x", "x"), ("", "model"), ("Ä" * 9, "model"), ("a" * 99, "a" * 80)],
 )
 def test_names_are_safe_as_files(name: str, safe: str) -> None:
-    assert file_name(name) == safe
-    assert GGUFParams(name=safe).name == safe
+    request = FormatRequest("gguf", GGUFConfiguration(), (), "task:merge/pytorch", model_name=name)
+    assert GGUFParams(name=request.file_name).name == safe
 
 
 def test_unsafe_names_and_unknown_types_are_refused() -> None:

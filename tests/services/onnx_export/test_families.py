@@ -195,7 +195,9 @@ def test_the_folder_s_example_runs(tmp_path: Path, export: Callable[..., Exporte
         assert {line.split()[0] for line in done.stdout.splitlines()} == set(labels)
 
 
-def test_graphs_for_tensorrt_are_made_of_decoders_only(tmp_path: Path, export: Callable[..., Exported]) -> None:
+def test_graphs_for_tensorrt_are_made_of_decoders_and_encoders_only(
+    tmp_path: Path, export: Callable[..., Exported]
+) -> None:
     with pytest.raises(ModelExportError) as caught:
-        export(make_family_model("bert-classes", tmp_path / "model"), runtime="tensorrt")
+        export(make_family_model("marian", tmp_path / "model"), runtime="tensorrt")
     assert caught.value.reason == "FAMILY_UNSUPPORTED"

@@ -113,6 +113,15 @@ def test_without_a_cache(tmp_path: Path, export: Callable[..., Exported], name: 
 
 
 @pytest.mark.slow
+def test_a_static_graph_without_a_cache_uses_every_position(
+    family: Callable[[str], Path], export: Callable[..., Exported]
+) -> None:
+    """Checks run it from its first position: GPT-2 has 128, and the graph is as long."""
+    exported = export(family("gpt2"), engine="legacy", opset=17, cache=False, shapes="static")
+    assert exported.facts["fixed_sizes"]["sequence"] == 128
+    assert exported.facts["checks"]["caches"] == "passed"
+
+
 def test_attention_is_the_one_that_is_asked_for(family: Callable[[str], Path], export: Callable[..., Exported]) -> None:
     fused, plain = (
         export(family("qwen3"), attention=attention, opset=23, engine="dynamo") for attention in ("sdpa", "eager")

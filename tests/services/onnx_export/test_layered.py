@@ -16,7 +16,7 @@ from slipway.errors import ModelExportError
 from slipway.stage import Context
 from support.models.family_models import make_family_model
 from support.models.onnx_models import Exported
-from support.models.table_models import ROWS, make_row
+from support.models.table_models import ROWS, Row, make_row
 
 LEGACY = {"engine": "legacy", "layered": True}
 
@@ -98,6 +98,26 @@ def test_layers_that_differ_in_weights_alone_are_traced_once(tmp_path: Path) -> 
     source = open_source(tmp_path)
     model = build_weightless(source, engine="legacy", attention=("eager",))
     assert split(model, components_of(model, source)).kinds == ((0, 1, 3, 4), (2, 5))
+
+
+def test_layers_are_numbered_so_that_names_sort_in_their_order(tmp_path: Path, export: Callable[..., Exported]) -> None:
+    """Twelve layers, each with weights of its own: in another order the results are others."""
+    from slipway_validate.runner.model import Step
+    from slipway_validate.runner.onnx_graphs.load import load
+
+    found = next(each for each in ROWS if each.name == "Llama")
+    source = make_row(Row(found.name, found.model, {**found.settings, "num_hidden_layers": 12}), tmp_path / "model")
+    exported = export(source, **LEGACY)
+    names = ["embedding.onnx", *(f"layer_{number:02}.onnx" for number in range(12)), "head.onnx"]
+    assert exported.facts["files"] == names
+    assert exported.facts["parity"] == "passed"
+    folder = exported.folder / "onnx-layered"
+    example = runpy.run_path(str(folder / "example.py"), run_name="example")
+    written = example["generate"](example["Layers"](folder, one_at_a_time=False), [5, 9, 17, 4], max_new_tokens=5)
+    ids = np.array([[5, 9, 17, 4]])
+    logits, _ = load(exported.folder, threads=1).forward(Step(ids, np.ones((1, 4), np.int64), np.arange(4)[None]))
+    assert written[:1] == [int(logits[0, -1].argmax())][: len(written)]
+    assert json.loads((exported.folder / "onnx_export.json").read_text())["statistics"]["after"]["nodes"] > 12
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,33 @@ def test_genai_shares_a_buffer_of_past_and_present(
     assert genai_continuations(folder, rows, 12) == wanted
 
 
+def test_genai_samples_from_the_distribution_of_the_generation_config(decoder: Exported, tmp_path: Path) -> None:
+    """The first token of many rows: none beyond top-k and top-p, and as often as the folder's logits say."""
+    from support.models.genai_runs import genai_samples
+
+    folder = tmp_path / "copy"
+    shutil.copytree(decoder.folder, folder)
+    temperature, most, share = 0.6, 6, 0.8
+    search = {"do_sample": True, "temperature": temperature, "top_k": most, "top_p": share}
+    (folder / "generation_config.json").write_text(json.dumps({**search, "eos_token_id": 2, "pad_token_id": 1}))
+    write_packages(folder, level="", ctx=Context(workdir=tmp_path))
+    prompt = [5, 9, 17, 4, 30, 8]
+    found = np.bincount(genai_samples(folder, prompt, rows=32, rounds=64), minlength=128)
+    (graph, run) = session(folder / "model.onnx")
+    places = {"attention_mask": np.ones((1, 6), np.int64), "position_ids": np.arange(6)[None]}
+    logits = run({"input_ids": np.array([prompt]), **places, **empty_cache(graph, 1)})["logits"][0, -1]
+    order = np.argsort(-logits)[:most]
+    chances = np.exp((logits[order] - logits[order[0]]) / temperature)
+    chances /= chances.sum()
+    kept = np.concatenate([[True], np.cumsum(chances)[:-1] < share])
+    wanted = np.zeros(128)
+    wanted[order[kept]] = chances[kept] / chances[kept].sum()
+    assert 2 <= kept.sum() < most  # both limits leave tokens out, and there is a choice
+    assert set(np.flatnonzero(found)) <= set(np.flatnonzero(wanted))
+    scatter = np.sqrt(wanted * (1 - wanted) / found.sum())
+    assert np.all(np.abs(found / found.sum() - wanted) <= 5 * scatter + 1e-9)
+
+
 def test_genai_config_says_what_the_graph_and_the_model_say(decoder: Exported) -> None:
     config = json.loads((decoder.folder / "genai_config.json").read_text())
     sizes = {
@@ -205,6 +232,33 @@ def test_a_service_of_kserve_runs_the_triton_repository(decoder: Exported, tmp_p
     model = service["spec"]["predictor"]["model"]
     assert model["modelFormat"] == {"name": "triton"}
     assert Path(model["storageUri"]).name == "triton"
+
+
+def test_each_graph_of_a_pair_is_a_model_of_triton_at_each_level(
+    tmp_path: Path, export: Callable[..., Exported]
+) -> None:
+    """Every input and output that the graph declares, in order, with its axes; without the rows, which Triton joins."""
+    source = make_family_model("marian-two-vocabularies", tmp_path / "model")
+    folder = export(source, packaging=("kserve",), parity="never", **LEGACY).folder
+    for level, ending, dtype in (("", "", "TYPE_FP32"), ("fp16", "_fp16", "TYPE_FP16")):
+        found = at_level(folder, level, tmp_path / "level")
+        models = sorted((found / "triton").iterdir())
+        assert [model.name for model in models] == [f"decoder_model{ending}", f"encoder_model{ending}"]
+        for model in models:
+            graph, _ = session(model / "1" / "model.onnx")
+            lines = (model / "config.pbtxt").read_text().splitlines()
+            assert lines[:3] == [f'name: "{model.name}"', 'platform: "onnxruntime_onnx"', "max_batch_size: 32"]
+            wanted = []
+            for kind, values in (("input", graph.get_inputs()), ("output", graph.get_outputs())):
+                for value in values:
+                    sizes = ", ".join(str(size) if isinstance(size, int) else "-1" for size in value.shape[1:])
+                    named = "TYPE_INT64" if value.type == "tensor(int64)" else dtype
+                    wanted.append(f'{kind} {{ name: "{value.name}" data_type: {named} dims: [ {sizes} ] }}')
+            assert lines[3:-1] == wanted
+            assert lines[-1].startswith("dynamic_batching")
+        service = yaml.safe_load((found / "kserve.yaml").read_text())
+        assert service["metadata"]["name"] == "-".join(filter(None, ("slipway", level)))
+        assert service["spec"]["predictor"]["model"]["storageUri"].startswith("pvc://")
 
 
 def test_a_fixed_number_of_rows_is_not_joined() -> None:

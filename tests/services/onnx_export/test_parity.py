@@ -161,7 +161,54 @@ def test_the_parity_check_finds_a_wrong_graph(family: Callable[[str], Path], exp
         check_parity(source, path.parent, tolerance=1e-4)
     assert caught.value.reason == "EXPORT_PARITY_FAILED"
     assert float(caught.value.about["max_abs_diff"]) > 1e-2
-    assert "left padding" in caught.value.about["case"]
+    assert "padding" in caught.value.about["case"]
+
+
+def _sort_mask(folder: Path, file: str, name: str, *, largest: bool) -> None:
+    """Move the padding of every row to one side before the graph reads the mask."""
+    import onnx
+
+    model = onnx.load(folder / file, load_external_data=False)
+    for node in model.graph.node:
+        for index, each in enumerate(node.input):
+            if each == name and node.op_type != "Shape":
+                node.input[index] = "sorted_mask"
+    shape = onnx.helper.make_node("Shape", [name], ["mask_tokens"], start=1, end=2)
+    top = onnx.helper.make_node("TopK", [name, "mask_tokens"], ["sorted_mask", "places"], largest=int(largest))
+    model.graph.node.insert(0, shape)
+    model.graph.node.insert(1, top)
+    (folder / file).write_bytes(model.SerializeToString())
+
+
+def test_a_graph_that_is_right_for_left_padding_only_is_found(
+    family: Callable[[str], Path], export: Callable[..., Exported]
+) -> None:
+    """Graphs that count tokens by the sum of the mask are of this kind."""
+    from slipway.errors import ONNXExportError
+    from slipway_onnx_export.parity.check import check_parity
+    from slipway_onnx_export.source import open_source
+
+    exported = export(family("qwen3-tied"), opset=18, optimization="basic", parity="never")
+    _sort_mask(exported.folder, "model.onnx", "attention_mask", largest=False)
+    with pytest.raises(ONNXExportError) as caught:
+        check_parity(open_source(family("qwen3-tied")), exported.folder, tolerance=1e-4)
+    assert "left and right padding" in caught.value.about["case"]
+
+
+def test_an_encoder_that_is_right_for_right_padding_only_is_found(
+    tmp_path: Path, export: Callable[..., Exported]
+) -> None:
+    from slipway.errors import ONNXExportError
+    from slipway_onnx_export.parity.check import check_parity
+    from slipway_onnx_export.source import open_source
+    from support.models.family_models import make_family_model
+
+    source = make_family_model("marian-two-vocabularies", tmp_path / "model")
+    folder = export(source, engine="legacy", opset=17, parity="never").folder
+    _sort_mask(folder, "encoder_model.onnx", "attention_mask", largest=True)
+    with pytest.raises(ONNXExportError) as caught:
+        check_parity(open_source(source), folder, tolerance=1e-4)
+    assert "padded on the left" in caught.value.about["case"]
 
 
 def test_lossy_dtypes_are_exported_exactly(tmp_path: Path, export: Callable[..., Exported]) -> None:

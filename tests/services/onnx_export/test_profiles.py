@@ -49,6 +49,18 @@ def test_what_is_set_wins_over_the_profile() -> None:
     assert first("aggressive", dynamic_axes=False, optimize_graph=False)["optimization"] == "basic"
 
 
+def test_times_of_the_optimization_are_measured_on_request() -> None:
+    for asked in (False, True):
+        document = {
+            "checkpoint": {"path": "run"},
+            "base_model": {"name": "base"},
+            "formats": {"onnx": {"optimization_times": asked}},
+        }
+        tasks = plan(ExportConfiguration.model_validate(document), {"base", "adapter"})
+        (task,) = [task for task in tasks if task.id == "onnx_export"]
+        assert OnnxExportParams(**task.params).optimization_times is asked
+
+
 def test_sizes_of_static_shapes_wait_for_the_attempt_that_needs_them() -> None:
     document = {
         "checkpoint": {"path": "run"},

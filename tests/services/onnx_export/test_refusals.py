@@ -65,7 +65,8 @@ def test_a_window_mobius_would_drop(family: Callable[[str], Path], export: Calla
 
 
 def test_a_window_too_long_to_prove(damaged: Path, export: Callable[..., Exported]) -> None:
-    _edit_config(damaged, sliding_window=4096, use_sliding_window=True, layer_types=["sliding_attention"] * 2)
+    window = {"sliding_window": 4096, "layer_types": ["sliding_attention"] * 2, "max_position_embeddings": 8192}
+    _edit_config(damaged, use_sliding_window=True, **window)
     error = _refusal(export, damaged, engine="mobius")
     assert error.reason == "EXPORT_ENGINE_UNSUPPORTED"
     assert "4096" in error.message

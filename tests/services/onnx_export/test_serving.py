@@ -169,7 +169,10 @@ def test_a_model_without_such_a_form_is_refused_by_name(
         export(family("t5"), past_present_share_buffer=True)
     assert caught.value.reason == "OPERATOR_UNSUPPORTED"
     shutil.copytree(family("mistral-window"), tmp_path / "long")
-    config = json.loads((tmp_path / "long" / "config.json").read_text()) | {"sliding_window": 4096}
+    config = json.loads((tmp_path / "long" / "config.json").read_text()) | {
+        "sliding_window": 4096,
+        "max_position_embeddings": 8192,
+    }
     (tmp_path / "long" / "config.json").write_text(json.dumps(config))
     with pytest.raises(ONNXExportError, match="4096 tokens is too long") as caught:
         export(tmp_path / "long", past_present_share_buffer=True)

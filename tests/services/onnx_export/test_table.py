@@ -20,7 +20,14 @@ from support.models.onnx_table import (
 )
 from support.models.table_models import ROWS, Row
 
-SAMPLE = (("Qwen3", "mobius 14"), ("Gemma 3, window", "mobius 23"), ("Qwen3-MoE", "mobius 18"))
+SAMPLE = (
+    ("Qwen3", "mobius 14"),
+    ("Gemma 3, window", "mobius 17"),
+    ("Qwen3-MoE", "mobius 18"),
+    ("GPT-2", "legacy 17"),
+    ("Marian, two vocabularies", "legacy 14"),
+    ("MiniLM, features", "dynamo 18"),
+)
 
 
 def test_the_readme_shows_the_results() -> None:
@@ -43,6 +50,11 @@ def test_every_result_is_a_parity_or_a_recovery_that_ends_in_one() -> None:
             assert set(result["attempts"][1::2]) <= rules
             assert 0 <= max(result["differences"]) < LIMIT
             assert len(result["differences"]) == 2
+            fixed = result["static"]
+            assert fixed["attempts"][0] == cell.split()[0]
+            assert set(fixed["attempts"][::2]) <= WRITES.keys()
+            assert set(fixed["attempts"][1::2]) <= rules
+            assert 0 <= fixed["differences"][0] < LIMIT
 
 
 @pytest.mark.parametrize(("family", "cell"), SAMPLE)

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 
 from slipway.errors import ONNXExportError, OpenVinoExportError
 from slipway.models.families import DECODER, auto_model, family_of
 from slipway_openvino.runtime import load
-from slipway_validate.runner.model import Step, positions_of
+from slipway_validate.runner.model import Source, Step, positions_of
 from support.models.openvino_models import converted, exported
 from support.models.table_models import ROWS, Row, make_row
 
@@ -25,7 +24,7 @@ NAMES = (
     *("Granite", "GPT-2", "Qwen3-MoE", "BERT, classes", "BERT, masked", "MiniLM, features", "RoBERTa, questions"),
     *("XLM-R, tokens", "DistilBERT, classes", "DeBERTa v2, classes", "ModernBERT, masked", "Qwen3, classes"),
 )
-REFUSED = ("Marian", "T5", "Whisper")
+PAIRS = ("Marian", "Marian, two vocabularies", "BART", "mBART", "Pegasus", "M2M-100", "T5", "mT5", "Whisper")
 LENGTHS = (30, 17, 5)
 LIMIT = 1e-4
 
@@ -114,11 +113,50 @@ def check_text(folder: Path, source: Path, ids: np.ndarray, mask: np.ndarray) ->
         assert largest(found[output], expected, mask) < LIMIT, output
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_other_families_are_refused_by_name(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", PAIRS)
+def test_an_encoder_and_its_decoder_compute_what_pytorch_does(name: str, tmp_path: Path) -> None:
+    """In calls of several lengths, for a smaller batch after a larger one, and for another source after the first."""
     source = make_row(row(name), tmp_path / "pytorch")
-    with pytest.raises(
-        OpenVinoExportError, match=transformers.AutoConfig.from_pretrained(source).architectures[0]
-    ) as caught:
+    folder, _ = converted(graph_of(source, tmp_path), tmp_path / "work")
+    config = json.loads((source / "config.json").read_text())
+    family = family_of(config)
+    assert family is not None
+    reference: Any = auto_model(family).from_pretrained(source, dtype=torch.float32).eval()
+    model = load(folder, threads=1)
+    model.prepare_comparison()
+    random = np.random.default_rng(7)
+    for rows in (3, 1, 2):
+        given = source_rows(random, config, rows)
+        tokens = random.integers(3, 40, (rows, 9))
+        named = {"input_features": given.values} if given.mask is None else {"input_ids": given.values}
+        masked = {} if given.mask is None else {"attention_mask": given.mask}
+        with torch.inference_mode():
+            tensors = {key: torch.from_numpy(value) for key, value in (named | masked).items()}
+            expected = reference(**tensors, decoder_input_ids=torch.from_numpy(tokens)).logits.numpy()
+        past, parts = None, []
+        for columns in (slice(0, 4), slice(4, 5), slice(5, 8), slice(8, 9)):
+            ones = np.ones((rows, columns.stop), np.int64)
+            step = Step(tokens[:, columns], ones, positions_of(ones)[:, columns], past, given)
+            logits, past = model.forward(step)
+            parts.append(logits)
+        found = np.concatenate(parts, axis=1)
+        assert largest(found, expected, np.ones_like(tokens)) < LIMIT
+
+
+def source_rows(random: np.random.Generator, config: dict[str, Any], rows: int) -> Source:
+    """Return sources of different lengths; of sound, which has one length, without a mask."""
+    if "num_mel_bins" in config:
+        shape = (rows, config["num_mel_bins"], 2 * config["max_source_positions"])
+        return Source(random.standard_normal(shape).astype(np.float32))
+    ids = random.integers(3, 40, (rows, 8))
+    mask = (np.arange(8) < np.array([8, 5, 2])[:rows, None]).astype(np.int64)
+    return Source(np.where(mask == 1, ids, config["pad_token_id"]), mask)
+
+
+def test_another_kind_of_model_is_refused_by_name(tmp_path: Path) -> None:
+    source = make_row(row("Qwen3"), tmp_path / "pytorch")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"architectures": ["ViTForImageClassification"]}))
+    with pytest.raises(OpenVinoExportError, match="ViTForImageClassification") as caught:
         converted(source, tmp_path / "work")
     assert caught.value.reason == "FAMILY_UNSUPPORTED"

@@ -11,10 +11,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from slipway.errors import OpenVinoExportError
 from slipway.models.families import DECODER, SEQUENCE_CLASSIFIER, Family
-from slipway_openvino.convert import _check_interface
+from slipway_openvino.files import MODEL
+from slipway_openvino.graphs.interface import text_interface
+from slipway_openvino.graphs.lookups import readable_graph
 from slipway_openvino.library import ops, ov, said
-from slipway_openvino.lookups import readable_graph
-from slipway_openvino.runtime import EXACT, MODEL, ROUNDED, _Graph
+from slipway_openvino.runtime import EXACT, ROUNDED, _Graph
 
 CACHE = [-1, 2, -1, 4]
 
@@ -48,10 +49,10 @@ def model_of(inputs: dict[str, list[int]]) -> ov.Model:
 def test_a_graph_has_the_inputs_that_are_fed(family: Family, inputs: dict[str, list[int]], said: str) -> None:
     """Heads of any number would become variables of none."""
     if not said:
-        _check_interface(model_of(inputs), family)
+        text_interface(model_of(inputs), family).check(model_of(inputs), "model.onnx")
         return
     with pytest.raises(OpenVinoExportError, match=said) as caught:
-        _check_interface(model_of(inputs), family)
+        text_interface(model_of(inputs), family).check(model_of(inputs), "model.onnx")
     assert caught.value.reason == "ONNX_INVALID"
 
 
@@ -92,6 +93,6 @@ def test_scales_of_two_lookups_keep_the_shapes_of_both(tmp_path: Path) -> None:
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(helper.make_graph(nodes, "g", given, made, stored), opset_imports=opsets, ir_version=8)
     onnx.save(model, tmp_path / "model.onnx")
-    written = onnx.load(readable_graph(tmp_path, tmp_path / "work"))
+    written = onnx.load(readable_graph(tmp_path / "model.onnx", tmp_path / "work"))
     sizes = {each.name: list(each.dims) for each in written.graph.initializer}
     assert {node.output[0]: sizes[node.input[2]] for node in written.graph.node} == shapes

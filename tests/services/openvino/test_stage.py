@@ -144,7 +144,7 @@ def test_only_files_beside_a_rewritten_graph_are_linked(location: str, tmp_path:
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 
-    from slipway_openvino.lookups import readable_graph
+    from slipway_openvino.graphs.lookups import readable_graph
 
     (tmp_path / "graph").mkdir()
     (tmp_path / "work").mkdir()
@@ -168,7 +168,7 @@ def test_only_files_beside_a_rewritten_graph_are_linked(location: str, tmp_path:
         helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
     )
     with pytest.raises(ValueError, match="no file beside it"):
-        readable_graph(tmp_path / "graph", tmp_path / "work")
+        readable_graph(tmp_path / "graph" / "model.onnx", tmp_path / "work")
     assert list((tmp_path / "work").iterdir()) == []
     assert onnx.load(tmp_path / "graph" / "model.onnx", load_external_data=False).graph.name == "g"
 

@@ -1,9 +1,10 @@
-"""A decoder in the form TensorRT parses, and the stage run in a work folder of its own."""
+"""Models in the form TensorRT parses, text for their levels, and the stages run in work folders of their own."""
 
 from __future__ import annotations
 
 import gc
 import logging
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,28 +14,80 @@ import pytest
 from slipway.stage import Context
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.stage import STAGE as EXPORT
+from slipway_quantize.params import QuantizeParams
+from slipway_quantize.stage import STAGE as QUANTIZE
 from slipway_tensorrt_build.params import TensorRTBuildParams
 from slipway_tensorrt_build.stage import STAGE
+from support.models.calibrated_models import write_data
+from support.models.family_models import make_family_model
 from support.models.quantize_models import save_tiny
+from support.models.tiny_models import WORDS, save_tokenizer
+
+
+def exported(model: Path, workdir: Path, **params: Any) -> Path:
+    """The model's graph for TensorRT."""
+    workdir.mkdir(exist_ok=True)
+    chosen = OnnxExportParams(runtime="tensorrt", **{"parity": "never", **params})
+    return EXPORT.run({"pytorch": model}, chosen, Context(workdir=workdir))["onnx"]
 
 
 @pytest.fixture(scope="session")
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A two-layer Qwen3 of standard operators, opset 20, float32."""
     folder = tmp_path_factory.mktemp("decoder")
-    params = OnnxExportParams(runtime="tensorrt", parity="never")
-    exported = EXPORT.run({"pytorch": save_tiny(folder / "source")}, params, Context(workdir=folder))["onnx"]
-    (exported / "tokenizer.json").write_text('{"version": "1.0"}')
-    (exported / "additional_chat_templates").mkdir()
-    (exported / "additional_chat_templates" / "tools.jinja").write_text("{{ tools }}")
-    return exported
+    graph = exported(save_tiny(folder / "source"), folder)
+    (graph / "tokenizer.json").write_text('{"version": "1.0"}')
+    (graph / "additional_chat_templates").mkdir()
+    (graph / "additional_chat_templates" / "tools.jinja").write_text("{{ tools }}")
+    return graph
+
+
+@pytest.fixture(scope="session")
+def graphs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Graphs with a tokenizer: a decoder that is built, the same traced, and a classifier (BERT)."""
+    folder = tmp_path_factory.mktemp("graphs")
+    source = save_tiny(folder / "qwen3")
+    save_tokenizer(source)
+    classifier = make_family_model("bert-classes", folder / "bert")
+    return {
+        "decoder": exported(source, folder / "built"),
+        "traced decoder": exported(source, folder / "traced", engine="dynamo"),
+        "classifier": exported(classifier, folder / "classifier", parity="always"),
+    }
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sixteen texts of random words."""
+    draw = random.Random(4)
+    texts = [" ".join(draw.choices(WORDS, k=400)) for _ in range(16)]
+    return write_data(tmp_path_factory.mktemp("text") / "data", texts)
+
+
+@pytest.fixture
+def quantize(tmp_path: Path) -> Callable[..., tuple[Path, Context]]:
+    """Runs the quantize stage for this format in a work folder of its own."""
+    runs = iter(range(100))
+
+    def call(source: Path, data: Path | None = None, **params: Any) -> tuple[Path, Context]:
+        workdir = tmp_path / f"level-{next(runs)}"
+        workdir.mkdir()
+        ctx = Context(workdir=workdir, log=logging.getLogger("test"))
+        inputs = {"model": source} | ({"data": data} if data else {})
+        return QUANTIZE.run(inputs, QuantizeParams(**{"format": "tensorrt", **params}), ctx)["model"], ctx
+
+    return call
 
 
 @pytest.fixture
 def build(tmp_path: Path) -> Callable[..., tuple[Path, Context]]:
+    runs = iter(range(100))
+
     def call(source: Path, **params: Any) -> tuple[Path, Context]:
         gc.collect()  # TensorRT warns while an earlier builder is there, and each test has a log of its own
-        ctx = Context(workdir=tmp_path, log=logging.getLogger("test"))
+        workdir = tmp_path / f"engine-{next(runs)}"
+        workdir.mkdir()
+        ctx = Context(workdir=workdir, log=logging.getLogger("test"))
         return STAGE.run({"onnx": source}, TensorRTBuildParams(**params), ctx)["tensorrt"], ctx
 
     return call

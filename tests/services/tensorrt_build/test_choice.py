@@ -8,12 +8,14 @@ import sys
 import pytest
 from pydantic import ValidationError
 
+from slipway.configuration.loading import parse
 from slipway.errors import TensorRTBuildError
+from slipway.planning.plan import plan
 from slipway_tensorrt_build.builders import Choice, Machine, choose
 from slipway_tensorrt_build.format import TensorRTConfiguration
 from slipway_tensorrt_build.gpus import Gpu, find_gpus
 from slipway_tensorrt_build.params import Range, TensorRTBuildParams
-from slipway_tensorrt_build.profiles import plan_profile
+from slipway_tensorrt_build.profiles import plan_profile, positions_of
 from slipway_tensorrt_build.stage import STAGE
 
 H100 = Gpu(name="NVIDIA H100", target="sm90")
@@ -132,6 +134,11 @@ def test_ranges_outside_the_positions_or_a_fixed_axis_are_refused() -> None:
         plan_profile(mask, late, positions=16)
     assert caught.value.reason == "TENSORRT_PROFILE_INVALID"
 
+    encoder = {"input_ids": (-1, -1), "attention_mask": (-1, -1)}
+    plan_profile(encoder, late, positions=2)  # it has no past
+    with pytest.raises(TensorRTBuildError, match="smallest call has 2 tokens"):
+        plan_profile(encoder, late, positions=1)
+
     rows = TensorRTBuildParams(batch=Range(min=2, opt=2, max=4))
     for size in (2, 4):
         plan_profile({"input_ids": (size, -1)}, rows, positions=4096)
@@ -140,3 +147,37 @@ def test_ranges_outside_the_positions_or_a_fixed_axis_are_refused() -> None:
             plan_profile({"input_ids": (size, -1)}, rows, positions=4096)
         assert caught.value.reason == "TENSORRT_PROFILE_INVALID"
         assert caught.value.about == {"input": "input_ids", "axis": "0", "size": str(size)}
+
+
+@pytest.mark.parametrize(
+    ("positions", "architecture", "told"),
+    [
+        (17, "Qwen3ForCausalLM", ""),
+        (16, "Qwen3ForCausalLM", "17 tokens (2 of sequence, 15 of past), and the model has 16"),
+        (2, "BertForSequenceClassification", ""),
+        (1, "BertForSequenceClassification", "2 tokens (2 of sequence, 0 of past), and the model has 1"),
+    ],
+)
+def test_ranges_beyond_the_positions_are_refused_by_the_plan(positions: int, architecture: str, told: str) -> None:
+    """Before the graph is exported, of which the ranges are asked again."""
+    section = {"enabled": True, "targets": ["sm89"], "sequence": [2, 64, 64], "past": [15, 64, 64]}
+    [task] = [
+        task
+        for task in plan(parse({"formats": {"tensorrt": section}}), ("base", "adapter"))
+        if task.stage == STAGE.name
+    ]
+    model_type = "qwen3" if "Qwen3" in architecture else "bert"
+    config = {"model_type": model_type, "architectures": [architecture], "max_position_embeddings": positions}
+    if not told:
+        assert STAGE.describes(task.params, config) is None
+        return
+    with pytest.raises(TensorRTBuildError) as caught:
+        STAGE.describes(task.params, config)
+    assert told in caught.value.message
+    assert caught.value.reason == "TENSORRT_PROFILE_INVALID"
+
+
+def test_positions_behind_padding_are_not_counted() -> None:
+    assert positions_of({"model_type": "roberta", "max_position_embeddings": 514}) == 512
+    assert positions_of({"model_type": "gpt2", "n_positions": 1024}) == 1024
+    assert positions_of({"model_type": "qwen3"}) > 1 << 20

@@ -43,6 +43,7 @@ def test_one_engine_per_target_and_its_description(build: Build, decoder: Path) 
     contents = {(folder / f"model.{target}.engine").read_bytes() for target in ("sm89", "sm120")}
     assert len(contents) == 2
     assert described["builder"] == "tensorrt_rtx"
+    assert described["gpu"] is None
     assert described["builder_version"] == ctx.facts["builder_version"]
     (profile,) = described["profiles"]
     assert profile["input_ids"] == {"min": [1, 1], "opt": [2, 16], "max": [3, 32]}

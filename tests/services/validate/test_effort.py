@@ -13,6 +13,7 @@ from slipway.validation.findings import OutputStatus
 from slipway_validate.cases import shape_cases
 from slipway_validate.effort import EVIDENCE
 from slipway_validate.params import SampleParams, ValidateParams
+from slipway_validate.preparation import benchmark_of
 from support.models.validated_here import Validated
 from support.models.validation_models import Models, all_ones, edited_onnx, negated
 
@@ -42,6 +43,16 @@ def test_only_thorough_takes_more_than_five_rounds() -> None:
         "standard": (3, 5),
         "thorough": (0, 1 << 30),
     }
+
+
+@pytest.mark.parametrize(
+    ("effort", "asked", "steps"),
+    [("quick", 16, (1, 8)), ("standard", 16, (1, 8)), ("standard", 3, (1, 3)), ("thorough", 16, (2, 16))],
+)
+def test_a_round_is_bounded_in_steps(effort: Effort, asked: int, steps: tuple[int, int]) -> None:
+    found = benchmark_of(ValidateParams(effort=effort, benchmark_decode_steps=asked))
+    assert found is not None
+    assert (found.prefills, found.decode_steps) == steps
 
 
 @pytest.mark.parametrize(

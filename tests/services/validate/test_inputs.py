@@ -7,6 +7,7 @@ import shutil
 import sys
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from slipway_validate.protocol.messages import Spec, TokenizeSpec
 from slipway_validate.runner.audio import make_features
 from slipway_validate.runner.main import execute
 from slipway_validate.runner.model import Bounds, Unusable, padded, positions_of, segments_within
-from slipway_validate.runner.runtime_tensorrt import NotRunnable, choose_engine
+from slipway_validate.runner.runtime_tensorrt import NotRunnable, choose_engine, deserialise
 from slipway_validate.runner.runtime_transformers import from_pretrained
 from slipway_validate.runner.windows import cut, load_tokenizer
 from support.models.tiny_models import describe_a_layer_more, make_base
@@ -233,6 +234,16 @@ def test_runtime_by_contents(tiny: Models, tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"")
     for name in ("onnx-int8", "pytorch", "mine"):
         assert runtime(name, tmp_path) == "onnxruntime"
+    (tmp_path / "beside").mkdir()
+    (tmp_path / "beside" / "base.gguf").write_bytes(b"")  # where a user puts one
+    refused = folders.why_not_run("adapter-gguf", tmp_path / "beside", None, DECODER)
+    assert refused is not None
+    assert "*-LoRA.gguf" in refused.message
+    (tmp_path / "beside" / "tiny-F32-LoRA.gguf").write_bytes(b"")
+    for name, alone in (("adapter-gguf", True), ("gguf", False), ("mine", True)):
+        found = folders.runtime_for(name, tmp_path / "beside")
+        assert found is not None
+        assert (found.name, found.on_base) == ("llama.cpp", alone)
     (tmp_path / "model.sm89.engine").write_bytes(b"")
     assert runtime("tensorrt", tmp_path) == runtime("mine", tmp_path) == "tensorrt"
     assert runtime("onnx", tmp_path) == "onnxruntime"
@@ -257,6 +268,29 @@ def test_engine_for_this_gpu(tmp_path: Path) -> None:
         choose_engine(tmp_path, ("sm90",))
     with pytest.raises(NotRunnable, match="no NVIDIA GPU"):
         choose_engine(tmp_path, ())
+
+
+def test_an_engine_of_another_version_is_not_called_broken(tmp_path: Path) -> None:
+    """Loading needs a GPU, so the library is a stand-in that loads nothing but "plan"."""
+
+    class Logger:
+        ERROR = 1
+
+        def __init__(self, severity: int) -> None:
+            pass
+
+    library = ModuleType("tensorrt_rtx")
+    runtime = SimpleNamespace(deserialize_cuda_engine=lambda data: "engine" if data == b"plan" else None)
+    vars(library).update(__version__="1.7.1", Logger=Logger, Runtime=lambda _: runtime)
+    path = tmp_path / "model.sm89.engine"
+    path.write_bytes(b"plan")
+    assert deserialise(library, path, built_by="1.6.0") == "engine"
+    path.write_bytes(b"other")
+    with pytest.raises(NotRunnable, match=r"built by tensorrt_rtx 1\.6\.0, and tensorrt_rtx 1\.7\.1.*install 1\.6\.0"):
+        deserialise(library, path, built_by="1.6.0")
+    for version in ("1.7.1", ""):
+        with pytest.raises(Unusable, match=r"1\.7\.1 cannot deserialise"):
+            deserialise(library, path, built_by=version)
 
 
 def test_a_model_that_describes_much_more_than_it_has_is_not_loaded(tmp_path: Path) -> None:

@@ -136,6 +136,14 @@ def fewer_continuations(folder: Path) -> None:
     changed(folder, lambda result: result["continuations"].pop())
 
 
+def a_shorter_continuation(folder: Path) -> None:
+    changed(folder, lambda result: result["continuations"][1].pop())
+
+
+def a_continuation_of_no_tokens(folder: Path) -> None:
+    changed(folder, lambda result: result["continuations"][1].__setitem__(0, 1 << 40))
+
+
 def fewer_divergences(folder: Path) -> None:
     changed(folder, lambda result: result["long"]["cache_divergences"].pop())
 
@@ -161,6 +169,8 @@ def answers_to_nothing(folder: Path) -> None:
         an_archive,
         too_many_tokens,
         fewer_continuations,
+        a_shorter_continuation,
+        a_continuation_of_no_tokens,
         fewer_divergences,
         answers_to_nothing,
         unknown_test_inputs,

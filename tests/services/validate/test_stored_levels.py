@@ -14,8 +14,10 @@ from slipway_validate.judging import survival
 from slipway_validate.judging.limits import LIMITS
 from slipway_validate.runner.model import Step
 from slipway_validate.runner.runtime_transformers import load
+from slipway_validate.runner.survival import measuring
 from slipway_validate.runner.survival.checkpoints import Checkpoint
 from slipway_validate.runner.survival.measuring import measure
+from slipway_validate.runner.survival.stored import Coded, Turned
 from support.models import judged_families
 from support.models.validated_here import Validated
 from support.models.validation_models import Models
@@ -45,7 +47,37 @@ def test_stored_weights_are_those_that_are_computed_with(folders: dict[str, Path
         dense = Checkpoint(folders[f"{level}-dense"]).weight(name, turned=False).take(rows)
         assert torch.allclose(values.values, dense.values, rtol=2**-8, atol=0)  # compressed-tensors unpacks to bfloat16
         assert values.changed_from(values.values) == 0
-        assert 0.2 < values.changed_from(values.values.roll(1, 1)) <= 1
+        assert 0.2 < values.changed_from(values.values.roll(1, 1)) / values.values.numel() <= 1
+
+
+@pytest.mark.parametrize("most", [measuring.MOST_VALUES, 1000])
+def test_pieces_of_a_weight_give_the_figures_of_the_whole(
+    tiny: Models, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Weights of this size are one piece: smaller pieces stand in for larger weights, and fewer values for sampled rows."""
+    outputs = {"pytorch": tiny.merged, **folders}
+    monkeypatch.setattr(measuring, "MOST_VALUES", most)
+    whole = measure(tiny.base, tiny.adapter, outputs, report=lambda _done, _total: None)
+    monkeypatch.setattr(measuring, "PIECE", 300)  # some rows, which do not divide all rows evenly
+    pieces = measure(tiny.base, tiny.adapter, outputs, report=lambda _done, _total: None)
+    for name, found in whole.items():
+        assert found.modules
+        assert not found.left_out
+        for one, other in zip(found.modules, pieces[name].modules, strict=True):
+            for field, value in one.model_dump().items():
+                found_there = getattr(other, field)
+                assert found_there == (pytest.approx(value, rel=1e-9) if isinstance(value, float) else value), field
+
+
+def test_later_rows_of_codes_with_one_scale_and_of_turned_codes_are_those_of_the_whole() -> None:
+    codes = torch.arange(24, dtype=torch.int32).reshape(6, 4) - 12
+    coded = Coded(lambda rows: codes[rows], torch.tensor([[0.5]]), torch.tensor([[1]]), (-128, 127), (6, 4))
+    wanted = (codes.float() - 1) / 2
+    for rows in (slice(0, 6, 2), slice(2, 6, 2), slice(4, 5)):
+        assert torch.equal(coded.take(rows).values, wanted[rows])
+    turned = Turned(coded)
+    for rows in (slice(0, 4, 3), slice(2, 4)):
+        assert torch.equal(turned.take(rows).values, wanted.T[rows])
 
 
 def test_the_adapter_is_found_at_every_level(tiny: Models, folders: dict[str, Path]) -> None:

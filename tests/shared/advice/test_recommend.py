@@ -77,6 +77,19 @@ def test_what_a_stage_refuses_is_not_recommended() -> None:
         recommend("llama.cpp", subject=falcon)
 
 
+def test_a_variant_is_recommended_by_the_settings_that_ask_for_it(tmp_path: Path) -> None:
+    [beside] = [one for one in recommend("llama.cpp", subject=subject()) if one.format == "adapter"]
+    assert (beside.output, beside.unfit) == ("adapter-gguf", "")
+    file = tmp_path / "export.yaml"
+    file.write_text(settings_for(beside, "llama.cpp", model="base"))
+    loaded = load(file, environment={})
+    assert loaded.configuration.formats["adapter"].targets == ("gguf",)
+    assert not [text for text in loaded.warnings if "output.target" in text]
+    file.write_text(file.read_text().replace("[gguf]", "[peft, gguf, onnx]"))
+    warned = [text.partition(" ")[0] for text in load(file, environment={}).warnings if "output.target" in text]
+    assert warned == ["adapter", "adapter-onnx"]
+
+
 def test_an_unknown_target_is_refused() -> None:
     with pytest.raises(ConfigurationError) as caught:
         recommend("toaster")

@@ -175,6 +175,39 @@ def test_plan_shows_settings_graph_and_preflight_and_changes_nothing(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize(
+    ("words", "layers"),
+    [
+        (["--layers", "0,last"], ["0", "last"]),
+        (["--all-layers"], ["all"]),
+        (["--set", "formats.onnx.activations=layers=1"], ["1"]),
+    ],
+)
+def test_layers_to_look_into_are_chosen_by_a_flag(
+    capfd: pytest.CaptureFixture[str],
+    home: Path,
+    tmp_path: Path,
+    run: Path,
+    words: list[str],
+    layers: list[str],
+) -> None:
+    where = ("--checkpoint", run, "--base-model", run.parent / "base", "--out", tmp_path / "out")
+    done = in_process(capfd, "export", *where, *words, "--plan", "--json", home=home)
+    assert done.code == 0, done.err
+    (params,) = [task["params"] for task in done.json["tasks"] if task["id"] == "onnx_export"]
+    assert params["activations"]["layers"] == layers
+    assert any(name.startswith("formats.onnx.activations") for name in done.json["origins"])
+
+
+def test_flags_for_layers_exclude_each_other(
+    capfd: pytest.CaptureFixture[str], home: Path, tmp_path: Path, run: Path
+) -> None:
+    where = ("--checkpoint", run, "--base-model", run.parent / "base", "--out", tmp_path / "out")
+    done = in_process(capfd, "export", *where, "--layers", "0", "--all-layers", "--plan", home=home)
+    assert done.code == 2
+    assert "exclude each other" in done.err
+
+
 def test_plan_shows_settings_of_every_kind(
     capfd: pytest.CaptureFixture[str], home: Path, tmp_path: Path, run: Path
 ) -> None:

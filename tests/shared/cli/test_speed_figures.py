@@ -36,6 +36,8 @@ def speed(prefill_ms: float, decode: float, *, scatter: float, rounds: int = 7) 
     )  # fmt: skip
 
 
+SLOW = speed(21.6, 55.6, scatter=0.02)
+"""Of the reference: PyTorch without any export."""
 STEADY = speed(12, 100, scatter=0.04)
 JUMPY = speed(2, 165, scatter=0.6)
 ONCE = speed(1, 500, scatter=0, rounds=1)
@@ -44,7 +46,7 @@ ONCE = speed(1, 500, scatter=0, rounds=1)
 class Exported:
     """An export whose formats have these speeds, with its report and card."""
 
-    def __init__(self, folder: Path, speeds: dict[str, Speed]) -> None:
+    def __init__(self, folder: Path, speeds: dict[str, Speed], *, comparison: str = "next token") -> None:
         self.folder = folder
         store = LocalStore(folder / "store")
         export = pb.Export(name="exports/x", state=pb.EXPORT_STATE_SUCCEEDED)
@@ -63,9 +65,9 @@ class Exported:
         )  # fmt: skip
         inputs = ValidationInputs(
             samples=1, sequence_length=8, tokens=8, requested_samples=1, vocabulary=9, seed=0, prompts=1, new_tokens=1,
-            text_source="text", held_out=True,
+            text_source="text", held_out=True, comparison=comparison,
         )  # fmt: skip
-        reference = Reference(description="base + adapter", engine=Engine(runtime="transformers"))
+        reference = Reference(description="base + adapter", engine=Engine(runtime="transformers"), speed=SLOW)
         validation = ValidationReport(reference=reference, inputs=inputs, outputs=outputs)
         self.validation = validation
         self.result: ExportResult = export_result(export, store=store, validation=validation)
@@ -138,6 +140,40 @@ def test_every_figure_says_how_far_it_scatters(tmp_path: Path, place: str) -> No
         assert figure in shown, figure
 
 
+ROWS = {
+    "next token": {
+        "": ["Prompt", "Generation", "Against PyTorch"],
+        "PyTorch, base + adapter, unmerged": ["21.6 ms ±2 %", "55.6 tok/s ±2 %", "1"],
+        "onnx": ["2 ms ±60 %, unstable", "165 tok/s ±60 %, unstable", "1.8 times (0.72 to 2.88), unstable"],
+        "pytorch": ["12 ms ±4 %", "100 tok/s ±4 %", "1.8 times (1.73 to 1.87)"],
+    },
+    "classes": {
+        "": ["Per text", "Against PyTorch"],
+        "PyTorch, base + adapter, unmerged": ["21.6 ms ±2 %", "1"],
+        "onnx": ["2 ms ±60 %, unstable", "1.8 times (0.72 to 2.88), unstable"],
+        "pytorch": ["12 ms ±4 %", "1.8 times (1.73 to 1.87)"],
+    },
+}
+
+
+@pytest.mark.parametrize("comparison", ROWS)
+def test_one_table_compares_all_formats_with_pytorch(tmp_path: Path, comparison: str) -> None:
+    """By the speed of generation where there is one, and otherwise by the time of a text."""
+    exported = Exported(tmp_path, {"pytorch": STEADY, "onnx": JUMPY}, comparison=comparison)
+    body = exported.page.partition("<h2>Formats</h2>")[2].partition("</table>")[0]
+    plain = [
+        [re.sub("<[^>]*>", "", cell).strip() for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL)]
+        for row in re.findall(r"<tr.*?</tr>", body, re.DOTALL)
+    ]
+    card = [line.strip("| ").split(" | ") for line in exported.card.splitlines() if line.startswith("| ")]
+    wanted = ROWS[comparison]
+    for shown in (plain, card):
+        first, rows = len(shown[0]) - 1 - len(wanted[""]), dict(zip(wanted, shown, strict=False))
+        assert {name: row[first:-1] for name, row in rows.items()} == wanted
+        assert [row[0] for row in rows.values()][1:] == [*wanted][1:]
+        assert {len(row) for row in rows.values()} == {len(shown[0])}
+
+
 def test_charts_draw_the_scatter_and_name_what_is_unstable(tmp_path: Path) -> None:
     page = Exported(tmp_path, {"pytorch": STEADY, "onnx": JUMPY, "onnx-int4": ONCE}).page
     assert page.count('<line class="whisker"') == 2 * 2, "one round has no scatter"
@@ -152,6 +188,7 @@ def test_charts_draw_the_scatter_and_name_what_is_unstable(tmp_path: Path) -> No
 def test_what_was_not_measured_is_a_dash() -> None:
     nothing = FormatResult(digest="sha256:0", size_bytes=1)
     assert figures.prompt_speed(nothing) == figures.generation_speed(nothing) == figures.times(None) == figures.MISSING
+    assert figures.pass_time(None) == figures.decode_rate(None) == figures.MISSING
 
 
 @pytest.mark.parametrize(

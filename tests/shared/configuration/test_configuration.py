@@ -127,7 +127,7 @@ other: 3
         "optimization.remove_artifacts": ("export.yaml:6", "true"),
         "formats.pytorch.enabled": ("export.yaml:8", "without quotes"),
         "formats.onnx.opset": ("export.yaml:9", "opset_version"),
-        "formats.onnx.opset_version": ("export.yaml:9", "7 to 26"),
+        "formats.onnx.opset_version": ("export.yaml:9", "14 to 24"),
         "formats.onnx.quantization": ("export.yaml:9", "fp16"),
         "formats.tensorrt.batch": ("export.yaml:10", "[1, 1, 8]"),
         "formats.tensorrt.sequence": ("export.yaml:10", "[min, opt, max]"),

@@ -12,6 +12,7 @@ from slipway.configuration import (
 )
 from slipway.configuration.sections import CombinationConfiguration
 from slipway.formats.registry import formats
+from slipway.formats.settings import every_choice
 from slipway.planning.plan import plan
 from slipway.registry import plays, stage_names
 from slipway.stage import Role
@@ -145,10 +146,12 @@ def test_the_levels_of_limits_are_the_stage_s() -> None:
 
 def test_stages_with_timeouts_are_those_that_are_planned() -> None:
     levels = {"pytorch": ["int8"], "gguf": ["q4_k_m"]}
+    given = {name: {"quantization": found} for name, found in levels.items()}
     everything = ExportConfiguration(
         combination=CombinationConfiguration(adapters=("other",)),
         formats={
-            name: {"enabled": True} | ({"quantization": levels[name]} if name in levels else {}) for name in formats()
+            name: {"enabled": True} | every_choice(each.settings) | given.get(name, {})
+            for name, each in formats().items()
         },
         optimization=OptimizationConfiguration(method="gptq", calibration="text"),
     )

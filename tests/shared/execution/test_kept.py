@@ -53,6 +53,19 @@ def test_a_final_failure_keeps_nothing(runner: TaskRunner, tmp_path: Path) -> No
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
+def test_a_stage_that_remembers_has_one_folder_for_all_actions(runner: TaskRunner, tmp_path: Path) -> None:
+    runs = []
+    for text in ("one", "other"):
+        call = StageCall("support.stages.plain:REMEMBERING", {"text": text}, {})
+        result = asyncio.run(runner.run(call))
+        assert result.failure is None
+        runs.append(result.facts["runs"])
+    assert runs == [1, 2]
+    [folder] = (tmp_path / "scratch").iterdir()
+    assert folder.name == ".remembering.slipway-kept-memory"
+    assert asyncio.run(runner.run(call)).reused
+
+
 def test_two_attempts_never_share_it(tmp_path: Path) -> None:
     with kept_folder(tmp_path, "merge", "k") as first, kept_folder(tmp_path, "merge", "k") as second:
         assert first is not None

@@ -12,8 +12,9 @@ import pytest
 
 from slipway.configuration import parse
 from slipway.errors import ConfigurationError
-from slipway.formats import Format, FormatSettings, LevelSettings, PlannedTask, registry
+from slipway.formats import Format, FormatSettings, LevelSettings, PlannedTask, Runtime, registry
 from slipway.formats.registry import format_of_output, formats, load_format, merged_output, split_output
+from slipway.machine import doctor
 from slipway.planning.plan import format_tasks, plan
 from slipway.stage import Role
 
@@ -23,6 +24,23 @@ HEAVY = ("torch", "transformers", "onnx", "onnxruntime", "tensorrt", "numpy", "g
 def plain(**changes: Any) -> Format[Any]:
     given = {"name": "plain", "title": "Plain", "settings": FormatSettings, "plan": lambda _: ()}
     return Format(**{**given, **changes})
+
+
+def runtime(pattern: str, *, load: str = "module:load") -> Runtime:
+    return Runtime("mine", (pattern,), load, on_base=True)
+
+
+def test_a_variant_has_its_own_runtime_or_that_of_its_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, beside = runtime("model.bin"), runtime("beside.bin")
+    each = plain(runtime=own, variant_runtimes={"beside": beside}, levels=("int8",), settings=LevelSettings)
+    monkeypatch.setattr(registry, "formats", lambda: {"plain": each})  # what an installed distribution would provide
+    found = {
+        name: registry.runtime_of_output(name) for name in ("plain", "plain-int8", "plain-beside", "plain-other", "x")
+    }
+    assert list(found.values()) == [own, own, beside, own, None]
+    assert each.runtimes() == (beside, own)
+    alone = [name for name in found if registry.is_adapter_alone(name)]
+    assert alone == ["plain", "plain-int8", "plain-beside"]
 
 
 def test_holding_every_format_imports_nothing_heavy() -> None:
@@ -47,7 +65,7 @@ def test_formats_are_found_by_the_names_of_their_outputs() -> None:
 
 @pytest.mark.parametrize("each", formats().values(), ids=lambda each: each.name)
 def test_what_a_format_names_is_there(each: Format[Any]) -> None:
-    named = [each.quantizer, each.runtime.load if each.runtime else ""]
+    named = [each.quantizer, *(runtime.load for runtime in each.runtimes())]
     for reference in filter(None, named):
         module, _, attribute = reference.partition(":")
         try:
@@ -69,6 +87,12 @@ def test_what_a_format_names_is_there(each: Format[Any]) -> None:
         ({"levels": ("none",), "settings": LevelSettings}, "cannot be a level's name"),
         ({"variables": {"nonesuch": "EXPORT_X"}}, "which is not a setting"),
         ({"quantizer": "module.without.attribute"}, "is not module:attribute"),
+        ({"variant_runtimes": {"beside": runtime("*.gguf", load="nothing")}}, "is not module:attribute"),
+        ({"variant_runtimes": {"With-Hyphen": runtime("*.gguf")}}, "cannot be a level's name"),
+        (
+            {"levels": ("x",), "settings": LevelSettings, "variant_runtimes": {"x": runtime("*")}},
+            "cannot be a level's name",
+        ),
     ],
 )
 def test_a_value_that_could_not_be_used_later_is_refused_at_once(changes: dict[str, Any], message: str) -> None:
@@ -130,6 +154,15 @@ def test_a_format_without_its_unquantized_output_keeps_the_task_that_its_levels_
 def test_nothing_but_an_unquantized_output_that_is_not_wanted_is_a_conflict() -> None:
     with pytest.raises(ConfigurationError, match=r"formats\.onnx\.unquantized"):
         parse({"formats": {"onnx": {"unquantized": False}}})
+
+
+def test_doctor_says_of_each_variant_what_its_own_stages_lack() -> None:
+    found = {each.name: each.detail for each in doctor.format_health(())}
+    assert found["adapter"] == "adapter cannot run: not installed"
+    assert found["adapter-gguf"] == "adapter cannot run: not installed; gguf_adapter cannot run: not installed"
+    assert found["adapter-onnx"].startswith("onnx_export cannot run")
+    assert found["pytorch"] == "merge cannot run: not installed"
+    assert found["onnx-<level>"].split("; ")[0] == "merge cannot run: not installed"
 
 
 def test_every_role_is_played_by_one_installed_stage() -> None:

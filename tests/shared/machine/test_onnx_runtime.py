@@ -13,7 +13,15 @@ import pytest
 from onnx import TensorProto, helper
 
 from slipway.machine import onnx_runtime
-from slipway.machine.onnx_runtime import CPU, CUDA, ProviderChoice, open_session, runtime_provider
+from slipway.machine.onnx_runtime import (
+    CPU,
+    CUDA,
+    FallingBack,
+    Opened,
+    ProviderChoice,
+    open_session,
+    runtime_provider,
+)
 from slipway.machine.threads import session_options
 
 
@@ -52,6 +60,74 @@ def test_a_provider_that_does_not_load_is_told(graph: Path) -> None:
     assert asked == [(CUDA, {"use_tf32": "0"}), CPU]
     assert (dropped.session, "CUDA provider does not load" in dropped.note) == (None, True)
     assert (refused.session, "CUDA failure 2: out of memory" in refused.note) == (None, True)
+
+
+class Failing:
+    """Stands for a session on a GPU, which this machine lacks: it loads, and its calls fail from some call on."""
+
+    def __init__(self, path: Path, *, good: int) -> None:
+        self._session, self._good = onnxruntime.InferenceSession(str(path), providers=[CPU]), good
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._session, name)
+        return self._counted(found) if name.startswith("run") else found
+
+    def _counted(self, run: Any) -> Any:
+        def call(*args: Any) -> Any:
+            self._good -= 1
+            if self._good < 0:
+                raise RuntimeError("CUDA failure 2: out of memory ;\n GPU=0")
+            return run(*args)
+
+        return call
+
+
+@pytest.mark.parametrize("good", [0, 1, 3])
+def test_a_call_that_fails_on_the_gpu_is_made_on_the_cpu(graph: Path, good: int) -> None:
+    """And all later ones; provider and note say so from then on."""
+    reopened: list[Path] = []
+
+    def reopen() -> Any:
+        reopened.append(graph)
+        return onnxruntime.InferenceSession(str(graph), providers=[CPU])
+
+    opened = Opened(FallingBack(Failing(graph, good=good), reopen), f"{CUDA}, {CPU}")
+    for number in range(4):
+        expected = f"{CUDA}, {CPU}" if number <= good - 1 else CPU
+        x = np.full(2, number, np.float32)
+        assert opened.session.run(None, {"x": x})[0].tolist() == [-number, -number]
+        assert opened.provider == expected
+        assert opened.note == (
+            "" if expected != CPU else "CUDA fails while it computes: CUDA failure 2: out of memory ; GPU=0"
+        )
+    assert len(reopened) == 1
+
+
+@pytest.mark.parametrize("good", [0, 1, 9])
+def test_bound_values_are_bound_again_on_the_cpu(graph: Path, good: int) -> None:
+    session = FallingBack(Failing(graph, good=good), lambda: onnxruntime.InferenceSession(str(graph), providers=[CPU]))
+    for number in (1, 2):
+        value = onnxruntime.OrtValue.ortvalue_from_numpy(np.full(2, number, np.float32))
+        place = onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(2, np.float32))
+        binding = session.io_binding()
+        binding.bind_ortvalue_input("x", value)
+        if number == 1:
+            binding.bind_ortvalue_output("y", place)
+        else:
+            binding.bind_output("y")
+        session.run_with_iobinding(binding)
+        (found,) = binding.get_outputs()
+        assert found.numpy().tolist() == [-number, -number]
+        assert number == 2 or place.numpy().tolist() == [-1, -1]
+        (again,) = session.run_with_ort_values(["y"], {"x": value})
+        assert again.numpy().tolist() == [-number, -number]
+
+
+def test_a_fault_of_the_call_itself_is_still_one(graph: Path) -> None:
+    session = FallingBack(Failing(graph, good=0), lambda: onnxruntime.InferenceSession(str(graph), providers=[CPU]))
+    for _ in range(2):
+        with pytest.raises(Exception, match="INVALID_ARGUMENT"):
+            session.run(None, {"x": np.ones((2, 2, 2), np.int64)})
 
 
 def test_the_doctor_says_what_the_build_computes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

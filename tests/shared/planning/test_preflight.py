@@ -231,7 +231,7 @@ def test_every_format_says_before_work_what_it_is_not_made_of(
     assert all(config["architectures"][0] in finding.message for finding in found)
 
 
-@pytest.mark.parametrize("stage", ["torchscript", "torch_export", "openvino", "executorch"])
+@pytest.mark.parametrize("stage", ["torchscript", "torch_export", "executorch"])
 @pytest.mark.parametrize(
     ("kind", "model_type"), [("MarianMTModel", "marian"), ("WhisperForConditionalGeneration", "whisper")]
 )

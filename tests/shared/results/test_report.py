@@ -106,7 +106,13 @@ def test_the_page_shows_what_was_found(written: Path) -> None:
 
 def test_the_card_compares_load_and_memory_too(written: Path) -> None:
     (row,) = (line for line in (written / "README.md").read_text().splitlines() if line.startswith("| onnx | 2.4 MB"))
-    assert [cell.strip() for cell in row.split("|")][7:11] == ["0.173 s", "–", "–", "100.2 MB"]
+    assert [cell.strip() for cell in row.split("|")][7:12] == [
+        "0.173 s",
+        "5.03 ms, one round",
+        "3,306 tok/s, one round",
+        "–",
+        "100.2 MB",
+    ]
 
 
 @pytest.mark.parametrize(("beside", "said"), [("onnx", "Each folder is"), ("adapter", "Each folder but `adapter` is")])
@@ -190,6 +196,31 @@ def test_figures_that_are_not_finite_are_shown_as_such(tmp_path: Path) -> None:
     json.loads((tmp_path / "report.json").read_text(), parse_constant=pytest.fail)
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "shown"),
+    [
+        (
+            {"prefill_ms": 12.5, "decode_ms": 3.0},
+            {"prefill_ms": 8.25, "decode_ms": 2.0},
+            "Prompt: 12.5 → 8.25 ms, Token: 3 → 2 ms",
+        ),
+        ({"prefill_ms": 12.5}, {"prefill_ms": 8.25}, "Prompt: 12.5 → 8.25 ms"),
+        ({}, {}, "not measured"),
+    ],
+)
+def test_the_gain_of_an_optimization_is_shown(
+    tmp_path: Path, before: dict[str, float], after: dict[str, float], shown: str
+) -> None:
+    sides = {"before": {"nodes": 90, **before}, "after": {"nodes": 60, **after}}
+    counts = {name: {"size_bytes": 4096, "operators": {"MatMul": 7}, **side} for name, side in sides.items()}
+    task = {"id": "onnx_export", "statistics": counts}
+    found = validation(output("onnx", 0.0))
+    write_report(tmp_path, result=result(found, ("onnx",)), validation=found, lineage={**LINEAGE, "tasks": [task]})
+    page = Page((tmp_path / "report.html").read_text()).text
+    assert "Optimization of graphs" in page
+    assert shown in page
+
+
 def kinds(tokens: list[Token]) -> set[str]:
     """Return the kinds of all tokens in a parsed Markdown text, also inside lines."""
     return {token.type for token in tokens} | {one.type for token in tokens for one in token.children or ()}
@@ -252,7 +283,7 @@ def test_the_card_says_what_it_is(written: Path) -> None:
     assert {"lora", "onnx", "pytorch", "tensorrt", "int4"} <= set(front["tags"])
     formats = card.partition("### Evaluation")[0]
     rows = [line for line in formats.splitlines() if line.startswith("| ")]
-    assert {row.count("|") for row in rows} == {11}
+    assert {row.count("|") for row in rows} == {12}
     assert len(rows) == 5
 
 

@@ -223,6 +223,6 @@ def test_a_chart_is_a_list_to_who_does_not_see_it(browser: Browser, tmp_path: Pa
     browser.open(tmp_path / "report.html", width=400)
     roles = browser.tree()
     assert ("list", "Mean KL divergence") in roles
-    assert ("columnheader", "Smaller by") in roles
+    assert ("columnheader", "Against PyTorch") in roles
     assert ("rowheader", "onnx-int8") in roles
     assert ("table", "") in roles

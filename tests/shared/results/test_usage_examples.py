@@ -140,6 +140,24 @@ def test_an_engine_without_a_gpu_says_what_is_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "reads"),
+    [
+        ("bert-classes", 'values["logits"].argmax(-1)'),
+        ("roberta-questions", 'values["end_logits"]'),
+        ("bert-masked", "tokenizer.decode("),
+        ("bert-features", 'values["last_hidden_state"]'),
+    ],
+)
+def test_an_engine_of_an_encoder_has_an_example_of_its_family(tmp_path: Path, kind: str, reads: str) -> None:
+    make_family_model(kind, tmp_path / "tensorrt")
+    write_report(tmp_path, result=result(None, ("tensorrt",)))
+    code = usage_examples((tmp_path / "README.md").read_text())["tensorrt"]
+    compile(code, "example.py", "exec")
+    assert reads in code
+    assert "cache" not in code
+
+
+@pytest.mark.parametrize(
     ("kind", "pipeline"),
     [
         ("gpt2", "text-generation"),

@@ -127,7 +127,7 @@ def test_a_formats_own_settings_are_checked_by_its_own_model_and_unknown_names_r
     with pytest.raises(ConfigurationError) as caught:
         configuration_of(message)
     problems = {problem["key"]: problem for problem in json.loads(caught.value.about["problems"])}
-    assert "use 7 to 26" in problems["formats.onnx.opset_version"]["remedy"]
+    assert "use 14 to 24" in problems["formats.onnx.opset_version"]["remedy"]
     assert problems["formats.tensorrt.target"]["remedy"] == "did you mean 'targets'?"
     assert problems["formats.onx"]["remedy"] == "did you mean 'onnx'?"
     assert problems["formats.tensorrt.unquantized"]["message"] == "is not a setting"

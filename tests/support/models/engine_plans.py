@@ -34,6 +34,11 @@ def assert_same_plan(one: bytes, other: bytes) -> None:
         assert _names(one[table]) == _names(other[table]), "the names differ"
 
 
+def weights_of(plan: bytes) -> bytes:
+    """Return the section of the weights."""
+    return plan[_sections(plan)[_WEIGHTS]]
+
+
 def _sections(plan: bytes) -> dict[bytes, slice]:
     """Return the range of each section; the first begins where the table ends."""
     (_, end, _) = _ENTRY.unpack_from(plan, _TABLE)

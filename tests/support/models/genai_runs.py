@@ -34,6 +34,21 @@ def genai_continuations(folder: Path, rows: list[list[int]], count: int) -> list
     return [until_the_end(tokens, folder) for tokens in found]
 
 
+def genai_samples(folder: Path, prompt: list[int], *, rows: int, rounds: int) -> list[int]:
+    """Return the first token after a prompt of so many rows and rounds, as the folder's configuration searches."""
+    og = genai_library()
+    model = og.Model(str(folder))
+    found: list[int] = []
+    for seed in range(rounds):
+        params = og.GeneratorParams(model)
+        params.set_search_options(max_length=len(prompt) + 2, batch_size=rows, random_seed=seed)
+        generator = og.Generator(model, params)
+        generator.append_tokens(np.array([prompt] * rows, np.int32))
+        generator.generate_next_token()
+        found += [int(generator.get_sequence(row)[len(prompt)]) for row in range(rows)]
+    return found
+
+
 def until_the_end(tokens: list[int], folder: Path) -> list[int]:
     """Return the tokens before the first one that ends a text."""
     ends = json.loads((folder / "genai_config.json").read_text())["model"]["eos_token_id"]

@@ -37,8 +37,8 @@ BEGIN, END = "<!-- families: made by make test-all -->\n", "<!-- end of families
 OPSETS = (14, 17, 18, 20, 21, 23)
 WRITES = {"mobius": OPSETS, "dynamo": (18, 20, 21, 23), "legacy": (14, 17)}
 LETTERS = {"mobius": "M", "dynamo": "D", "legacy": "L"}
-FORMS = ("dynamic", "batch")
-"""Values of the parameter ``shapes``."""
+FORMS, STATIC = ("dynamic", "batch"), "static"
+"""Values of the parameter ``shapes``. A graph whose axes are all fixed has results of its own: some models have none with a cache."""
 LIMIT = 1e-4
 PRIORITY = (
     ("mobius", 23),
@@ -51,7 +51,7 @@ PRIORITY = (
 )
 
 Result = dict[str, Any]
-"""A cell: the engines and rules of its attempts, the last one's opset, and its largest difference in each batch form."""
+"""A cell: the engines and rules of its attempts, the last one's opset, and its largest difference in each batch form; the same of ``static``."""
 Table = dict[str, dict[str, Result]]
 _REGISTRIES: dict[int, Any] = {}
 """torch's translations of operators, by opset; making them takes longer than using them."""
@@ -73,7 +73,7 @@ class FamilyRuns:
     """
 
     def __init__(self, row: Row, root: Path, known: Mapping[str, Result] = MappingProxyType({})) -> None:
-        self._root, self._name = root, row.name
+        self._root, self._name, self._known = root, row.name, known
         self._source = make_row(row, root / "model")
         self._made: dict[str, tuple[dict[str, Any], Failure | None]] = {}
         self._traces: dict[Any, Any] = {}
@@ -84,15 +84,29 @@ class FamilyRuns:
                 if len(result["attempts"]) == 1:
                     facts = {"engine": engine, "opset": int(opset), "parity_max_abs_diff": difference}
                     self._made[_key({"engine": engine, "opset": int(opset), "shapes": shapes})] = facts, None
+            fixed = result.get(STATIC)
+            if fixed and len(fixed["attempts"]) == 1:
+                facts = {"engine": engine, "opset": int(opset), "parity_max_abs_diff": max(fixed["differences"])}
+                self._made[_key({"engine": engine, "opset": int(opset), "shapes": STATIC})] = facts, None
         gc.freeze()  # what is imported is not searched for garbage again
 
     def cell(self, engine: str, opset: int) -> Result:
-        """Export in both batch forms, with the recovery that the rules of the stage prescribe."""
+        """Export in both batch forms and with fixed axes, with the recovery that the rules of the stage prescribe."""
+        known = self._known.get(f"{engine} {opset}")
+        return {**(known or self._varying(engine, opset)), STATIC: self._fixed(engine, opset)}
+
+    def _varying(self, engine: str, opset: int) -> Result:
         forms = [self._recovered({"engine": engine, "opset": opset, "shapes": shapes}) for shapes in FORMS]
         assert forms[0]["attempts"] == forms[1]["attempts"], "both batch forms end alike"
         differences = [form.pop("difference") for form in forms]
         assert max(differences) < LIMIT
         return {**forms[0], "differences": differences}
+
+    def _fixed(self, engine: str, opset: int) -> Result:
+        form = self._recovered({"engine": engine, "opset": opset, "shapes": STATIC})
+        difference = form.pop("difference")
+        assert difference < LIMIT
+        return {**form, "differences": [difference]}
 
     def _recovered(self, params: dict[str, Any]) -> Result:
         attempts: list[str] = []
@@ -208,9 +222,9 @@ def _key(params: Mapping[str, Any]) -> str:
     return json.dumps(params, sort_keys=True)
 
 
-def outcome(result: Result) -> tuple[list[str], int]:
+def outcome(result: Result) -> list[tuple[list[str], int]]:
     """Return what a further run of a cell must repeat; differences depend on the processor."""
-    return result["attempts"], result["opset"]
+    return [(each["attempts"], each["opset"]) for each in (result, result.get(STATIC)) if each]
 
 
 def run_row(
@@ -221,7 +235,7 @@ def run_row(
     only: tuple[str, ...] = (),
 ) -> Iterator[tuple[str, Result]]:
     """Run the cells of a family that are not known, as long as time allows."""
-    missing = [cell for cell in cells() if f"{cell[0]} {cell[1]}" not in known]
+    missing = [cell for cell in cells() if STATIC not in known.get(f"{cell[0]} {cell[1]}", {})]
     if not missing:
         return
     with tempfile.TemporaryDirectory() as folder:
@@ -251,12 +265,20 @@ def write_results(table: Table) -> None:
 
 
 def render(table: Table) -> str:
-    """Return the table in Markdown."""
+    """Return the tables in Markdown: with axes that vary, and with fixed ones."""
+    legend: dict[str, str] = {}
+    fixed = {
+        name: {cell: found[STATIC] for cell, found in row.items() if STATIC in found} for name, row in table.items()
+    }
+    parts = [_rows(table, legend), "", "With every axis fixed (`shapes: static`):", "", _rows(fixed, legend), ""]
+    return "\n".join([*parts, *(f"- {mark}: {rules}" for rules, mark in legend.items())]) + "\n"
+
+
+def _rows(table: Table, legend: dict[str, str]) -> str:
     lines = [
         "| family | " + " | ".join(map(str, OPSETS)) + " | recovered | largest difference |",
         "|---" * (len(OPSETS) + 3) + "|",
     ]
-    legend: dict[str, str] = {}
     for row in ROWS:
         results = table.get(row.name, {})
         entries = []
@@ -271,8 +293,12 @@ def render(table: Table) -> str:
         differences = [value for result in results.values() for value in result["differences"]]
         worst = f"{max(differences):.0e}" if differences else ""
         lines.append(f"| {row.name} | {' | '.join(entries)} | {', '.join(recovered)} | {worst} |")
-    lines += ["", *(f"- {mark}: {rules}" for rules, mark in legend.items())]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
+
+
+def _mark(number: int) -> str:
+    """Return a, b … z, aa, ab …"""
+    return (_mark(number // 26 - 1) if number >= 26 else "") + chr(ord("a") + number % 26)
 
 
 def _letter(engine: str, result: Result | None) -> str:
@@ -286,7 +312,7 @@ def _letter(engine: str, result: Result | None) -> str:
 def _recovery(result: Result, legend: dict[str, str]) -> str:
     engines, rules = result["attempts"][::2], result["attempts"][1::2]
     path = "→".join(LETTERS[engine] for engine in engines)
-    mark = legend.setdefault(", ".join(f"`{rule}`" for rule in rules), f"({chr(ord('a') + len(legend))})")
+    mark = legend.setdefault(", ".join(f"`{rule}`" for rule in rules), f"({_mark(len(legend))})")
     return f"{path} at {result['opset']} {mark}"
 
 
@@ -307,10 +333,9 @@ def main() -> None:
         if time.monotonic() < until and (not args.families or row.name in args.families):
             before = read_results().get(row.name, {})
             for cell, result in run_row(row, {} if args.again else before, until=until, only=tuple(args.cell)):
-                if outcome(before.get(cell, result)) != outcome(result):
-                    raise AssertionError(
-                        f"{row.name} {cell} ended as {outcome(before[cell])}, now as {outcome(result)}"
-                    )
+                old = outcome(before.get(cell, result))
+                if old != outcome(result)[: len(old)]:
+                    raise AssertionError(f"{row.name} {cell} ended as {old}, now as {outcome(result)}")
                 add_results(row, {cell: result})
                 print(row.name, cell, result["attempts"], f"{max(result['differences']):.1e}", flush=True)
 

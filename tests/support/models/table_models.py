@@ -99,7 +99,7 @@ ROWS: tuple[Row, ...] = (
     Row("BART", "BartForConditionalGeneration", _PAIR),
     Row("mBART", "MBartForConditionalGeneration", _PAIR),
     Row("Pegasus", "PegasusForConditionalGeneration", _PAIR),
-    Row("M2M-100", "M2M100ForConditionalGeneration", _PAIR),
+    Row("M2M-100", "M2M100ForConditionalGeneration", {**_PAIR, "decoder_start_token_id": 2}),
     Row("T5", "T5ForConditionalGeneration", _T5),
     Row("mT5", "MT5ForConditionalGeneration", _T5),
     Row(

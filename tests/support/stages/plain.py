@@ -162,6 +162,16 @@ def keeping(inputs: Mapping[str, Path], params: KeepingParams, ctx: Context) -> 
     return outputs
 
 
+def remembering(inputs: Mapping[str, Path], params: EchoParams, ctx: Context) -> dict[str, Path]:
+    """Count the runs on this machine in the kept folder."""
+    assert ctx.kept is not None
+    count = ctx.kept / "runs"
+    runs = int(count.read_text()) + 1 if count.exists() else 1
+    count.write_text(str(runs))
+    ctx.record(runs=runs)
+    return echo(inputs, params, ctx)
+
+
 ECHO = Stage(name="echo", version=1, inputs=("in",), outputs=("out",), params=EchoParams, run=echo)
 SPEAK = Stage(name="speak", version=1, inputs=("in",), outputs=("out",), params=EchoParams, run=speak)
 SOURCE = Stage(name="source", version=1, inputs=(), outputs=("out",), params=EchoParams, run=echo)
@@ -178,5 +188,8 @@ LIBRARY = Stage(
 )
 KEEPING = Stage(
     name="keeping", version=1, inputs=(), outputs=("out",), params=KeepingParams, run=keeping, resumable=True
+)
+REMEMBERING = Stage(
+    name="remembering", version=1, inputs=(), outputs=("out",), params=EchoParams, run=remembering, remembers=True
 )
 DEVICE = Stage(name="device", version=1, inputs=(), outputs=("out",), params=EchoParams, run=echo, device_bound=True)

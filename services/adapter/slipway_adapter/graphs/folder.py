@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -43,9 +43,9 @@ def write_graph_folder(saved: Saved, inputs: Mapping[str, Path], output: Path, c
         )
     for caution in check_rules(saved, "onnx"):
         ctx.warn(caution)
-    pairs = dict(fit(saved, inputs["base"]).pairs)
+    pairs = fit(saved, inputs["base"], "onnx").pairs
     output.mkdir()
-    graphs, count = inputs["onnx"], len(pairs)
+    graphs = inputs["onnx"]
     for name, _ in sorted(all_files(graphs)):
         target = output / name
         if name in _OWN_FILES or name.endswith(".onnx"):
@@ -53,14 +53,14 @@ def write_graph_folder(saved: Saved, inputs: Mapping[str, Path], output: Path, c
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(real_file(graphs, name), target)
     copied = copy_tokenizer(saved.folder, inputs["base"], output)
+    branches = {path.name: _write_graph(path, output / path.name) for path in sorted(graphs.glob("*.onnx"))}
+    taken = _by_branch(pairs, [branch for found in branches.values() for branch in found.values()])
     digests = {}
-    for path in sorted(graphs.glob("*.onnx")):
-        branches = _write_graph(path, output / path.name)
-        digests[path.name] = hashlib.sha256((output / path.name).read_bytes()).hexdigest()
-        _write_factors(_taken(pairs, branches), (output / path.name).with_suffix(SUFFIX), ctx)
-    if pairs:
-        raise refused("graph", f"the base's graph has no product with the weight of {quoted(min(pairs))}")
-    ctx.record(modules=count, graphs=digests, copied=copied)
+    for name, found in branches.items():
+        digests[name] = hashlib.sha256((output / name).read_bytes()).hexdigest()
+        of_graph = [(branch, taken[module]) for module, branch in found.items() if module in taken]
+        _write_factors(of_graph, (output / name).with_suffix(SUFFIX), ctx)
+    ctx.record(modules=len(pairs), graphs=digests, copied=copied)
 
 
 def _write_graph(source: Path, target: Path) -> dict[str, Branch]:
@@ -78,11 +78,22 @@ def _write_graph(source: Path, target: Path) -> dict[str, Branch]:
     return branches
 
 
-def _taken(pairs: dict[str, Pair], branches: Mapping[str, Branch]) -> list[tuple[Branch, Pair]]:
-    """Take the pairs of a graph's branches out of ``pairs``."""
-    modules = Modules({module: branch.shape for module, branch in branches.items()})
-    found = {name: modules.find(name) for name in pairs}
-    return [(branches[module], pairs.pop(name)) for name, module in found.items() if module is not None]
+def _by_branch(pairs: Mapping[str, Pair], branches: Sequence[Branch]) -> dict[str, Pair]:
+    """Return each pair by the module of its branch: of all graphs, as encoder and decoder have layers with the same end of their names.
+
+    Raises:
+        AdapterExportError: ``ADAPTER_NOT_SERVABLE`` if a pair has no branch, or two have one.
+    """
+    modules = Modules({branch.module: branch.shape for branch in branches})
+    places = {name: modules.find(name) for name in sorted(pairs)}
+    taken: dict[str, Pair] = {}
+    for name, module in places.items():
+        if module is None:
+            raise refused("graph", f"the base's graph has no product with the weight of {quoted(name)}")
+        if module in taken:
+            raise refused("graph", f"the base's graph has one product for {quoted(name)} and another module")
+        taken[module] = pairs[name]
+    return taken
 
 
 def _write_factors(taken: list[tuple[Branch, Pair]], target: Path, ctx: Context) -> None:

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from slipway.errors import AdapterExportError
-from slipway.files.links import real_file
 from slipway.models.adapters.saved import Saved, read_saved
-from slipway.models.model_files import tokenizer_files
 from slipway.stage import Context, installed_version
 from slipway_gguf.general import adapter_fields
+from slipway_gguf.lora.description import DESCRIPTION, HALVES
 from slipway_gguf.lora.factors import kind_of, plan_factors
 from slipway_gguf.lora.params import AdapterParams
+from slipway_gguf.lora.reading import add_reading
 from slipway_gguf.weights.checks import check_file
 from slipway_gguf.weights.planning import plan_file
 from slipway_gguf.weights.writing import write_file
 
-DESCRIPTION = "gguf_adapter.json"
 _LIBRARIES = ("slipway", "gguf", "numpy", "xllamacpp")
 
 
@@ -51,10 +49,7 @@ def export_adapter(inputs: Mapping[str, Path], params: AdapterParams, ctx: Conte
     )
     ctx.digest(written.path, written.sha256)
     checks = check_file(written, factors.tensors)
-    for path in tokenizer_files(inputs["adapter"]):
-        target = folder / path.relative_to(inputs["adapter"])
-        target.parent.mkdir(exist_ok=True)
-        shutil.copyfile(real_file(inputs["adapter"], path.relative_to(inputs["adapter"])), target)
+    add_reading(inputs["adapter"], inputs["base"], written.path, ctx)
     facts = {
         "file": written.path.name,
         "sha256": written.sha256,
@@ -68,7 +63,8 @@ def export_adapter(inputs: Mapping[str, Path], params: AdapterParams, ctx: Conte
         "tools": {name: installed_version(name) for name in _LIBRARIES},
         **checks,
     }
-    (folder / DESCRIPTION).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    described = {**facts, "weights": [each.name.removesuffix(HALVES[0]) for each in factors.tensors[::2]]}
+    (folder / DESCRIPTION).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
     ctx.record(**facts, size_after_bytes=written.size, seconds=round(time.monotonic() - started, 3))
     return folder
 

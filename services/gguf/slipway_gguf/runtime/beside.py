@@ -9,30 +9,51 @@ from pathlib import Path
 from slipway.errors import ModelExportError
 from slipway.stage import Context
 from slipway_gguf.export import export_model
+from slipway_gguf.lora.description import PATTERN, missing_weights
 from slipway_gguf.params import GGUFParams
 from slipway_gguf.runtime.llama import Llama
-from slipway_gguf.runtime.model import GGUFModel, only_file
-from slipway_validate.folders import stored_dtype
+from slipway_gguf.runtime.model import Beside, GGUFModel, only_file
+from slipway_gguf.vocabulary.documents import read_files
+from slipway_gguf.vocabulary.templates import DEFAULT, templates_of
 from slipway_validate.runner.model import Unusable
+
+STORED = "float16"
+"""Type of the base's weights beside which an adapter is run: that of the format's unquantized file."""
 
 
 def load(folder: Path, base: Path, *, threads: int) -> GGUFModel:
     """Load an adapter beside its base in float16, the type of the format's unquantized file.
 
-    The base's file is gone once llama.cpp has mapped it, so that its space is free when this process ends. Writing it is no part of loading.
+    The base's file goes when results have been compared, or with the process's folder of temporary files. Writing it is no part of loading.
 
     Raises:
         NotRunnable: llama.cpp is missing here, or of another version.
-        Unusable: The base cannot be written, or llama.cpp cannot load the two.
+        Unusable: The base cannot be written, the adapter's file lacks factors, or llama.cpp cannot load the two.
     """
     llama, started = Llama(), time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="base-", dir=Path.cwd()) as work:
-        try:
-            written = export_model({"pytorch": base}, GGUFParams(), Context(workdir=Path(work), threads=threads))
-        except ModelExportError as error:
-            raise Unusable(f"the base cannot be written as GGUF: {error}") from error
+    file = only_file(folder, PATTERN)
+    try:
+        lost = missing_weights(folder, file)
+    except (OSError, ValueError, LookupError) as error:
+        raise Unusable(f"{file.name} and its description cannot be read: {error}") from error
+    if lost:
+        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        raise Unusable(
+            f"{file.name} has lost the factors of {lost[0]}{more}, without which llama.cpp would run it in silence"
+        )
+    work = tempfile.TemporaryDirectory(prefix="base-")
+    try:
+        context = Context(workdir=Path(work.name), threads=threads)
+        written = only_file(export_model({"pytorch": base}, GGUFParams(), context))
+        template = templates_of(read_files(folder)).get(DEFAULT, "")
         prepared = time.perf_counter() - started
-        files = only_file(written), only_file(folder)
-        model = GGUFModel(llama, files[0], threads=threads, stored=stored_dtype(folder), adapter=files[1])
+        beside = Beside(file, template=template, release=work.cleanup)
+        model = GGUFModel(llama, written, threads=threads, stored=STORED, beside=beside)
+    except ModelExportError as error:
+        work.cleanup()
+        raise Unusable(f"the base cannot be written as GGUF: {error}") from error
+    except Unusable:
+        work.cleanup()
+        raise
     model.preparation_seconds = prepared
     return model

@@ -16,13 +16,14 @@ _LARGEST = 16 << 20
 
 
 class ChatServer:
-    """llama.cpp's server in this process, on a port of this machine alone. It has the file's vocabulary and template."""
+    """llama.cpp's server in this process, on a port of this machine alone. It has the file's vocabulary, and its template unless another is given."""
 
-    def __init__(self, file: Path, *, threads: int) -> None:
+    def __init__(self, file: Path, *, threads: int, template: str = "") -> None:
         import xllamacpp
 
         params = xllamacpp.CommonParams()
         params.model.path = str(file)
+        params.chat_template = template
         params.n_ctx, params.n_parallel, params.warmup, params.verbosity = 256, 1, False, 1
         params.hostnames, params.port, params.ui = ["127.0.0.1"], 0, False
         params.n_gpu_layers = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,21 @@ _CALL = 128
 """Tokens that llama.cpp computes at once: it keeps logits for each of them."""
 _FIRST_CONTEXT = 512
 _LONGEST_VALUE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """An adapter beside the file of a base.
+
+    Attributes:
+        adapter: The adapter's file.
+        template: Chat template that goes with it; empty for the base's.
+        release: Function that removes the base's file, which only the chat server opens again.
+    """
+
+    adapter: Path
+    template: str = ""
+    release: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +59,17 @@ class GGUFModel(LanguageModel):
     has_cache = True
     reads_text = True
 
-    def __init__(self, llama: Llama, file: Path, *, threads: int, stored: str, adapter: Path | None = None) -> None:
-        self._llama, self._file, self._threads = llama, file, threads
+    def __init__(self, llama: Llama, file: Path, *, threads: int, stored: str, beside: Beside | None = None) -> None:
+        self._llama, self._file, self._threads, self._beside = llama, file, threads, beside
         functions = llama.functions
         params = functions.llama_model_default_params()
         params.n_gpu_layers = 0
         self._model = functions.llama_model_load_from_file(str(file).encode(), params)
         if not self._model:
             raise Unusable(f"llama.cpp cannot load {file.name}: {llama.errors()}")
-        self._adapter = self._loaded(adapter) if adapter else None  # before any context, which has room for it then
+        self._adapter = (
+            self._loaded(beside.adapter) if beside else None
+        )  # before any context, which has room for it then
         self._vocabulary = functions.llama_model_get_vocab(self._model)
         self._values = functions.llama_vocab_n_tokens(self._vocabulary)
         longest = max(1, functions.llama_model_n_ctx_train(self._model))
@@ -95,6 +112,8 @@ class GGUFModel(LanguageModel):
     def leave_comparison(self) -> None:
         """As :meth:`LanguageModel.leave_comparison`. The server ends, so that it takes no time or memory from what is measured."""
         self._chat = None
+        if self._beside:
+            self._beside.release()
         self._comparing = False
         self._open(self._size)
 
@@ -109,11 +128,12 @@ class GGUFModel(LanguageModel):
         return list(ids[:count])
 
     def rendered(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str | None:
-        """As :meth:`LanguageModel.rendered`; None if the file has no template, for which llama.cpp takes another one."""
-        if not self._value("tokenizer.chat_template"):
+        """As :meth:`LanguageModel.rendered`; None if there is no template, for which llama.cpp takes another one."""
+        template = self._beside.template if self._beside else ""
+        if not template and not self._value("tokenizer.chat_template"):
             return None
         if self._chat is None:
-            self._chat = ChatServer(self._file, threads=self._threads)
+            self._chat = ChatServer(self._file, threads=self._threads, template=template)
         return self._chat.render(messages, tools)
 
     def text_differences(self) -> tuple[str, ...]:
@@ -214,13 +234,13 @@ def load(folder: Path, *, threads: int) -> GGUFModel:
     return GGUFModel(Llama(), only_file(folder), threads=threads, stored=stored_dtype(folder))
 
 
-def only_file(folder: Path) -> Path:
-    """Return the GGUF file in a folder.
+def only_file(folder: Path, pattern: str = "*.gguf") -> Path:
+    """Return the GGUF file in a folder, or that which matches a pattern.
 
     Raises:
         Unusable: There is none, or several.
     """
-    files = sorted(folder.glob("*.gguf"))
+    files = sorted(folder.glob(pattern))
     if len(files) != 1:
         raise Unusable(f"the folder has {len(files)} GGUF files, and one is needed")
     return files[0]

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch._subclasses import FakeTensorMode
 
 from slipway.models.activations.contract import ActivationContract, ContractOutput, GraphContract
 from slipway.models.activations.request import CROSS, ActivationRequest, Part
 from slipway_onnx_export.activations.recording import Place, layers_of, places_of, recording, unsupported
 from slipway_onnx_export.interface import ENCODED, IDS, MASK, SAMPLE_SIZES, Component, Observed, Port
+from slipway_onnx_export.loading.trial_run import try_out
 
 Tensors = dict[str, torch.Tensor]
 Axis = str | int | None
@@ -62,10 +62,12 @@ def _observed(component: Component, model: Any, request: ActivationRequest, part
         given = {id(value) for value in results.values()}
         return results | {name: value.clone() if id(value) in given else value for name, value in values.items()}
 
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+    def shapes_of() -> dict[str, tuple[int, ...]]:
         names = [port.name for port in component.inputs]
         made = call(model, dict(zip(names, component.sample(), strict=True)))
-        shapes = {place.name: tuple(map(int, made[place.name].shape)) for place in places}
+        return {place.name: tuple(map(int, made[place.name].shape)) for place in places}
+
+    shapes = try_out(model, shapes_of)
     lengths = _lengths(component)
     ports = tuple(Port(place.name, _axes(model, place, shapes[place.name], lengths)) for place in places)
     observed = Observed(count, dict(zip(wanted, (place.path for place in places), strict=True)))

@@ -12,9 +12,9 @@ import onnx
 import onnx.shape_inference
 
 from slipway.errors import ONNXExportError
-from slipway_onnx_export.checks.running import agree_with_reference, grow_caches, load
+from slipway_onnx_export.checks.running import agree_with_reference, first_line, grow_caches, load
 from slipway_onnx_export.checks.written import FaultError, NotRunError, Written
-from slipway_onnx_export.writing.weights import INLINE_BYTES
+from slipway_onnx_export.writing.sizes import INLINE_BYTES
 
 _SAMPLE = 4096
 _REASONS = {"opset": "OPSET_UNSUPPORTED", "reference": "EXPORT_PARITY_FAILED"}
@@ -83,7 +83,7 @@ def _valid(written: Written) -> None:
         try:
             onnx.checker.check_model(str(written.folder / name))
         except onnx.checker.ValidationError as error:
-            raise FaultError(f"{name} is not valid: {_first_line(error)}") from error
+            raise FaultError(f"{name} is not valid: {first_line(error)}") from error
 
 
 def _shapes(written: Written) -> None:
@@ -92,7 +92,7 @@ def _shapes(written: Written) -> None:
         try:
             onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=False)
         except onnx.shape_inference.InferenceError as error:
-            raise FaultError(f"the types or shapes of {name} do not fit together: {_first_line(error)}") from error
+            raise FaultError(f"the types or shapes of {name} do not fit together: {first_line(error)}") from error
 
 
 def _interface(written: Written) -> None:
@@ -107,7 +107,7 @@ def _interface(written: Written) -> None:
         if (sorted(inputs), sorted(outputs)) != tuple(map(sorted, wanted)):
             odd = sorted({*inputs, *outputs} ^ {*wanted[0], *wanted[1]})
             raise FaultError(f"{component.file} lacks or has beyond its interface: {', '.join(odd[:5])}")
-        read = _read_names(graph)
+        read = read_names(graph)
         unread = [name for name in inputs if name not in read and name not in component.unread]
         if unread:
             raise FaultError(f"{component.file} does not read its input {unread[0]!r}")
@@ -148,10 +148,6 @@ def _metadata(written: Written) -> None:
             raise FaultError(f"{name} has {has} {wrong[0]!r} in its metadata")
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
 def _place(tensor: Any) -> tuple[str, int, int] | None:
     """Return where an initializer lies outside the graph: file, offset and length."""
     if tensor.data_location != onnx.TensorProto.EXTERNAL:
@@ -169,14 +165,14 @@ def _read(file: Any, place: tuple[str, int, int], at: int, length: int = _SAMPLE
     return data
 
 
-def _read_names(graph: Any) -> set[str]:
+def read_names(graph: Any) -> set[str]:
     """Return the names that nodes of a graph and of its subgraphs read, and those that subgraphs return."""
     found: set[str] = set()
     for node in graph.node:
         found |= set(node.input)
         for attribute in node.attribute:
             for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                found |= _read_names(inner) | {value.name for value in inner.output}
+                found |= read_names(inner) | {value.name for value in inner.output}
     return found
 
 

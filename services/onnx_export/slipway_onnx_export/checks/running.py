@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,18 +10,18 @@ import onnx
 import onnxruntime
 from onnx.reference import ReferenceEvaluator
 
-from slipway_onnx_export.checks.written import FaultError, NotRunError, Written
-from slipway_onnx_export.interface import PAST, Component
-from slipway_onnx_export.parity.ort_errors import ORT_ERRORS
+from slipway_onnx_export.checks.written import Described, FaultError, NotRunError, Written
+from slipway_onnx_export.names import PAST, PRESENT
+from slipway_onnx_export.parity.ort_errors import ort_failures
 
 _TOLERANCE = 1e-3
 NOT_TINY = "the graphs are too large or lack their weights"
 
 
 def load(written: Written) -> None:
-    """Each graph loads. Nothing is optimized or packed, so the weights are mapped and not read."""
+    """Each graph loads."""
     for component in written.components:
-        _session(written, component)
+        open_unoptimized(written.folder / component.file)
 
 
 def grow_caches(written: Written) -> None:
@@ -35,7 +36,7 @@ def grow_caches(written: Written) -> None:
     for component in written.components:
         for past in (0, 4):
             for name, array in _run(written, component, past=past).items():
-                if name.startswith("present.") and 0 in array.shape:
+                if name.startswith(PRESENT) and 0 in array.shape:
                     raise FaultError(f"{component.file} returns {name!r} of length zero after {past} tokens")
 
 
@@ -50,7 +51,7 @@ def agree_with_reference(written: Written) -> None:
             reference = ReferenceEvaluator(onnx.load(written.folder / component.file))
             wanted = reference.run(list(found), feed)
         except Exception as error:  # the reference lets any exception of an operator's Python code through
-            raise NotRunError(f"the reference cannot run {component.file}: {_first_line(error)}") from error
+            raise NotRunError(f"the reference cannot run {component.file}: {first_line(error)}") from error
         for (name, array), other in zip(found.items(), wanted, strict=True):
             scale = max(1.0, float(np.abs(other).max(initial=0)))
             far = (
@@ -62,30 +63,29 @@ def agree_with_reference(written: Written) -> None:
                 raise FaultError(f"{name!r} of {component.file} differs from ONNX's reference by {far:.3g}")
 
 
-def _session(written: Written, component: Component) -> Any:
+def open_unoptimized(path: Path) -> Any:
+    """Load a graph with one thread. Nothing is optimized or packed, so its weights are mapped, and read only where it runs.
+
+    Raises:
+        FaultError: ONNX Runtime cannot load it.
+    """
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.disable_prepacking", "1")
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 4
-    try:
-        return onnxruntime.InferenceSession(
-            str(written.folder / component.file), options, providers=["CPUExecutionProvider"]
-        )
-    except ORT_ERRORS as error:
-        raise FaultError(
-            f"onnxruntime {onnxruntime.__version__} cannot load {component.file}: {_first_line(error)}"
-        ) from error
+    what = f"onnxruntime {onnxruntime.__version__} cannot load {path.name}"
+    with ort_failures(lambda error: FaultError(f"{what}: {first_line(error)}")):
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-def _run(written: Written, component: Component, *, past: int) -> dict[str, Any]:
-    session = _session(written, component)
+def _run(written: Written, component: Described, *, past: int) -> dict[str, Any]:
+    session = open_unoptimized(written.folder / component.file)
     names = [value.name for value in session.get_outputs()]
-    try:
+    with ort_failures(lambda error: FaultError(f"onnxruntime cannot run {component.file}: {first_line(error)}")):
         return dict(zip(names, session.run(names, written.feed(component, past=past, new=3)), strict=True))
-    except ORT_ERRORS as error:
-        raise FaultError(f"onnxruntime cannot run {component.file}: {_first_line(error)}") from error
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Return the first line of what an error says."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-import numpy as np
 import numpy.typing as npt
 import onnx
 
-from slipway_onnx_export.interface import BATCH, FEATURES, PAST, SEQUENCE, SOURCE, TOTAL, Component
+from slipway.models.graphs.promise import Promise
+from slipway_onnx_export.checks.feeds import UnknownAxisError, make_feed
+from slipway_onnx_export.names import BATCH, CACHE, PAST, SEQUENCE, SOURCE, TOTAL
 
 TINY_BYTES, TINY_NODES = 4 << 20, 3000
 """Sizes up to which graphs are run by the checks: then it takes a fraction of a second."""
@@ -24,6 +25,49 @@ class FaultError(Exception):
 
 class NotRunError(Exception):
     """A check cannot be made of this model. The message says why."""
+
+
+class Named(Protocol):
+    """An input or an output."""
+
+    @property
+    def name(self) -> str:
+        """Return its name."""
+        ...
+
+    @property
+    def shape(self) -> Sequence[str | int | None]:
+        """Return its axes."""
+        ...
+
+
+class Described(Protocol):
+    """A graph's file and interface, as :class:`slipway_onnx_export.interface.Component` has them."""
+
+    @property
+    def file(self) -> str:
+        """Return its file name."""
+        ...
+
+    @property
+    def inputs(self) -> Sequence[Named]:
+        """Return its inputs."""
+        ...
+
+    @property
+    def outputs(self) -> Sequence[Named]:
+        """Return its outputs."""
+        ...
+
+    @property
+    def unread(self) -> Collection[str]:
+        """Return the inputs that it need not read."""
+        ...
+
+    @property
+    def promise(self) -> Promise:
+        """Return the calls that it takes."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -40,7 +84,7 @@ class Written:
     """
 
     folder: Path
-    components: tuple[Component, ...]
+    components: tuple[Described, ...]
     opset: int
     end: int | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -75,42 +119,17 @@ class Written:
         nbytes = sum(path.stat().st_size for path in self.folder.iterdir())
         return nbytes <= TINY_BYTES and sum(len(model.graph.node) for model in self.graphs.values()) <= TINY_NODES
 
-    def feed(self, component: Component, *, past: int, new: int) -> dict[str, npt.NDArray[Any]]:
+    def feed(self, component: Described, *, past: int, new: int) -> dict[str, npt.NDArray[Any]]:
         """Make inputs of a graph without padding.
 
         Raises:
             NotRunError: If an input has an axis that is not known here.
         """
+        if not any(port.name.startswith(CACHE) for port in component.inputs):
+            past = 0  # each call reads the text from its beginning
         rows = 1 if component.promise.shared_buffer and past else 2
         sizes = {BATCH: rows, SEQUENCE: new, PAST: past, TOTAL: past + new, SOURCE: 5}
-        random = np.random.default_rng(0)
-        feed: dict[str, npt.NDArray[Any]] = {}
-        for value in self.graphs[component.file].graph.input:
-            kind = value.type.tensor_type
-            shape = []
-            for axis in kind.shape.dim:
-                if axis.dim_param and axis.dim_param not in sizes:
-                    raise NotRunError(f"the input {value.name} has an axis {axis.dim_param}")
-                shape.append(sizes[axis.dim_param] if axis.dim_param else axis.dim_value)
-            if kind.elem_type == onnx.TensorProto.FLOAT:
-                scale = 1.0 if value.name == FEATURES else 0.1
-                feed[value.name] = (scale * random.standard_normal(shape)).astype(np.float32)
-            elif kind.elem_type == onnx.TensorProto.BOOL:
-                feed[value.name] = np.zeros(shape, np.bool_)
-            elif value.name.endswith("mask"):
-                feed[value.name] = np.ones(shape, np.int64)
-            elif value.name == "position_ids":
-                feed[value.name] = np.broadcast_to(np.arange(past, past + shape[-1]), shape).copy()
-            elif value.name == "token_type_ids":
-                feed[value.name] = np.zeros(shape, np.int64)
-            else:
-                feed[value.name] = self._tokens(shape)
-        return feed
-
-    def _tokens(self, shape: list[int]) -> npt.NDArray[Any]:
-        """Make tokens that are the same in each row; the last is the end of the text, which some classifiers look for."""
-        row = 3 + np.arange(shape[-1]) % 5
-        if self.end is not None:
-            row = np.where(row == self.end, 8, row)
-            row[-1] = self.end
-        return np.broadcast_to(row, shape).astype(np.int64)
+        try:
+            return make_feed(self.graphs[component.file].graph.input, sizes, past=past, end=self.end)
+        except UnknownAxisError as why:
+            raise NotRunError(str(why)) from why

@@ -13,6 +13,7 @@ from importlib import import_module
 from slipway.errors import ONNXExportError
 from slipway.models.families import DECODER
 from slipway_onnx_export.engine_graph import EngineGraph, GraphRequest
+from slipway_onnx_export.engines.failures import engine_errors
 from slipway_onnx_export.opsets import BEST_OPSET, ENGINE_OPSETS
 from slipway_onnx_export.params import OnnxExportParams, Runtime
 from slipway_onnx_export.source import ModelSource
@@ -42,7 +43,8 @@ class Engine:
                 ``EXPORT_ENGINE_FAILED`` if it stops with an error of its own.
         """
         build: Callable[[ModelSource, GraphRequest], list[EngineGraph]] = import_module(self.module).build
-        return build(source, request)
+        with engine_errors(source, engine=self.name):
+            return build(source, request)
 
 
 _HERE = __name__

@@ -10,7 +10,8 @@ import torch
 from slipway_onnx_export.activations.interface import with_activations
 from slipway_onnx_export.components import components_of
 from slipway_onnx_export.engine_graph import EngineGraph, GraphRequest
-from slipway_onnx_export.engines.failures import translate_capture_error
+from slipway_onnx_export.engines.failures import OPTIMIZATION, engine_errors, translate_capture_error
+from slipway_onnx_export.engines.guards import remove_guards
 from slipway_onnx_export.engines.optimizing import optimize_graph
 from slipway_onnx_export.engines.quiet import quiet_libraries
 from slipway_onnx_export.interface import Component
@@ -49,10 +50,12 @@ def build(source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
             initializers[name].name = name.removeprefix(PREFIX)
         before = Statistics.of([model])
         if request.optimization != "none":
-            optimize_graph(model)
-            with quiet_libraries():
+            with engine_errors(source, engine="dynamo", phase=OPTIMIZATION), quiet_libraries():
+                optimize_graph(model)
                 # into the operators of opset 23, if the graph is written in it
                 onnxscript.rewriter.onnx_fusions.fuse(model)
+        if request.runtime == "tensorrt":
+            remove_guards(model)
         graphs.append(EngineGraph(component, model, weights, attention, unoptimized=before))
     return stamped(graphs, blocks) if blocks else graphs
 

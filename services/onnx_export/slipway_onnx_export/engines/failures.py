@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from slipway.errors import ONNXExportError, UnorderedMapError
+from slipway.errors import ModelExportError, ONNXExportError, UnorderedMapError
+from slipway.machine.out_of_memory import is_out_of_memory
 from slipway_onnx_export.interface import Port
 from slipway_onnx_export.source import ModelSource
 
@@ -18,6 +20,7 @@ _TORCH = Path(torch.__file__).parent
 _OURS = Path(__file__).parent.parent
 
 AXIS, DATA = "axis", "data"
+OPTIMIZATION = "optimization"
 
 _FIXED_AXIS = re.compile(r"inferred a static shape of (\d+) for dimension inputs\S*?(?:\[(\d+)\])?\.shape\[(\d+)\]")
 _CONSTRAINT = re.compile(
@@ -29,11 +32,45 @@ _MISSING_SYMBOL = re.compile(r"Exporting the operator '([^']+)' to ONNX opset ve
 _SINCE = re.compile(r"added in version (\d+)")
 
 
+@contextmanager
+def engine_errors(source: ModelSource, *, engine: str, phase: str = "") -> Iterator[None]:
+    """Translate whatever an engine raises in this block that is not typed yet, apart from a lack of memory and errors of files.
+
+    Args:
+        source: The model.
+        engine: The engine's name.
+        phase: What the block does, for rules of recovery; empty for the engine's work as a whole.
+
+    Raises:
+        ONNXExportError: ``EXPORT_ENGINE_FAILED``.
+    """
+    try:
+        yield
+    except (ModelExportError, OSError):
+        raise
+    except Exception as error:  # libraries let any exception of their own code through
+        if is_out_of_memory(error):
+            raise
+        raise ONNXExportError(
+            f"engine {engine} failed on {source.architecture}"
+            f"{phase and f' in its {phase}'}: {type(error).__name__}: {_first_line(str(error))}",
+            reason="EXPORT_ENGINE_FAILED",
+            remedy="use optimization none" if phase == OPTIMIZATION else "use another engine",
+            about={**_known(source, engine, error), **_place(error)} | ({"phase": phase} if phase else {}),
+        ) from error
+
+
 def translate_capture_error(
     source: ModelSource, error: Exception, *, attention: str, ports: Sequence[Port] = ()
 ) -> ONNXExportError:
-    """Translate an exception of torch.export or of its conversion to ONNX; ``ports`` are the inputs that were traced."""
-    about = {**_known(source, "dynamo", error, attention), **_place(error)}
+    """Translate an exception of torch.export or of its conversion to ONNX; ``ports`` are the inputs that were traced.
+
+    Raises:
+        Exception: The exception itself, if memory ran out: no other engine helps.
+    """
+    if is_out_of_memory(error):
+        raise error
+    about = {**_known(source, "dynamo", error), "attention": attention, **_place(error)}
     texts = [str(one) for one in _causes(error)]
     cause = texts[-1]
     for text in texts:
@@ -56,8 +93,14 @@ def translate_capture_error(
 
 
 def translate_tracer_error(source: ModelSource, error: Exception, *, attention: str) -> ONNXExportError:
-    """Translate an exception of the TorchScript exporter."""
-    about = {**_known(source, "legacy", error, attention), **_place(error)}
+    """Translate an exception of the TorchScript exporter.
+
+    Raises:
+        Exception: The exception itself, if memory ran out: no other engine helps.
+    """
+    if is_out_of_memory(error):
+        raise error
+    about = {**_known(source, "legacy", error), "attention": attention, **_place(error)}
     text = str(error)
     if "unordered_map" in text:  # libstdc++ says unordered_map::at, others "invalid unordered_map<K, T> key"
         return UnorderedMapError(
@@ -84,13 +127,8 @@ def _named_axis(ports: Sequence[Port], index: int, axis: int) -> str:
     return f"axis {axis} of {ports[index].name} ({ports[index].shape[axis]})"
 
 
-def _known(source: ModelSource, engine: str, error: Exception, attention: str) -> dict[str, Any]:
-    return {
-        "engine": engine,
-        "architecture": source.architecture,
-        "attention": attention,
-        "cause": type(error).__name__,
-    }
+def _known(source: ModelSource, engine: str, error: Exception) -> dict[str, Any]:
+    return {"engine": engine, "architecture": source.architecture, "cause": type(error).__name__}
 
 
 def _operator_error(operator: str, where: str, about: dict[str, Any], since: str = "") -> ONNXExportError:

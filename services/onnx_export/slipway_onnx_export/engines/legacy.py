@@ -16,7 +16,7 @@ from slipway_onnx_export.activations.interface import with_activations
 from slipway_onnx_export.components import components_of
 from slipway_onnx_export.engine_graph import EngineGraph, GraphRequest
 from slipway_onnx_export.engines.branches import tracer_warning_error
-from slipway_onnx_export.engines.failures import translate_tracer_error
+from slipway_onnx_export.engines.failures import OPTIMIZATION, engine_errors, translate_tracer_error
 from slipway_onnx_export.engines.optimizing import optimize_graph
 from slipway_onnx_export.interface import Component
 from slipway_onnx_export.layered.blocks import split
@@ -52,7 +52,8 @@ def build(source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
                 graph.initializers[value.name] = value
         before = Statistics.of([model])
         if request.optimization != "none":
-            optimize_graph(model)
+            with engine_errors(source, engine="legacy", phase=OPTIMIZATION):
+                optimize_graph(model)
         graphs.append(EngineGraph(component, model, weights, attention, tuple(map(str, warned)), before))
     return stamped(graphs, blocks) if blocks else graphs
 

@@ -17,7 +17,7 @@ from slipway.errors import ONNXExportError
 from slipway.models.families import DECODER
 from slipway_onnx_export.components import untraced_decoder
 from slipway_onnx_export.engine_graph import EngineGraph, GraphRequest
-from slipway_onnx_export.lowering import lower
+from slipway_onnx_export.engines.lowering import lower
 from slipway_onnx_export.serving.shared_buffer import share_buffers
 from slipway_onnx_export.source import WINDOW_LIMIT, ModelSource
 from slipway_onnx_export.statistics import Statistics
@@ -43,25 +43,17 @@ def build(source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
         raise _unsupported_error(source, "mobius builds graphs without activations")
     module, config = _find_module(source, windowed=request.promise.shared_buffer)
     provider = "default" if request.optimization == "all" and request.runtime == "onnxruntime" else "onnx-standard"
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            config.validate()
-            with build_context(ep_registry.require(provider), ir.DataType.FLOAT):
-                model = get_task("text-generation").build(module, config)["model"]
-            before = Statistics.of([model])
-            optimize_model(model, ep=provider, dtype=ir.DataType.FLOAT, model_role="decoder")
-    except (ValueError, TypeError, KeyError, AttributeError, NotImplementedError, RuntimeError) as error:
-        raise ONNXExportError(
-            f"mobius could not build {source.architecture}: {error}",
-            reason="EXPORT_ENGINE_FAILED",
-            remedy="use engine dynamo",
-            about={"engine": "mobius", "architecture": source.architecture},
-        ) from error
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        config.validate()
+        with build_context(ep_registry.require(provider), ir.DataType.FLOAT):
+            model = get_task("text-generation").build(module, config)["model"]
+        before = Statistics.of([model])
+        optimize_model(model, ep=provider, dtype=ir.DataType.FLOAT, model_role="decoder")
     # Drop the functions that define ONNX Runtime's own operators for other runtimes: they use another opset.
     model.functions.clear()
     if request.promise.shared_buffer:
-        share_buffers(model, window=source.sliding_window, dropped=_dropped_window(module))
+        share_buffers(model, window=source.sliding_window, dropped=_dropped_window(source, module))
     lower(model, request.opset)
     weights = module.preprocess_weights(dict(source.weights))
     return [EngineGraph(untraced_decoder(source.layers).fixed(request.sizes), model, weights, unoptimized=before)]
@@ -93,11 +85,17 @@ def _find_module(source: ModelSource, *, windowed: bool = False) -> tuple[Any, A
         raise _unsupported_error(
             source, f"a sliding window of {source.sliding_window} tokens is too long for the comparison with PyTorch"
         )
+    if "dynamic" in _rope_types(source.text_config):
+        raise _unsupported_error(source, "mobius would drop the growth of its rotary embeddings in long texts")
     kind = registry.get(config.model_type)
-    settings = _config_from_hf(config, parent_config=config, module_class=kind)
-    settings.dtype = ir.DataType.FLOAT
-    module = kind(settings)
-    dropped = _dropped_window(module)
+    try:
+        settings = _config_from_hf(config, parent_config=config, module_class=kind)
+        settings.dtype = ir.DataType.FLOAT
+        module = kind(settings)
+    except Exception as error:  # mobius' classes raise what they meet first
+        what = f"mobius does not take the configuration of {source.architecture} ({type(error).__name__}: {error})"
+        raise _unsupported_error(source, what) from error
+    dropped = _dropped_window(source, module)
     if dropped and not windowed:
         raise _unsupported_error(source, f"mobius would drop the sliding window of {dropped} tokens")
     if config.model_type in _ROOT_SCALED:
@@ -108,10 +106,17 @@ def _find_module(source: ModelSource, *, windowed: bool = False) -> tuple[Any, A
     return module, settings
 
 
-def _dropped_window(module: Any) -> int:
-    """Return the sliding window of all layers that mobius has in ``GroupQueryAttention`` only; 0 for none."""
+def _rope_types(config: Any) -> set[str]:
+    """Return the types of rotary embeddings that a configuration names, for all layers or by their type."""
+    settings = getattr(config, "rope_parameters", None) or {}
+    groups = [settings, *(value for value in settings.values() if isinstance(value, dict))]
+    return {str(group["rope_type"]) for group in groups if "rope_type" in group}
+
+
+def _dropped_window(source: ModelSource, module: Any) -> int:
+    """Return the sliding window of all layers that mobius has in ``GroupQueryAttention`` only; 0 for none that matters."""
     window = getattr(getattr(module, "model", None), "_gqa_local_window_size", None)
-    return max(window(), 0) if window is not None else 0
+    return max(window(), 0) if window is not None and source.sliding_window else 0
 
 
 def _unsupported_error(source: ModelSource, message: str) -> ONNXExportError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,31 +24,31 @@ from slipway_onnx_export.interface import (
     Port,
     ids,
 )
+from slipway_onnx_export.loading.trial_run import integers
 
 Tensors = dict[str, torch.Tensor]
 
 
-def cacheless_components(model: Any, family: Family, fake: Callable[..., torch.Tensor]) -> tuple[Component, ...]:
+def cacheless_components(model: Any, family: Family) -> tuple[Component, ...]:
     """Return the graphs of a decoder or an encoder–decoder.
 
     Args:
         model: Transformers model; its weights are not read.
         family: Its family, which generates.
-        fake: Function that makes integers of a shape in a context where models compute shapes only.
     """
     if family is DECODER:
-        return (_decoder(model, fake),)
-    return _encoder_and_decoder(model, fake, speech=family is SPEECH)
+        return (_decoder(model),)
+    return _encoder_and_decoder(model, speech=family is SPEECH)
 
 
-def _decoder(model: Any, fake: Callable[..., torch.Tensor]) -> Component:
+def _decoder(model: Any) -> Component:
     takes_positions = POSITIONS in inspect.signature(model.forward).parameters
 
     def call(model: Any, tensors: Tensors) -> Tensors:
         inputs = {name: tensors[name] for name in (IDS, MASK, POSITIONS) if name != POSITIONS or takes_positions}
         return {LOGITS: model(**inputs, use_cache=False).logits}
 
-    vocabulary = int(model(input_ids=fake(1, 2), attention_mask=fake(1, 2), use_cache=False).logits.shape[-1])
+    vocabulary = int(model(input_ids=integers(1, 2), attention_mask=integers(1, 2), use_cache=False).logits.shape[-1])
     return Component(
         "model",
         inputs=tuple(ids(name, BATCH, SEQUENCE) for name in (IDS, MASK, POSITIONS)),
@@ -59,7 +58,7 @@ def _decoder(model: Any, fake: Callable[..., torch.Tensor]) -> Component:
     )
 
 
-def _encoder_and_decoder(model: Any, fake: Callable[..., torch.Tensor], *, speech: bool) -> tuple[Component, Component]:
+def _encoder_and_decoder(model: Any, *, speech: bool) -> tuple[Component, Component]:
     def encode(model: Any, tensors: Tensors) -> Tensors:
         inputs = {FEATURES: tensors[FEATURES]} if speech else {IDS: tensors[IDS], MASK: tensors[MASK]}
         return {"last_hidden_state": model.get_encoder()(**inputs).last_hidden_state}
@@ -74,8 +73,8 @@ def _encoder_and_decoder(model: Any, fake: Callable[..., torch.Tensor], *, speec
         return {LOGITS: found.logits}
 
     heard = sound(model) if speech else None
-    given = {IDS: fake(1, 4)} if heard is None else {FEATURES: torch.zeros(1, *heard.shape[1:])}  # type: ignore[arg-type]
-    made = model(**given, decoder_input_ids=fake(1, 2), use_cache=False)
+    given = {IDS: integers(1, 4)} if heard is None else {FEATURES: torch.zeros(1, *heard.shape[1:])}  # type: ignore[arg-type]
+    made = model(**given, decoder_input_ids=integers(1, 2), use_cache=False)
     width, vocabulary = int(made.encoder_last_hidden_state.shape[-1]), int(made.logits.shape[-1])
     length: str | int = SOURCE if heard is None else int(made.encoder_last_hidden_state.shape[1])
     masks = (ids(SOURCE_MASK, BATCH, SOURCE),) if heard is None else ()

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses import FakeTensorMode
 from transformers.cache_utils import Cache
 
 from slipway_onnx_export.interface import Component
+from slipway_onnx_export.loading.trial_run import try_out
 
 Tensors = dict[str, torch.Tensor]
 Place = tuple[Any, ...]
@@ -86,26 +86,30 @@ def watch(
         layers: Its layers.
         sizes: Size of each axis that varies.
     """
-    calls: list[LayerCall] = []
+    assert decoder.call is not None
+    call = decoder.call
 
-    def note(_module: Any, args: Any, kwargs: Any, result: Any) -> None:
-        calls.append(LayerCall(args, kwargs, result))
+    def run() -> tuple[Tensors, list[LayerCall]]:
+        calls: list[LayerCall] = []
 
-    handles = [layer.register_forward_hook(note, with_kwargs=True) for layer in layers]
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-            inputs = {
-                port.name: torch.ones(
-                    [sizes[axis] if isinstance(axis, str) else axis or 1 for axis in port.shape], dtype=port.dtype
-                )
-                for port in decoder.inputs
-            }
-            assert decoder.call is not None
-            decoder.call(model, inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return inputs, calls
+        def note(_module: Any, args: Any, kwargs: Any, result: Any) -> None:
+            calls.append(LayerCall(args, kwargs, result))
+
+        inputs = {
+            port.name: torch.ones(
+                [sizes[axis] if isinstance(axis, str) else axis or 1 for axis in port.shape], dtype=port.dtype
+            )
+            for port in decoder.inputs
+        }
+        handles = [layer.register_forward_hook(note, with_kwargs=True) for layer in layers]
+        try:
+            call(model, inputs)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return inputs, calls
+
+    return try_out(model, run)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from slipway.errors import ONNXExportError
+from slipway.machine.out_of_memory import is_out_of_memory
 from slipway.models.families import auto_model
 from slipway_onnx_export.loading.biases import compute_biases
 from slipway_onnx_export.loading.conversion import Weight, loaded_weights
@@ -26,7 +27,8 @@ def build_weightless(source: ModelSource, *, engine: str, attention: tuple[str, 
         attention: transformers' attention implementations; the first that the architecture supports is used.
 
     Raises:
-        ONNXExportError: ``EXPORT_ENGINE_UNSUPPORTED`` if transformers has no class of the model's family for it.
+        ONNXExportError: ``EXPORT_ENGINE_UNSUPPORTED`` if transformers has no class of the model's family for it, ``BASE_MODEL_INVALID`` if its
+            configuration has sizes of which nothing can be built.
     """
     for implementation in attention:
         try:
@@ -41,6 +43,15 @@ def build_weightless(source: ModelSource, *, engine: str, attention: tuple[str, 
             break
         except (ValueError, TypeError, ImportError) as error:
             failure = error
+        except Exception as error:  # the model's code meets sizes that cannot be
+            if is_out_of_memory(error):
+                raise
+            raise ONNXExportError(
+                f"{source.architecture} cannot be built from its configuration: {type(error).__name__}: {error}",
+                reason="BASE_MODEL_INVALID",
+                remedy="give a model whose config.json fits its weights",
+                about={"file": "config.json", "architecture": source.architecture},
+            ) from error
     else:
         raise ONNXExportError(
             f"transformers cannot build {source.architecture} with attention {' or '.join(attention)}: {failure}",

@@ -98,8 +98,12 @@ def save_copy(model: ir.Model, target: Path, *, own: str) -> int:
     if strange:
         name, count = next(names), count + 1
         with (target.parent / name).open("wb") as file:
+            copied: dict[tuple[str, int, int], int] = {}
             for value, tensor in strange:
-                _bind(value, tensor, name, _append(file, tensor), target.parent)
+                place = str(tensor.location), int(tensor.offset or 0), int(tensor.nbytes)
+                if place not in copied:
+                    copied[place] = _append(file, tensor)
+                _bind(value, tensor, name, copied[place], target.parent)
     ir.save(model, target)
     return count
 

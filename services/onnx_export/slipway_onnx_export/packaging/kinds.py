@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from slipway.models.families import Family
+from slipway_onnx_export.params import PackageKind
 
-Kind = Literal["genai", "transformers_js", "optimum", "triton", "kserve"]
-"""``genai``: onnxruntime-genai; ``transformers_js``: browsers and Node.js; ``optimum``: optimum's classes; ``triton``: NVIDIA Triton; ``kserve``: KServe."""
-
-ENTRIES: Mapping[Kind, tuple[str, ...]] = {
+ENTRIES: Mapping[PackageKind, tuple[str, ...]] = {
     "genai": ("genai_config.json", "audio_processor_config.json"),
     "transformers_js": ("transformers_js",),
     "optimum": ("optimum",),

@@ -13,6 +13,7 @@ from pathlib import Path
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from slipway_onnx_export.names import BRANCH, ENCODED, HIDDEN
 from slipway_onnx_export.packaging.graphs import load_graph
 from slipway_onnx_export.packaging.kinds import NotPackagedError
 
@@ -20,7 +21,6 @@ ENCODER, PAST = "encoder_model.onnx", "decoder_model.onnx"
 """The graphs of an encoder-decoder: the second takes the cache of the first."""
 
 CACHED = "cached_encoder_sequence"
-HIDDEN, ENCODED, BRANCH = "last_hidden_state", "encoder_hidden_states", "use_cache_branch"
 _PREFIX = "cross_attention/"
 
 

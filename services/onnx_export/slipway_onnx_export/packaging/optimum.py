@@ -15,9 +15,10 @@ import onnx_ir as ir
 
 from slipway.models.families import DECODER
 from slipway.models.model_files import copy_companions
+from slipway_onnx_export.names import ENCODED
 from slipway_onnx_export.packaging.graphs import link, load_graph, rename_axes
 from slipway_onnx_export.packaging.kinds import NotPackagedError, Packaged
-from slipway_onnx_export.packaging.merged import ENCODED, ENCODER, PAST, Pair, by_layer, encoder_alone, replace_uses
+from slipway_onnx_export.packaging.merged import ENCODER, PAST, Pair, by_layer, encoder_alone, replace_uses
 
 FOLDER = "optimum"
 WITH_PAST = "decoder_with_past_model.onnx"

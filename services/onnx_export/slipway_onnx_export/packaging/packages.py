@@ -13,15 +13,19 @@ from slipway.models.families import family_of
 from slipway.models.model_files import CONFIG, GENERATION_CONFIG
 from slipway.models.sentences.files import as_used
 from slipway.stage import Context
+from slipway_onnx_export.checks.packaged import check_package
+from slipway_onnx_export.checks.written import FaultError
 from slipway_onnx_export.packaging.genai import write_genai
-from slipway_onnx_export.packaging.kinds import ENTRIES, Kind, NotPackagedError, Packaged
+from slipway_onnx_export.packaging.kinds import ENTRIES, NotPackagedError, Packaged
 from slipway_onnx_export.packaging.optimum import write_optimum
 from slipway_onnx_export.packaging.transformers_js import write_transformers_js
 from slipway_onnx_export.packaging.triton import write_kserve, write_triton
+from slipway_onnx_export.params import PackageKind
 
 RECORD = "onnx_export.json"
+CHECKS = "package_checks"
 
-_WRITERS: Mapping[Kind, Callable[[Packaged], str]] = {
+_WRITERS: Mapping[PackageKind, Callable[[Packaged], str]] = {
     "genai": write_genai,
     "transformers_js": write_transformers_js,
     "optimum": write_optimum,
@@ -40,30 +44,48 @@ def write_packages(folder: Path, *, level: str, ctx: Context) -> None:
     """
     record = _read(folder / RECORD)
     asked = record.get("packaging")
-    kinds = [kind for kind in get_args(Kind) if isinstance(asked, list) and kind in asked]
+    kinds = [kind for kind in get_args(PackageKind) if isinstance(asked, list) and kind in asked]
     if not kinds:
         return
-    _remove(folder, get_args(Kind))  # those of the level that this one is made from
+    _remove(folder, get_args(PackageKind))  # those of the level that this one is made from
     config = as_used(_read(folder / CONFIG), folder)
     family = family_of(config)
     results: dict[str, str] = {}
+    checks: dict[str, dict[str, str]] = {}
     for kind in kinds:
         try:
             if family is None:
                 raise NotPackagedError("its family is unknown")  # noqa: TRY301 - told like the reasons of a writer
             model = Packaged(folder, family, level, config, _read(folder / GENERATION_CONFIG))
             results[kind] = _WRITERS[kind](model)
-        except NotPackagedError as reason:
+            checks |= _checked(kind, model, ctx)
+        except (NotPackagedError, FaultError) as reason:
             _remove(folder, [kind])
             results[kind] = f"not packaged: {reason}"
-            if not level:  # it is the same at every level
-                ctx.warn(f"the ONNX model has no {kind} package: {reason}")
-    text = json.dumps({**record, "packages": results}, indent=2, sort_keys=True)
+            if not level or isinstance(reason, FaultError):  # what it lacks is the same at every level
+                ctx.warn(f"the ONNX model has no {kind} package{level and f' at {level}'}: {reason}")
+    record.pop(CHECKS, None)  # those of the level that this one is made from
+    described = {**record, "packages": results} | ({CHECKS: checks} if checks else {})
+    text = json.dumps(described, indent=2, sort_keys=True)
     (folder / RECORD).write_text(text + "\n", encoding="utf-8")
     ctx.record(packages=results)
 
 
-def _remove(folder: Path, kinds: Iterable[Kind]) -> None:
+def _checked(kind: PackageKind, model: Packaged, ctx: Context) -> dict[str, dict[str, str]]:
+    """Check the graphs that a package has of its own; return the results by the package's name, nothing if it has no graphs.
+
+    Raises:
+        FaultError: A check fails.
+    """
+    files = sorted(path for name in ENTRIES[kind] for path in (model.folder / name).rglob("*.onnx"))
+    if not files:
+        return {}
+    end = model.text_config.get("eos_token_id")
+    one = end if isinstance(end, int) else None
+    return {kind: check_package(files, model.folder, end=one, max_memory_bytes=ctx.max_memory_bytes)}
+
+
+def _remove(folder: Path, kinds: Iterable[PackageKind]) -> None:
     for entry in (folder / name for kind in kinds for name in ENTRIES[kind]):
         if entry.is_dir():
             shutil.rmtree(entry)

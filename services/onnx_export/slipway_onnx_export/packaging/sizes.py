@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from slipway.estimates import GRAPH_BYTES, ModelSize
-from slipway_onnx_export.packaging.kinds import Kind
+from slipway_onnx_export.params import PackageKind
 
 _GRAPHS = 3
 """Most graphs of a package: an encoder, a decoder, and one with a cache."""
@@ -17,7 +17,7 @@ _CROSSED = 8
 _CONFIGURATION_BYTES = 64 << 10
 
 
-def package_bytes(kinds: Collection[Kind], graph: int, size: ModelSize) -> int:
+def package_bytes(kinds: Collection[PackageKind], graph: int, size: ModelSize) -> int:
     """Return, from above, what packages take beside the graphs.
 
     Args:

@@ -28,7 +28,8 @@ from slipway_onnx_export.interface import PAST, SEQUENCE
 from slipway_onnx_export.layered.blocks import FIRST
 from slipway_onnx_export.parity.activations import Watch
 from slipway_onnx_export.parity.conversations import conversations_of
-from slipway_onnx_export.parity.ort_errors import ORT_ERRORS
+from slipway_onnx_export.parity.ort_errors import ort_failures
+from slipway_onnx_export.parity.reach import Reach, reach_of
 from slipway_onnx_export.parity.rows import Array, Conversation, Session, largest_difference
 from slipway_onnx_export.parity.session import LayeredSession, OrtSession
 from slipway_onnx_export.parity.texts import texts_of
@@ -51,6 +52,7 @@ class ParityReport:
         note: Why it was not the GPU, although that was asked for or is there; otherwise empty.
         activations: Largest difference of an activation, relative to the largest value of its kind and layer (at least 1); None
             if the graph returns none.
+        reach: What was compared beyond the attention window.
     """
 
     max_abs_diff: float
@@ -59,6 +61,7 @@ class ParityReport:
     provider: str = ""
     note: str = ""
     activations: float | None = None
+    reach: Reach = Reach(0)  # noqa: RUF009 - it is frozen
 
 
 def check_parity(
@@ -70,6 +73,8 @@ def check_parity(
     sizes: Mapping[str, int] = MappingProxyType({}),
     observed: Wanted = (),
     promise: Promise = EVERY_CALL,
+    cached: bool = True,
+    spare_bytes: int = 4 << 30,
     provider: ProviderChoice = "cpu",
     on_call: OnCall = lambda _done, _total: None,
 ) -> ParityReport:
@@ -85,6 +90,8 @@ def check_parity(
         sizes: Fixed sizes of the graphs' axes, by name.
         observed: The activations that the graphs return.
         promise: The calls that a decoder's graph takes, and the logits that it returns.
+        cached: Whether the graphs have a cache.
+        spare_bytes: Memory beyond what the comparison of short texts needs.
         provider: Execution provider of ONNX Runtime.
         on_call: Called before each call of a model with the number of finished calls and their total.
 
@@ -92,7 +99,12 @@ def check_parity(
         ONNXExportError: ``EXPORT_PARITY_FAILED``, with the figures in ``about``.
     """
     watch = Watch(observed)
-    conversations = [watch.of(each) for each in _conversations(source, room=_room(source, sizes), promise=promise)]
+    room = _room(source, sizes)
+    reach = reach_of(source, room=room, cached=cached, shared=promise.shared_buffer, spare_bytes=spare_bytes)
+    conversations = [
+        watch.of(each)
+        for each in _conversations(source, room=room, promise=promise, reach=reach, fixed=SEQUENCE in sizes)
+    ]
     each = sum(conversation.calls for conversation in conversations)
     on_call(0, 2 * each)
     references = _references(source, conversations, on_call=lambda done: on_call(done, 2 * each))
@@ -122,7 +134,7 @@ def check_parity(
             about={"max_abs_diff": worst, "allowed": tolerance * scale, "scale": scale, "case": where},
         )
     opened = next(iter(sessions.values())).opened
-    return ParityReport(worst, scale, calls, opened.provider, opened.note, watch.judge(tolerance))
+    return ParityReport(worst, scale, calls, opened.provider, opened.note, watch.judge(tolerance), reach)
 
 
 def _room(source: ModelSource, sizes: Mapping[str, int]) -> int:
@@ -133,12 +145,14 @@ def _room(source: ModelSource, sizes: Mapping[str, int]) -> int:
     return min(room_of(source), sizes[PAST] + 1 if sizes.get(PAST) else fixed)
 
 
-def _conversations(source: ModelSource, *, room: int, promise: Promise) -> Sequence[Conversation]:
+def _conversations(
+    source: ModelSource, *, room: int, promise: Promise, reach: Reach, fixed: bool
+) -> Sequence[Conversation]:
     if source.family is DECODER:
-        return list(conversations_of(source, room=room, promise=promise))
+        return list(conversations_of(source, room=room, promise=promise, reach=reach))
     if source.family in (ENCODER_DECODER, SPEECH):
-        return list(translations_of(source, room=room))
-    return list(texts_of(source, room=room))
+        return list(translations_of(source, room=room, reach=reach))
+    return list(texts_of(source, room=room, reach=reach, fixed=fixed))
 
 
 def _references(
@@ -160,6 +174,7 @@ def _references(
     with _freed_afterwards(), torch.inference_mode():
         model = _in_float32(source.folder, kind)
         for conversation in conversations:
+            conversation.prepare(model)
             made.append([])
             for result in conversation.reference(model):
                 made[-1].append(result)
@@ -202,12 +217,14 @@ def _freed_afterwards() -> Iterator[None]:
 
 def _run(conversation: Conversation, sessions: Mapping[str, Session]) -> Iterator[Array]:
     """Run a conversation's calls with ONNX Runtime; a call that it cannot compute is a failed comparison."""
-    try:
-        yield from conversation.exported(sessions)
-    except ORT_ERRORS as error:
-        raise ONNXExportError(
+
+    def failed(error: Exception) -> ONNXExportError:
+        return ONNXExportError(
             f"onnxruntime cannot run the exported model ({conversation.name}): {error}",
             reason="EXPORT_PARITY_FAILED",
             remedy="use another engine",
             about={"case": conversation.name},
-        ) from error
+        )
+
+    with ort_failures(failed):
+        yield from conversation.exported(sessions)

@@ -3,56 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import numpy as np
 import torch
 import transformers
 
 from slipway.models.graphs.promise import Promise
+from slipway_onnx_export.parity.made_up_past import cached_shapes, fill_cache, made_up
+from slipway_onnx_export.parity.reach import BEYOND, NEW, Reach
 from slipway_onnx_export.parity.rows import Array, BufferedSession, Session
-from slipway_onnx_export.source import WINDOW_LIMIT, ModelSource
+from slipway_onnx_export.source import ModelSource
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One conversation with the model: several calls with some tokens each, which pass on the KV cache.
+    """Rows that are padded, and calls that pass on the cache.
 
     Attributes:
         name: Name in messages.
-        pads: Padding of each row, in tokens; the number of rows is the batch size.
+        pads: Left padding of each row, in tokens; the number of rows is the batch size.
         calls: New tokens per row in each call. The first call has an empty past.
-        side: Side of the padding; on the right it is the end of the first call.
+        ends: Right padding of each row, at the end of the first call; empty for none.
         shared: Whether past and present are one buffer.
+        past: Tokens of a made-up cache that the first call gets (:mod:`slipway_onnx_export.parity.made_up_past`).
     """
 
     name: str
     pads: tuple[int, ...]
     calls: tuple[int, ...]
-    side: Literal["left", "right"] = "left"
+    ends: tuple[int, ...] = ()
     shared: bool = False
+    past: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Return the tokens of each row, padding included."""
+        return self.past + sum(self.calls)
 
     def mask(self) -> Array:
         """Return 1 for a token and 0 for padding, (rows, tokens)."""
-        columns, pads = np.arange(sum(self.calls))[None, :], np.array(self.pads)[:, None]
-        if self.side == "left":
-            return (columns >= pads).astype(np.int64)
-        return ((columns < self.calls[0] - pads) | (columns >= self.calls[0])).astype(np.int64)
+        columns, first = np.arange(self.tokens)[None, :], self.past + self.calls[0]
+        pads, ends = (np.array(each)[:, None] for each in (self.pads, self.ends or (0,) * len(self.pads)))
+        real = (columns >= pads) & ((columns < first - ends) | (columns >= first))
+        return real.astype(np.int64)
 
 
+_PREFILL = Case("batch 1, prefill and decode", pads=(0,), calls=(6, 1, 1))
 CASES = (
-    Case("batch 1, prefill and decode", pads=(0,), calls=(6, 1, 1)),
-    Case("batch 1, sequence 1 from an empty past, then several tokens", pads=(0,), calls=(1, 4)),
+    _PREFILL,
+    Case("batch 2, sequence 1 from an empty past, then several tokens", pads=(0, 0), calls=(1, 4)),
     Case("batch 3, left padding, prefill and decode", pads=(0, 4, 2), calls=(7, 1, 1)),
-    Case("batch 2, left padding, several tokens after a past", pads=(3, 0), calls=(5, 3, 1)),
+    # Eight tokens: beyond a window, transformers counts the places between a row's prompt and its next token, and mobius its tokens.
+    Case(
+        "batch 3, left and right padding, several tokens after a past", pads=(3, 0, 0), ends=(0, 0, 2), calls=(5, 2, 1)
+    ),
 )
 
 
 _SERVED = (
-    *CASES[:2],
+    _PREFILL,
+    Case("batch 2, sequence 1 from an empty past, then decode", pads=(0, 0), calls=(1, 1)),
     Case("batch 1, several tokens after a past, then decode", pads=(0,), calls=(5, 3, 1)),
-    Case("batch 3, right padding, prefill and decode", pads=(0, 4, 2), calls=(7, 1, 1), side="right"),
+    Case("batch 3, right padding, prefill and decode", pads=(0, 0, 0), ends=(0, 4, 2), calls=(7, 1, 1)),
 )
 SERVED_CASES = (*_SERVED, *(replace(case, name=f"{case.name}, one buffer", shared=True) for case in _SERVED))
 """Calls of a graph whose past and present may be one buffer: all that it promises, with two buffers and with one."""
@@ -66,6 +80,7 @@ class _Conversation:
     tokens: Array
     mask: Array
     last_logits: bool = False
+    shapes: list[dict[str, tuple[int, int]]] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -75,8 +90,14 @@ class _Conversation:
     def calls(self) -> int:
         return len(self.case.calls)
 
+    def prepare(self, model: Any) -> None:
+        if self.case.past:
+            self.shapes[:] = cached_shapes(model)
+
     def reference(self, model: Any) -> Iterator[Array]:
         cache = transformers.DynamicCache(config=model.config)
+        if self.case.past:
+            fill_cache(cache, self.shapes, tokens=self.case.past)
         for index in range(self.calls):
             ids, mask, positions = (torch.from_numpy(array.copy()) for array in self._step(index))
             out = model(
@@ -90,6 +111,11 @@ class _Conversation:
             # Only graphs that promise it have such cases.
             session = cast("BufferedSession", session).sharing(tokens=sum(self.case.calls) + 3)
         past = session.empty_past(batch=len(self.case.pads))
+        if self.case.past:
+            past = {
+                name: made_up(name, heads=value.shape[1], tokens=self.case.past, size=value.shape[3])
+                for name, value in past.items()
+            }
         for index in range(self.calls):
             ids, mask, positions = self._step(index)
             found = session.run({"input_ids": ids, "attention_mask": mask, "position_ids": positions, **past})
@@ -102,7 +128,7 @@ class _Conversation:
 
     def _step(self, index: int) -> tuple[Array, Array, Array]:
         """Return token ids, attention mask and positions of one call. (batch, new), (batch, past + new), (batch, new)."""
-        past = sum(self.case.calls[:index])
+        past = self.case.past + sum(self.case.calls[:index])
         end = past + self.case.calls[index]
         mask = self.mask[:, :end]
         positions = np.maximum(mask.cumsum(axis=1) - 1, 0)[:, past:]
@@ -110,7 +136,7 @@ class _Conversation:
 
     def _real(self, index: int, logits: Array) -> Array:
         """Select the logits of a call at tokens that are not padding, or those of each row's last. (batch, new, vocab) → (tokens, vocab)."""
-        past, new = sum(self.case.calls[:index]), self.case.calls[index]
+        past, new = self.case.past + sum(self.case.calls[:index]), self.case.calls[index]
         mask = self.mask[:, past : past + new]
         if not self.last_logits:
             kept: Array = logits[mask.astype(bool)]
@@ -121,16 +147,18 @@ class _Conversation:
         return kept
 
 
-def conversations_of(source: ModelSource, *, room: int, promise: Promise) -> Iterator[_Conversation]:
+def conversations_of(source: ModelSource, *, room: int, promise: Promise, reach: Reach) -> Iterator[_Conversation]:
     """Make the conversations that a decoder's graph promises to take, and for which both have room, in tokens."""
     cases = list(SERVED_CASES if promise.shared_buffer else CASES)
-    if 0 < source.sliding_window <= WINDOW_LIMIT:
-        far = Case("beyond the sliding window", pads=(0,), calls=(source.sliding_window + 4, 1))
+    if reach.text:
+        far = Case("beyond the sliding window", pads=(0,), calls=(reach.window + BEYOND, 1))
         further = replace(far, calls=(*far.calls, 3, 1))
         one = replace(further, name=f"{far.name}, one buffer", shared=True)
         cases += [further, one] if promise.shared_buffer else [far]
+    elif reach.past:
+        cases.append(Case("beyond the sliding window, of a made-up past", pads=(0,), calls=NEW, past=reach.past))
     random = np.random.default_rng(0)
-    for case in (case for case in cases if sum(case.calls) <= room):
-        total = sum(case.calls)
-        tokens = random.integers(0, source.text_config.vocab_size, size=(len(case.pads), total), dtype=np.int64)
+    for case in (case for case in cases if case.tokens <= room):
+        size = (len(case.pads), case.tokens)
+        tokens = random.integers(0, source.text_config.vocab_size, size=size, dtype=np.int64)
         yield _Conversation(case, tokens, case.mask(), promise.last_logits)

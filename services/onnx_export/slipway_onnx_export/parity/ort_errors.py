@@ -1,8 +1,13 @@
-"""The exceptions of ONNX Runtime."""
+"""Translate the exceptions of ONNX Runtime."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
+
+from slipway.machine.out_of_memory import is_out_of_memory
 
 # onnxruntime's exceptions have no common base class but Exception.
 ORT_ERRORS = (
@@ -15,3 +20,14 @@ ORT_ERRORS = (
     ort_errors.NotImplemented,
     ort_errors.RuntimeException,
 )
+
+
+@contextmanager
+def ort_failures(translate: Callable[[Exception], Exception]) -> Iterator[None]:
+    """Raise what ``translate`` makes of an exception of ONNX Runtime, unless memory ran out: then no graph is at fault."""
+    try:
+        yield
+    except ORT_ERRORS as error:
+        if is_out_of_memory(error):
+            raise
+        raise translate(error) from error

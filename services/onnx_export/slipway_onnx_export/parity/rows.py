@@ -44,6 +44,10 @@ class Conversation(Protocol):
         """Return the number of calls."""
         ...
 
+    def prepare(self, model: Any) -> None:
+        """Ask transformers' model for what :meth:`reference` needs, before calls of the model are recorded."""
+        ...
+
     def reference(self, model: Any) -> Iterator[Array]:
         """Run transformers' model."""
         ...

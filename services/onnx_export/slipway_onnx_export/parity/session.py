@@ -13,7 +13,7 @@ from slipway.machine.threads import session_options
 from slipway.models.families import DECODER, SEQUENCE_CLASSIFIER, Family
 from slipway.models.graphs.fixed_graph import FixedGraph
 from slipway_onnx_export.layered.blocks import FIRST, HIDDEN, LAST, LAYER, NEXT
-from slipway_onnx_export.parity.ort_errors import ORT_ERRORS
+from slipway_onnx_export.parity.ort_errors import ort_failures
 from slipway_onnx_export.parity.rows import Array, Session
 from slipway_onnx_export.parity.shared_buffer import SharedBufferSession
 
@@ -115,11 +115,12 @@ class OrtSession:
 
 
 def _load(path: Path, *, threads: int, provider: ProviderChoice) -> Opened:
-    try:
-        return open_session(path, session_options(threads, mapped=True), provider=provider)
-    except ORT_ERRORS as error:
-        raise ONNXExportError(
+    def failed(error: Exception) -> ONNXExportError:
+        return ONNXExportError(
             f"onnxruntime {onnxruntime.__version__} cannot load the exported {path.name}: {error}",
             reason="EXPORT_PARITY_FAILED",
             remedy="use another engine or opset",
-        ) from error
+        )
+
+    with ort_failures(failed):
+        return open_session(path, session_options(threads, mapped=True), provider=provider)

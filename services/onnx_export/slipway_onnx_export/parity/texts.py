@@ -11,13 +11,14 @@ import torch
 
 from slipway.models.families import SEQUENCE_CLASSIFIER
 from slipway.models.sentences.pooling import SENTENCE_EMBEDDING, Pooling, pool
+from slipway_onnx_export.parity.reach import BEYOND, Reach
 from slipway_onnx_export.parity.rows import Array, Session, random_rows
 from slipway_onnx_export.sentences import pooling_of
 from slipway_onnx_export.source import ModelSource
 
 CASES = (
     ("batch 1", (0,), 6, "right"),
-    ("batch 1, sequence 1", (0,), 1, "right"),
+    ("sequence 1", (0, 0), 1, "right"),
     ("batch 3, right padding", (0, 4, 2), 9, "right"),
     ("batch 2, left padding", (3, 0), 7, "left"),
 )
@@ -33,6 +34,9 @@ class _Text:
     outputs: tuple[str, ...]
     pooling: Pooling | None = None
     calls: int = 1
+
+    def prepare(self, model: Any) -> None:
+        pass
 
     def reference(self, model: Any) -> Iterator[Array]:
         feed = {name: torch.from_numpy(value.copy()) for name, value in self.feed.items()}
@@ -55,20 +59,27 @@ class _Text:
         return np.concatenate([(one[mask] if one.shape[:2] == mask.shape else one).ravel() for one in kept])
 
 
-def texts_of(source: ModelSource, *, room: int) -> Iterator[_Text]:
-    """Make the texts for which a model and its graph have room, in tokens."""
+def texts_of(source: ModelSource, *, room: int, reach: Reach, fixed: bool = False) -> Iterator[_Text]:
+    """Make the texts for which a model and its graph have room, in tokens.
+
+    A graph of a fixed length gets each text with padding on its right. Texts with padding on their left are as long as the graph,
+    because the results of some models at padding (DeBERTa's first token) depend on the length.
+    """
     config = source.text_config
     padding = getattr(config, "pad_token_id", None)
     random, pooling = np.random.default_rng(0), pooling_of(source)
-    for name, pads, length, side in CASES:
-        alone = padding is None and source.family is SEQUENCE_CLASSIFIER  # it cannot tell the last token from padding
-        if length > room or (len(pads) > 1 and alone):
+    far = [("beyond the sliding window", (0,), reach.window + BEYOND, "right")] if reach.text else []
+    alone = padding is None and source.family is SEQUENCE_CLASSIFIER  # it cannot tell the last token from padding
+    for name, padded, shortest, side in (*CASES, *far):
+        if shortest > room or (any(padded) and alone):
             continue
+        pads = padded[:1] if alone else padded
+        length = room if fixed and side == "left" else shortest
         ids, mask = random_rows(
             random, vocabulary=config.vocab_size, pads=pads, length=length, side=side, padding=padding
         )
-        end = getattr(config, "eos_token_id", None)
-        if config.is_encoder_decoder and isinstance(end, int):  # its classifier reads the end of the text
+        end = source.end
+        if config.is_encoder_decoder and end is not None:  # its classifier reads the end of the text
             ids = np.where(ids == end, (end + 1) % config.vocab_size, ids)
             ids[np.arange(len(pads)), length - 1 - np.array(pads) * (side == "right")] = end
         feed = {"input_ids": ids, "attention_mask": mask}

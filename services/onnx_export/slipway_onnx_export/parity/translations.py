@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from slipway.models.families import SPEECH
+from slipway_onnx_export.parity.reach import BEYOND, Reach
 from slipway_onnx_export.parity.rows import Array, Session, random_rows
 from slipway_onnx_export.source import ModelSource
 
@@ -22,9 +23,10 @@ class Case:
 
     Attributes:
         name: Name in messages.
-        pads: Right padding of each row of the source, in tokens; the number of rows is the batch size.
+        pads: Padding of each row of the source, in tokens; the number of rows is the batch size.
         length: Tokens of the source with padding.
         calls: New tokens of each decoder call. The first call has an empty past.
+        side: Side of the padding.
         reorder: Row that takes each row's place after the second call, as a beam search does; empty for none.
     """
 
@@ -32,15 +34,19 @@ class Case:
     pads: tuple[int, ...]
     length: int
     calls: tuple[int, ...]
+    side: Literal["left", "right"] = "right"
     reorder: tuple[int, ...] = ()
 
 
 CASES = (
     Case("batch 1, eight steps", pads=(0,), length=6, calls=(1,) * 8),
     Case("batch 1, source of one token, several tokens at once", pads=(0,), length=1, calls=(3, 1, 2)),
-    Case("batch 3, padded sources, eight steps", pads=(0, 5, 2), length=9, calls=(1,) * 8),
-    Case("batch 3, rows in another order", pads=(1, 0, 3), length=7, calls=(2, 1, 1, 1, 1, 1, 1, 1), reorder=(2, 2, 0)),
-)
+    Case("batch 3, sources padded on the right, eight steps", pads=(0, 5, 2), length=9, calls=(1,) * 8),
+    Case(
+        "batch 3, sources padded on the left, rows in another order",
+        pads=(1, 0, 3), side="left", length=7, calls=(2, 1, 1, 1, 1, 1, 1, 1), reorder=(2, 2, 0),
+    ),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,9 @@ class _Translation:
     @property
     def calls(self) -> int:
         return 1 + len(self.case.calls)
+
+    def prepare(self, model: Any) -> None:
+        pass
 
     def reference(self, model: Any) -> Iterator[Array]:
         masked = {} if self.mask is None else {"attention_mask": torch.from_numpy(self.mask.copy())}
@@ -120,15 +129,23 @@ def _past(found: Mapping[str, Array]) -> dict[str, Array]:
     }
 
 
-def translations_of(source: ModelSource, *, room: int) -> Iterator[_Translation]:
+def translations_of(source: ModelSource, *, room: int, reach: Reach) -> Iterator[_Translation]:
     """Make the sources and decoder inputs for which a model and its graphs have room, in tokens."""
     config = source.config
     targets = getattr(config, "decoder_vocab_size", None) or config.vocab_size
     random = np.random.default_rng(0)
-    for case in CASES:
+    far = Case("source beyond the sliding window", pads=(0,), length=reach.window + BEYOND, calls=(1, 1))
+    for case in (*CASES, far) if reach.text else CASES:
         if sum(case.calls) > room or case.length > room:
             continue
         tokens = random.integers(0, targets, size=(len(case.pads), sum(case.calls)), dtype=np.int64)
+        padding, first = config.pad_token_id, getattr(config, "decoder_start_token_id", None)
+        if (
+            padding is not None
+        ):  # some models count positions by the tokens that are no padding, which a cache does not keep
+            tokens = np.where(tokens == padding, (padding + 1) % targets, tokens)
+        if first is not None:
+            tokens[:, 0] = first
         if source.family is SPEECH:
             shape = (len(case.pads), config.num_mel_bins, 2 * config.max_source_positions)
             yield _Translation(case, random.standard_normal(shape).astype(np.float32), None, tokens)
@@ -138,7 +155,7 @@ def translations_of(source: ModelSource, *, room: int) -> Iterator[_Translation]
             vocabulary=config.vocab_size,
             pads=case.pads,
             length=case.length,
-            side="right",
+            side=case.side,
             padding=config.pad_token_id,
         )
         yield _Translation(case, ids, mask, tokens)

@@ -12,9 +12,9 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from slipway_onnx_export.graph import TRANSPOSED_SUFFIX
 from slipway_onnx_export.loading.conversion import Stack, Weight
 from slipway_onnx_export.serving.shared_buffer import CONTRIB, OPERATOR
+from slipway_onnx_export.writing.graph import TRANSPOSED_SUFFIX
 
 _MOST = 3
 """Most layers that are joined: more that read the same values are experts."""

@@ -10,6 +10,7 @@ _NEEDED: Mapping[str, Any] = {
     "tracer_warnings": "refuse",
     "external_data": True,
     "layered": False,
+    "optimization_times": False,
 }
 """Parameters with which only the next stage needs the weights."""
 

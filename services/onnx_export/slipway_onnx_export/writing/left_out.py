@@ -12,7 +12,7 @@ from slipway.models.weights.reading import Weights, row_pieces
 from slipway_onnx_export.loading.conversion import Stack, Weight
 from slipway_onnx_export.source import ModelSource
 from slipway_onnx_export.writing.places import Places, WeightsNeededError
-from slipway_onnx_export.writing.weights import INLINE_BYTES
+from slipway_onnx_export.writing.sizes import INLINE_BYTES
 
 Graph = tuple[str, ir.Model, dict[str, Weight]]
 

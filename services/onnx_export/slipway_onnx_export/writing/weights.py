@@ -13,13 +13,9 @@ from slipway.errors import ONNXExportError
 from slipway.sizes import format_size
 from slipway_onnx_export.loading.conversion import Stack, Weight, place_of
 from slipway_onnx_export.writing.data_file import DataFile
+from slipway_onnx_export.writing.sizes import INLINE_BYTES, MOST_INLINE_BYTES
 
 DATA_SUFFIX = ".data"
-
-# Larger constants of the graph (rotary tables) go to the data file too, so that model.onnx stays small.
-INLINE_BYTES = 1024
-# protobuf's limit of 2 GiB, less room for the graph itself
-MOST_INLINE_BYTES = (2 << 30) - (64 << 20)
 
 OnTensor = Callable[[int, int], None]
 

@@ -1,6 +1,6 @@
-"""Write weights as int8 with one scale per output feature, a few rows at a time.
+"""Write weights as codes of eight bits with one scale per output feature, a few rows at a time.
 
-Axes: N output features, K input features. A weight is stored (K, N), or (N, K); its integers keep that layout.
+Axes: N output features, K input features. A weight is stored (K, N), or (N, K); its codes keep that layout.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from slipway_quantize.activations.codes import Codes
 from slipway_quantize.graphs.folder import DataFile, row_chunks
 from slipway_quantize.graphs.left_out import LazyMatrix
 from slipway_quantize.graphs.weights import Weight
@@ -23,17 +24,12 @@ from slipway_quantize.pieces import Pieces, Squares
 Array = NDArray[Any]
 Values = Array | LazyMatrix
 _SIDE_BY_SIDE = 2
-_LARGEST = 127
-"""Codes are symmetric, from -127 to 127, as TensorRT takes them, and so is the sum of two that are multiplied side by side.
-
-x86 processors without VNNI add such products of an unsigned byte (at most 255) and a signed one in 16 bits, which saturate: 255 · 127 · 2 does
-not fit, 255 · 128 does. Each of the two roundings adds at most half a code.
-"""
+"""Products that processors add before they widen the sum; see :attr:`Codes.in_pairs`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """A weight in int8.
+    """A weight in codes.
 
     Attributes:
         codes: In the layout of the weight.
@@ -54,6 +50,7 @@ def write_channels(
     values: Sequence[Values],
     factors: Array | None = None,
     *,
+    codes: Codes,
     name: str,
     data: DataFile,
     pieces: Pieces,
@@ -64,6 +61,7 @@ def write_channels(
         weights: The weights.
         values: Their values.
         factors: Factors of the input features, (K,); None: 1.
+        codes: Type of the codes.
         name: Name of the joined weight.
         data: The data file.
         pieces: Receives the work.
@@ -72,35 +70,36 @@ def write_channels(
         QuantizationError: ``NON_FINITE_WEIGHTS``.
     """
     turned, columns = weights[0].transposed, weights[0].features[1]
+    reach = _sums if codes.in_pairs else _magnitudes
     largest = np.concatenate(
-        [_largest(*each, by_row=not turned, reach=_sums, factors=factors) for each in zip(weights, values, strict=True)]
+        [_largest(*each, by_row=not turned, reach=reach, factors=factors) for each in zip(weights, values, strict=True)]
     )
-    scale = np.where(largest > 0, largest / _LARGEST, 1).astype(np.float32)  # (N,)
+    scale = np.where(largest > 0, largest / codes.largest, 1).astype(np.float32)  # (N,)
     shape = (columns, len(scale)) if turned else (len(scale), columns)
-    codes = data.reserve(f"{name}.i8", ir.DataType.INT8, shape)
-    scales = data.reserve(f"{name}.i8_scale", ir.DataType.FLOAT, (len(scale),))
+    stored = data.reserve(f"{name}.{codes.ending}", codes.dtype, shape)
+    scales = data.reserve(f"{name}.{codes.ending}_scale", ir.DataType.FLOAT, (len(scale),))
     data.fill(scales, scale)
 
     def write(made: Sequence[tuple[Weight, Values]], row: int, first: int) -> Squares:
         """Write rows of weights beside each other; ``first`` is the row of the weight, and ``row`` that of the result."""
         exact = np.concatenate([_exact(weight, piece, first, factors) for weight, piece in made], axis=1)
         by = scale[None, :] if turned else scale[row : row + len(exact), None]
-        rounded = np.clip(np.rint(exact / by), -_LARGEST, _LARGEST)
-        data.fill(codes, rounded.astype(np.int8), row=row)
-        error = rounded * by - exact
+        rounded = codes.round(exact / by)
+        data.fill(stored, rounded, row=row)
+        error = rounded.astype(np.float32) * by - exact
         return float(np.vdot(error, error)), float(np.vdot(exact, exact))
 
     if turned:
         for row, piece in row_chunks(values[0]):
             beside = [piece, *(each[row : row + len(piece)] for each in values[1:])]
             pieces.add(partial(write, list(zip(weights, beside, strict=True)), row, row))
-        return Channels(codes, scales)
+        return Channels(stored, scales)
     start = 0
     for weight, each in zip(weights, values, strict=True):
         for row, piece in row_chunks(each):
             pieces.add(partial(write, [(weight, piece)], start + row, row))
         start += weight.features[0]
-    return Channels(codes, scales)
+    return Channels(stored, scales)
 
 
 def _exact(weight: Weight, piece: Values, row: int, factors: Array | None) -> Array:

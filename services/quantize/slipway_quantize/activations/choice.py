@@ -15,6 +15,7 @@ import onnx_ir as ir
 from slipway.errors import QuantizationError
 from slipway.stage import Context
 from slipway_quantize.activations.channels import largest_inputs
+from slipway_quantize.activations.codes import INT8, Codes
 from slipway_quantize.activations.histograms import METHODS, Histogram
 from slipway_quantize.activations.ranges import Array, Range, Ranges
 from slipway_quantize.activations.running import TextGraph
@@ -27,7 +28,7 @@ from slipway_quantize.graphs.weights import Weight, find_weights
 
 _LEAST_FACTOR = 1e-5
 GOOD_DIVERGENCE = 1e-3
-"""Divergence on held-out windows below which all products become integers."""
+"""Divergence on held-out windows below which all products are rounded."""
 _WORTH = 0.7
 """Share of the divergence that may be left if twice as many products keep their type; otherwise they are not worth their size."""
 _MOST_KEPT = 4
@@ -48,7 +49,14 @@ class _Value:
 
 
 def choose_ranges(
-    folder: Path, text: Text, *, method: str, smoothing: float, keep: Sequence[str], ctx: Context
+    folder: Path,
+    text: Text,
+    *,
+    method: str,
+    smoothing: float,
+    keep: Sequence[str],
+    ctx: Context,
+    codes: Codes = INT8,
 ) -> Ranges:
     """Return the ranges of a graph's activations.
 
@@ -59,6 +67,7 @@ def choose_ranges(
         smoothing: Share of the outliers that move into the weights; 0: none.
         keep: Names of linear layers that keep their type.
         ctx: Context of the stage.
+        codes: The type that activations are rounded to.
 
     Raises:
         QuantizationError: ``CALIBRATION_UNSUPPORTED``, ``NON_FINITE_OUTPUT``, ``QUANTIZATION_FAILED``.
@@ -71,7 +80,7 @@ def choose_ranges(
         each: {name: Range(found.range(each), factors.get(name)) for name, found in histograms.items()}
         for each in methods
     }
-    trial = Trial(folder, {name: factors.get(name) for name in histograms}, text, ctx)
+    trial = Trial(folder, {name: factors.get(name) for name in histograms}, text, ctx, codes=codes)
     tried = trial.divergences([(by_method[each], frozenset()) for each in methods])
     divergence = {each: found.divergence for each, found in zip(methods, tried, strict=True)}
     chosen = min(methods, key=lambda each: divergence[each])

@@ -1,4 +1,4 @@
-"""Make the levels with integers for activations: ``int8_dynamic`` without text, ``int8_static`` with it."""
+"""Make the levels that round activations: ``int8_dynamic`` without text, ``int8_static`` and ``fp8_static`` with it."""
 
 from __future__ import annotations
 
@@ -9,43 +9,62 @@ import numpy as np
 from slipway.errors import QuantizationError
 from slipway.stage import Context
 from slipway_quantize.activations.choice import choose_ranges
+from slipway_quantize.activations.codes import E4M3, INT8, Form
 from slipway_quantize.activations.running import TextGraph, complete
 from slipway_quantize.activations.text import Text, feeds
 from slipway_quantize.activations.trial import diverged, results_of
-from slipway_quantize.activations.write import require_opset, write_int8
+from slipway_quantize.activations.write import require_opset, write_products
 from slipway_quantize.graphs.folder import graph_files, load_graph
 from slipway_quantize.graphs.left_out import LeftOutSource
 from slipway_quantize.report import Outcome
 from slipway_quantize.request import QuantizeRequest
 
-STATIC = "int8_static"
+STATIC = {"int8_static": INT8, "fp8_static": E4M3}
+"""Levels with ranges found on text, and the type that they round to."""
 
 
-def write_level(request: QuantizeRequest, left_out: LeftOutSource) -> Outcome:
+def write_level(request: QuantizeRequest, left_out: LeftOutSource, *, dequantized_first: bool = False) -> Outcome:
     """Write the graphs of a request at its level, with the text among its inputs if the level needs it.
+
+    Args:
+        request: The request.
+        left_out: Weights that the graphs leave out.
+        dequantized_first: As in :class:`~slipway_quantize.activations.codes.Form`.
 
     Raises:
         QuantizationError: With the reasons listed in the package's README.
     """
     source, target, params, ctx = request.source, request.target, request.params, request.ctx
-    if params.level != STATIC:
-        return write_int8(source, target, keep=params.keep, left_out=left_out, ctx=ctx)
+    codes = STATIC.get(params.level)
+    if codes is None:
+        return write_products(source, target, keep=params.keep, left_out=left_out, ctx=ctx)
     data = request.inputs.get("data")
     if data is None:
         raise QuantizationError(
-            "int8_static needs text to find the ranges of activations, and there is none",
+            f"{params.level} needs text to find the ranges of activations, and there is none",
             reason="CALIBRATION_DATA_INVALID",
-            remedy="give text as the input data, or use int8_dynamic or int8",
+            remedy="give text as the input data, or use "
+            + ("fp16 or bf16" if dequantized_first else "int8_dynamic or int8"),
         )
     text = Text(data, source, seed=params.seed)
     with complete(source, left_out, ctx) as folder:
         name = graph_files(folder)[0]
-        require_opset(load_graph(folder, name), name)
+        require_opset(load_graph(folder, name), name, codes)
+        integers = codes is INT8  # floats have small steps for small values, whatever the largest is
         ranges = choose_ranges(
-            folder, text, method=params.activation_ranges, smoothing=params.smoothing, keep=params.keep, ctx=ctx
+            folder,
+            text,
+            method=params.activation_ranges if integers else "minmax",
+            smoothing=params.smoothing if integers else 0.0,
+            keep=params.keep,
+            ctx=ctx,
+            codes=codes,
         )
+        form = Form(codes, dequantized_first=dequantized_first)
         with LeftOutSource(folder, {}) as nothing:
-            outcome = write_int8(folder, target, keep=params.keep, left_out=nothing, ctx=ctx, ranges=ranges)
+            outcome = write_products(
+                folder, target, keep=params.keep, left_out=nothing, ctx=ctx, ranges=ranges, form=form
+            )
         outcome.details["divergence"] = float(f"{_divergence(folder, target, text, ctx):.4g}")
         if folder != source:
             outcome.left_out_bytes = sum(path.stat().st_size for path in folder.iterdir())

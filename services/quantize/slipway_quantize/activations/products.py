@@ -1,4 +1,4 @@
-"""Replace products with constant matrices by products of integers: operators of ONNX itself, which every runtime knows.
+"""Replace products with constant matrices by products of codes: operators of ONNX itself, which every runtime knows.
 
 Axes: N output features, K input features.
 """
@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from slipway_quantize.activations.channels import Channels
+from slipway_quantize.activations.codes import PLAIN, Form
 from slipway_quantize.activations.ranges import Range
 from slipway_quantize.graphs.folder import add_initializer
 from slipway_quantize.graphs.nodes import add_inline_constant, remove_unused, replace_node
@@ -19,23 +20,42 @@ from slipway_quantize.graphs.weights import Weight
 
 
 class Products(Protocol):
-    """Makes the nodes of products of integers in one graph."""
+    """Makes the nodes of products of codes in one graph."""
 
-    def nodes(self, values: ir.Value, name: str, codes: ir.Value, scales: ir.Value) -> list[ir.Node]:
-        """Return nodes that multiply values (…, K) by a matrix of this name; the last one gives the result (…, N)."""
+    form: Form
+
+    def nodes(
+        self, values: ir.Value, name: str, codes: ir.Value, scales: ir.Value, *, transposed: bool
+    ) -> list[ir.Node]:
+        """Return nodes that multiply values (…, K) by a matrix of this name; the last one gives the result (…, N).
+
+        Args:
+            values: The values.
+            name: Name of the matrix.
+            codes: Its codes.
+            scales: Their scales (N,).
+            transposed: Whether the codes are stored (K, N); otherwise (N, K).
+        """
         ...
 
 
 class DynamicProducts:
     """The range of a product's input is found while the graph runs."""
 
+    form = PLAIN
+
     def __init__(self) -> None:
         self._made: dict[int, ir.Node] = {}
 
-    def nodes(self, values: ir.Value, name: str, codes: ir.Value, scales: ir.Value) -> list[ir.Node]:
+    def nodes(
+        self, values: ir.Value, name: str, codes: ir.Value, scales: ir.Value, *, transposed: bool
+    ) -> list[ir.Node]:
         """As :meth:`Products.nodes`."""
         del name
         nodes = []
+        if not transposed:
+            nodes.append(_turned(codes))
+            codes = nodes[0].outputs[0]
         if id(values) not in self._made:  # products of the same values share their integers
             self._made[id(values)] = ir.node("DynamicQuantizeLinear", [values], num_outputs=3)
             nodes.append(self._made[id(values)])
@@ -52,14 +72,17 @@ class StaticProducts:
     Args:
         model: The graph.
         ranges: Range by the name of a value.
+        form: How the runtime wants them.
     """
 
-    def __init__(self, model: ir.Model, ranges: Mapping[str, Range]) -> None:
-        self._model, self._ranges = model, ranges
+    def __init__(self, model: ir.Model, ranges: Mapping[str, Range], form: Form) -> None:
+        self._model, self._ranges, self.form = model, ranges, form
         self._made: dict[int, tuple[ir.Value, ...]] = {}
         self._zeros: dict[int, ir.Value] = {}
 
-    def nodes(self, values: ir.Value, name: str, codes: ir.Value, scales: ir.Value) -> list[ir.Node]:
+    def nodes(
+        self, values: ir.Value, name: str, codes: ir.Value, scales: ir.Value, *, transposed: bool
+    ) -> list[ir.Node]:
         """As :meth:`Products.nodes`."""
         nodes: list[ir.Node] = []
         if id(values) not in self._made:
@@ -68,10 +91,21 @@ class StaticProducts:
         back = ir.node("DequantizeLinear", self._made[id(values)])
         assert scales.shape is not None
         if id(scales) not in self._zeros:
-            zeros = np.zeros(tuple(scales.shape.numpy()), np.int8)  # (N,)
-            self._zeros[id(scales)] = self._constant(f"{name}.i8_zero", zeros)
-        matrix = ir.node("DequantizeLinear", [codes, scales, self._zeros[id(scales)]], {"axis": 1})
-        return [*nodes, back, matrix, ir.node("MatMul", [back.outputs[0], matrix.outputs[0]])]
+            zeros = self.form.codes.zeros(tuple(scales.shape.numpy()))  # (N,)
+            self._zeros[id(scales)] = self._constant(f"{name}.{self.form.codes.ending}_zero", zeros)
+        grid = [scales, self._zeros[id(scales)]]
+        matrix = self._matrix(codes, grid, transposed=transposed)
+        return [*nodes, back, *matrix, ir.node("MatMul", [back.outputs[0], matrix[-1].outputs[0]])]
+
+    def _matrix(self, codes: ir.Value, grid: list[ir.Value], *, transposed: bool) -> list[ir.Node]:
+        """Return the nodes that make a matrix (K, N) of codes."""
+        if transposed:
+            return [ir.node("DequantizeLinear", [codes, *grid], {"axis": 1})]
+        if self.form.dequantized_first:
+            matrix = ir.node("DequantizeLinear", [codes, *grid], {"axis": 0})
+            return [matrix, _turned(matrix.outputs[0])]
+        turned = _turned(codes)
+        return [turned, ir.node("DequantizeLinear", [turned.outputs[0], *grid], {"axis": 1})]
 
     def _quantized(self, values: ir.Value, found: Range) -> tuple[list[ir.Node], tuple[ir.Value, ...]]:
         """Return nodes that make integers of values, and what turns them back: the integers, their step and their zero."""
@@ -82,8 +116,8 @@ class StaticProducts:
             nodes.append(ir.node("Mul", [values, inverse]))
             smoothed = nodes[-1].outputs[0]
         grid = [
-            self._constant(f"{name}.step", np.array(found.scale, np.float32)),
-            self._constant(f"{name}.zero", np.array(0, np.int8)),
+            self._constant(f"{name}.step", np.array(self.form.codes.step(found.largest))),
+            self._constant(f"{name}.zero", self.form.codes.zeros()),
         ]
         nodes.append(ir.node("QuantizeLinear", [smoothed, *grid]))
         return nodes, (nodes[-1].outputs[0], *grid)
@@ -93,12 +127,12 @@ class StaticProducts:
 
 
 def replace_by_channels(model: ir.Model, weight: Weight, channels: Channels, products: Products) -> None:
-    """Let all nodes that use a matrix use its integers."""
+    """Let all nodes that use a matrix use its codes; lookups only if the form of the products has them in codes."""
     codes, scales = add_initializer(model, channels.codes), add_initializer(model, channels.scales)
     for node in list(weight.products):
         nodes = _product_nodes(node, weight, codes, scales, products=products, name=weight.name)
         replace_node(model.graph, node, [*nodes, *_bias_nodes(node, nodes[-1].outputs[0])])
-    for node in list(weight.lookups):
+    for node in list(weight.lookups) if not products.form.dequantized_first else []:
         replace_node(model.graph, node, _lookup_nodes(model, node, codes, scales, weight))
     remove_unused(model.graph, weight.value)
 
@@ -131,10 +165,11 @@ def _product_nodes(
 ) -> list[ir.Node]:
     values = node.inputs[0]
     assert values is not None
-    if weight.transposed:
-        return products.nodes(values, name, codes, scales)
-    turned = ir.node("Transpose", [codes], {"perm": [1, 0]})  # runtimes do this once, when they load
-    return [turned, *products.nodes(values, name, turned.outputs[0], scales)]
+    return products.nodes(values, name, codes, scales, transposed=weight.transposed)
+
+
+def _turned(matrix: ir.Value) -> ir.Node:
+    return ir.node("Transpose", [matrix], {"perm": [1, 0]})  # runtimes do this once, when they load
 
 
 def _bias_nodes(node: ir.Node, result: ir.Value) -> list[ir.Node]:

@@ -6,12 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-LARGEST = 127
-"""Integers of activations are symmetric, from -127 to 127: TensorRT takes no zero points."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,17 +16,12 @@ class Range:
     """The range of one value.
 
     Attributes:
-        largest: Magnitude that the largest integer stands for, after the division by ``factors``.
+        largest: Magnitude that the largest code stands for, after the division by ``factors``.
         factors: Divisor of each feature, by which the weights are multiplied; None: 1. float32 (K,)
     """
 
     largest: float
     factors: Array | None = None
-
-    @property
-    def scale(self) -> np.float32:
-        """Return the step from one integer to the next."""
-        return np.float32(max(self.largest, 1e-30) / LARGEST)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from slipway.models.families import Comparison, Family
 from slipway.stage import Context
+from slipway_quantize.activations.codes import INT8, Codes
 from slipway_quantize.activations.ranges import Array, Range
 from slipway_quantize.activations.running import TextGraph
 from slipway_quantize.activations.text import Text, feeds, unsupported
@@ -41,14 +42,17 @@ class Trial:
         factors: Divisors of features, if there are any, by the name of each value.
         text: The text.
         ctx: Context of the stage.
+        codes: The type that values are rounded to.
     """
 
-    def __init__(self, folder: Path, factors: Mapping[str, Array | None], text: Text, ctx: Context) -> None:
-        self._names, self._text = list(factors), text
+    def __init__(
+        self, folder: Path, factors: Mapping[str, Array | None], text: Text, ctx: Context, *, codes: Codes = INT8
+    ) -> None:
+        self._names, self._text, self._codes = list(factors), text, codes
         model = load_graph(folder, graph_files(folder)[0])
         self._results = results_of(model, text.family)
         for number, name in enumerate(self._names):
-            _round(model, name, number, factors[name])
+            _round(model, name, number, factors[name], codes)
         self._graph = TextGraph(model, folder, ctx)
 
     def divergences(self, choices: Sequence[tuple[Mapping[str, Range], frozenset[str]]]) -> list[Tried]:
@@ -72,7 +76,8 @@ class Trial:
     def _switches(self, ranges: Mapping[str, Range], kept: frozenset[str]) -> dict[str, Any]:
         made: dict[str, Any] = {}
         for number, name in enumerate(self._names):
-            made[_STEP.format(number)] = np.array(ranges[name].scale if name in ranges else 1, np.float32)
+            step = self._codes.step(ranges[name].largest) if name in ranges else 1
+            made[_STEP.format(number)] = np.array(step, np.float32)
             made[_EXACT.format(number)] = np.array(name in kept)
         return made
 
@@ -112,7 +117,7 @@ def _log_softmax(values: Array) -> Array:
     return made
 
 
-def _round(model: ir.Model, name: str, number: int, factors: Array | None) -> None:
+def _round(model: ir.Model, name: str, number: int, factors: Array | None, codes: Codes) -> None:
     """Let what products read of a value be rounded, unless an input says that it stays exact; return its noise too."""
     graph = model.graph
     value = next(value for node in graph for value in node.outputs if value.name == name)
@@ -120,7 +125,7 @@ def _round(model: ir.Model, name: str, number: int, factors: Array | None) -> No
     step = ir.Value(name=_STEP.format(number), type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([]))
     exact = ir.Value(name=_EXACT.format(number), type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([]))
     graph.inputs.extend([step, exact])
-    zero = _constant(model, f"trial.{number}.zero", np.array(0, np.int8))
+    zero = _constant(model, f"trial.{number}.zero", codes.zeros())
     by = _constant(model, f"trial.{number}.factors", np.array(1 if factors is None else factors, np.float32))
     axes = _constant(model, f"trial.{number}.axes", np.array([-1], np.int64))
     least = _constant(model, f"trial.{number}.least", np.array(1e-12, np.float32))

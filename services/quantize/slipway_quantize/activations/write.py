@@ -1,4 +1,4 @@
-"""Write ONNX graphs whose products are of integers: weights in int8 per output feature, activations in int8 too."""
+"""Write ONNX graphs whose products are of codes: weights rounded per output feature, activations rounded too."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import onnx_ir as ir
 from slipway.errors import QuantizationError
 from slipway.stage import Context
 from slipway_quantize.activations.channels import write_channels
+from slipway_quantize.activations.codes import PLAIN, Codes, Form
 from slipway_quantize.activations.products import (
     DynamicProducts,
     StaticProducts,
@@ -36,11 +37,10 @@ from slipway_quantize.pieces import Pieces
 from slipway_quantize.report import KEPT, Outcome, warn_unknown
 
 _PARTS = re.compile(r"(?P<path>(?:.+\.)?)(?P<module>[^.]+)(?P<end>\.weight(?:\.T)?)")
-_LEAST_OPSET = 13
-"""The first with scales per output feature."""
+_LOOKED_UP = "tokens are looked up in it, which TensorRT does not do in codes"
 
 
-def write_int8(
+def write_products(
     source: Path,
     target: Path,
     *,
@@ -48,8 +48,9 @@ def write_int8(
     left_out: LeftOutSource,
     ctx: Context,
     ranges: Ranges | None = None,
+    form: Form = PLAIN,
 ) -> Outcome:
-    """Write ``source``'s graphs into ``target`` with int8 products; some weights may be in ``left_out``.
+    """Write ``source``'s graphs into ``target`` with products of codes; some weights may be in ``left_out``.
 
     Args:
         source: The folder.
@@ -58,16 +59,17 @@ def write_int8(
         left_out: Weights that the graphs leave out.
         ctx: Context of the stage.
         ranges: Ranges of the activations; None: each is found while the graph runs.
+        form: How the products are written, if ranges are known.
 
     Raises:
         QuantizationError: ``ONNX_INVALID``, ``NON_FINITE_WEIGHTS``, or ``QUANTIZATION_UNSUPPORTED``.
     """
     graphs = [(name, load_graph(source, name)) for name in graph_files(source)]
     for name, model in graphs:
-        require_opset(model, name)
+        require_opset(model, name, form.codes)
     left_out_bytes = sum(left_out.put_in(model, name) for name, model in graphs)
     outcome = Outcome(
-        method="int8 per output feature, activations int8 "
+        method=f"{form.codes.name} per output feature, activations {form.codes.name} "
         + ("with ranges of each call" if ranges is None else "(QDQ)"),
         left_out_bytes=left_out_bytes,
     )
@@ -82,11 +84,13 @@ def write_int8(
     done, shared = 0, Shared()
     for name, model in graphs:
         with DataFile(target, name, shared) as data, Pieces(outcome, threads=ctx.threads) as pieces:
-            products = DynamicProducts() if ranges is None else StaticProducts(model, ranges.of)
+            products = DynamicProducts() if ranges is None else StaticProducts(model, ranges.of, form)
             for weights in _joined(found[name], keep, ranges):
                 ctx.progress("quantize", done=done, total=total, unit="weights")
                 done += sum(math.prod(weight.features) for weight in weights)
                 why = _why_kept(weights[0], keep, ranges)
+                if not why and form.dequantized_first and not weights[0].products:
+                    why = _LOOKED_UP
                 if why:
                     outcome.kept[weights[0].name] = why
                     continue
@@ -95,6 +99,7 @@ def write_int8(
                     weights,
                     [read_constant(source, weight.value.const_value) for weight in weights],
                     None if ranges is None else _factors(weights[0], ranges),
+                    codes=form.codes,
                     name=joined_name(weights),
                     data=data,
                     pieces=pieces,
@@ -102,8 +107,8 @@ def write_int8(
                 if len(weights) > 1:
                     replace_by_joined(model, weights, write(), products, name=joined_name(weights))
                 else:
-                    form = f"int8 per output feature, {weights[0].transposed}"
-                    channels = data.once(weights[0].value.const_value, form, write)
+                    kind = f"{form.codes.name} per output feature, {weights[0].transposed}"
+                    channels = data.once(weights[0].value.const_value, kind, write)
                     replace_by_channels(model, weights[0], channels, products)
                 outcome.quantized += [weight.name for weight in weights]
             copy_external(source, model, data)
@@ -160,17 +165,17 @@ def inputs_of(weight: Weight) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def require_opset(model: ir.Model, name: str) -> None:
+def require_opset(model: ir.Model, name: str, codes: Codes) -> None:
     """Refuse a graph whose operators have no scale per output feature.
 
     Raises:
         QuantizationError: ``QUANTIZATION_UNSUPPORTED``.
     """
-    opset = model.opset_imports.get("", _LEAST_OPSET)
-    if opset < _LEAST_OPSET:
+    opset = model.opset_imports.get("", codes.opset)
+    if opset < codes.opset:
         raise QuantizationError(
-            f"{name} has opset {opset}, and integers for activations need {_LEAST_OPSET}",
+            f"{name} has opset {opset}, and {codes.name} for activations needs {codes.opset}",
             reason="QUANTIZATION_UNSUPPORTED",
-            remedy=f"write the graph with opset {_LEAST_OPSET} or later, or use level int8",
+            remedy=f"write the graph with opset {codes.opset} or later, or use level int8 or fp16",
             about={"opset": opset},
         )

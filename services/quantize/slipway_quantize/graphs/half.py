@@ -1,8 +1,9 @@
-"""Write ONNX graphs in fp16: weights, KV cache and results in half precision, sensitive operations in float32."""
+"""Write ONNX graphs in fp16 or bf16: weights, KV cache and results in half precision, sensitive operations in float32."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -25,11 +26,40 @@ from slipway_quantize.graphs.folder import (
 )
 from slipway_quantize.graphs.half_plan import HalfPlan, float_inputs, is_float, plan_half
 from slipway_quantize.graphs.left_out import LeftOutSource
-from slipway_quantize.reading.tensors import cast_to_half
+from slipway_quantize.reading.tensors import as_array, cast_to_half
 from slipway_quantize.report import Outcome
 
 _INLINE_BYTES = 1024
-_HALF_MAX = float(torch.finfo(torch.float16).max)
+
+
+@dataclass(frozen=True, slots=True)
+class Half:
+    """A type of 16 bits.
+
+    Attributes:
+        level: Name of the level; also the end of the names of values in this type.
+        dtype: In graphs.
+        torch: In torch.
+    """
+
+    level: str
+    dtype: ir.DataType
+    torch: torch.dtype
+
+    @property
+    def name(self) -> str:
+        """Return the name of the type."""
+        return str(self.torch).removeprefix("torch.")
+
+
+HALVES = {
+    each.level: each
+    for each in (
+        Half("fp16", ir.DataType.FLOAT16, torch.float16),
+        Half("bf16", ir.DataType.BFLOAT16, torch.bfloat16),
+    )
+}
+"""By level."""
 
 
 def half_values(model: ir.Model) -> list[str]:
@@ -51,8 +81,9 @@ def write_half(
     left_out: LeftOutSource,
     ctx: Context,
     wide: Mapping[str, float] = MappingProxyType({}),
+    half: Half = HALVES["fp16"],
 ) -> Outcome:
-    """Write ``source``'s graphs into ``target`` in float16; float32 inputs and outputs become float16 too.
+    """Write ``source``'s graphs into ``target`` in a type of 16 bits, which float32 inputs and outputs get too.
 
     Args:
         source: The folder.
@@ -60,12 +91,13 @@ def write_half(
         left_out: Weights that the graphs leave out.
         ctx: Context of the stage.
         wide: Values that float16 cannot hold, with their largest magnitude; what makes or reads them stays float32.
+        half: The type.
 
     Raises:
         QuantizationError: ``ONNX_INVALID``, ``NON_FINITE_WEIGHTS``, ``WEIGHT_OVERFLOW``, or ``QUANTIZATION_UNSUPPORTED``
             for graphs with branches or loops.
     """
-    outcome = Outcome(method="float16 with float32 norms, angles and softmax")
+    outcome = Outcome(method=f"{half.name} with float32 norms, angles and softmax")
     shared = Shared()
     for name in graph_files(source):
         model = load_graph(source, name)
@@ -74,18 +106,18 @@ def write_half(
         plan = plan_half(model.graph, wide=wide)
         outcome.kept |= _kept(model.graph, plan, wide)
         with DataFile(target, name, shared) as data:
-            weights = _HalfWeights(source, model, data, outcome, ctx)
-            casts = _Casts(model.graph)
+            weights = _HalfWeights(source, model, data, outcome, ctx, half=half)
+            casts = _Casts(model.graph, half)
             for node in list(model.graph):
                 if node.op_type == "Constant" and node.domain == "":
                     continue
-                half = plan.wants_half(node)
+                wanted = plan.wants_half(node)
                 for index, value in list(float_inputs(node)):
                     node.replace_input_with(
-                        index, _in_precision(value, half=half, plan=plan, weights=weights, casts=casts)
+                        index, _in_precision(value, half=wanted, plan=plan, weights=weights, casts=casts)
                     )
             _convert_interface(model.graph, plan, casts)
-            _declare_types(model.graph, plan)
+            _declare_types(model.graph, plan, half)
             weights.drop_unused()
             copy_external(source, model, data)
             weights.finish()
@@ -108,9 +140,12 @@ def _kept(graph: ir.Graph, plan: HalfPlan, wide: Mapping[str, float]) -> dict[st
 
 
 class _HalfWeights:
-    """Initializers in float16, each written once, when it is first used."""
+    """Initializers in half precision, each written once, when it is first used."""
 
-    def __init__(self, source: Path, model: ir.Model, data: DataFile, outcome: Outcome, ctx: Context) -> None:
+    def __init__(
+        self, source: Path, model: ir.Model, data: DataFile, outcome: Outcome, ctx: Context, *, half: Half
+    ) -> None:
+        self._half = half
         self._source, self._model, self._data, self._outcome, self._ctx = source, model, data, outcome, ctx
         self._made: dict[int, ir.Value] = {}
         self._converted: list[ir.Value] = []
@@ -134,42 +169,42 @@ class _HalfWeights:
         for value in self._converted:
             assert value.name is not None
             if value.uses():
-                self._outcome.kept[value.name] = "also used where float16 is not precise enough"
+                self._outcome.kept[value.name] = f"also used where {self._half.name} is not precise enough"
             else:
                 del self._model.graph.initializers[value.name]
             self._outcome.quantized.append(value.name)
 
     def _convert(self, value: ir.Value) -> Any:
         assert value.name is not None
-        name = f"{value.name}.fp16"
+        name = f"{value.name}.{self._half.level}"
         values = read_constant(self._source, value.const_value)
         if 4 * values.size <= _INLINE_BYTES:
-            return ir.tensor(_small_as_half(np.array(values, np.float32), value.name), name=name)
-        return self._data.once(value.const_value, "fp16", lambda: self._write(name, values))
+            return ir.tensor(_small_as_half(np.array(values, np.float32), value.name, self._half), name=name)
+        return self._data.once(value.const_value, self._half.level, lambda: self._write(name, values))
 
     def _write(self, name: str, values: Any) -> ir.ExternalTensor:
-        stored = self._data.reserve(name, ir.DataType.FLOAT16, values.shape)
+        stored = self._data.reserve(name, self._half.dtype, values.shape)
         for row, rows in row_chunks(values):
-            cast = cast_to_half(torch.from_numpy(np.array(rows, np.float32)), torch.float16, name)
-            self._data.fill(stored, cast.numpy(), row=row)
+            cast = cast_to_half(torch.from_numpy(np.array(rows, np.float32)), self._half.torch, name)
+            self._data.fill(stored, as_array(cast), row=row)
         return stored
 
 
 class _Casts:
     """Casts between the two precisions, one per value and direction."""
 
-    def __init__(self, graph: ir.Graph) -> None:
-        self._graph = graph
+    def __init__(self, graph: ir.Graph, half: Half) -> None:
+        self._graph, self._half = graph, half
         self._made: dict[tuple[int, bool], ir.Value] = {}
 
     def get(self, value: ir.Value, *, half: bool) -> ir.Value:
         key = (id(value), half)
         if key not in self._made:
-            dtype = ir.DataType.FLOAT16 if half else ir.DataType.FLOAT
+            dtype = self._half.dtype if half else ir.DataType.FLOAT
             cast = ir.node("Cast", [value], {"to": int(dtype)})
             cast.outputs[0].type = ir.TensorType(dtype)
             cast.outputs[0].shape = value.shape
-            cast.outputs[0].name = f"{value.name}.{'fp16' if half else 'fp32'}"
+            cast.outputs[0].name = f"{value.name}.{self._half.level if half else 'fp32'}"
             producer = value.producer()
             if producer is None:
                 self._graph.insert_before(self._graph[0], cast)
@@ -189,7 +224,7 @@ def _in_precision(value: ir.Value, *, half: bool, plan: HalfPlan, weights: _Half
 
 
 def _convert_interface(graph: ir.Graph, plan: HalfPlan, casts: _Casts) -> None:
-    """Make every float output float16; if its value is computed in float32, a cast is added and takes its name."""
+    """Make every float output half precision; if its value is computed in float32, a cast is added and takes its name."""
     for index, value in enumerate(graph.outputs):
         if is_float(value) and id(value) not in plan.half:
             name = value.name
@@ -198,23 +233,24 @@ def _convert_interface(graph: ir.Graph, plan: HalfPlan, casts: _Casts) -> None:
             graph.outputs[index] = cast
 
 
-def _declare_types(graph: ir.Graph, plan: HalfPlan) -> None:
-    half = ir.TensorType(ir.DataType.FLOAT16)
+def _declare_types(graph: ir.Graph, plan: HalfPlan, half: Half) -> None:
+    declared = ir.TensorType(half.dtype)
     for value in graph.inputs:
         if id(value) in plan.half:
-            value.type = half
+            value.type = declared
     for node in graph:
         for value in node.outputs:
             if id(value) in plan.half and is_float(value):
-                value.type = half
+                value.type = declared
 
 
-def _small_as_half(values: Any, name: str) -> Any:
-    """Convert a small constant to float16; a single number beyond its range, such as a mask's lowest value, is clipped."""
+def _small_as_half(values: Any, name: str, half: Half) -> Any:
+    """Convert a small constant; a single number beyond the type's range, such as a mask's lowest value, is clipped."""
     if values.size == 1:
-        finite = np.isfinite(values)
-        return np.where(finite, np.clip(values, -_HALF_MAX, _HALF_MAX), values).astype(np.float16)
-    return cast_to_half(torch.from_numpy(values), torch.float16, name).numpy()
+        largest = float(torch.finfo(half.torch).max)
+        clipped = np.where(np.isfinite(values), np.clip(values, -largest, largest), values)
+        return as_array(torch.from_numpy(clipped.astype(np.float32)).to(half.torch))
+    return as_array(cast_to_half(torch.from_numpy(values), half.torch, name))
 
 
 def _infer_types(model: ir.Model) -> None:

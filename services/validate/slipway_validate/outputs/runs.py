@@ -85,6 +85,7 @@ class OutputRuns:
         stopwatch: Times them.
         base: Folder of the base model, for outputs that are adapters.
         long: Long continuations to compute; None for none.
+        drafts: The reference's continuations of the prompts; empty if outputs compute theirs token by token.
         texts: Texts for runtimes that read text themselves.
         settings: Folder with the configuration of the reference; None if there is none.
         ahead: Whether the process of the next output starts while one is computed, as :meth:`take` says. Otherwise only one process works
@@ -100,6 +101,7 @@ class OutputRuns:
         base: Path,
         stopwatch: Stopwatch,
         long: LongSpec | None,
+        drafts: tuple[tuple[int, ...], ...],
         texts: Texts,
         settings: Path | None,
         ahead: bool,
@@ -112,6 +114,7 @@ class OutputRuns:
         self._ctx = ctx
         self._stopwatch = stopwatch
         self._long = long
+        self._drafts = drafts
         self._ahead = ahead
         self._next: Runner | None = None
 
@@ -146,7 +149,8 @@ class OutputRuns:
         known = why_shapes_are_known(runtime, model, settings) if settings else ""
         beside = self._base.absolute() if runtime and runtime.on_base else None
         texts = self._texts.file if runtime and runtime.reads_text else None
-        spec = spec.model_copy(update={"long": self._long, "cases_known": known, "base": beside, "texts": texts})
+        of_reference = {"long": self._long, "cases_known": known, "drafts": self._drafts}
+        spec = spec.model_copy(update={**of_reference, "base": beside, "texts": texts})
         refusal = why_not_run(name, model, runtime, self._prepared.family)
         return _Planned(name, model, spec, folder, label, refusal)
 

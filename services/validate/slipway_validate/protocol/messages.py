@@ -199,6 +199,7 @@ class RunSpec(_Message):
         cases_known: Why the reference's results speak for this model in these shapes too, so that they are not computed; empty if they do not.
         prompts: Prompts of the greedy continuations: token ids.
         new_tokens: Tokens to continue each with.
+        drafts: The reference's continuations, which most models write too; empty if every token is computed one by one.
         long: Long continuations; None for none.
         benchmark: Parameters of a round of timing; the process then waits, and times a round at each request. None if speed is
             not measured.
@@ -220,6 +221,7 @@ class RunSpec(_Message):
     cases_known: str = ""
     prompts: tuple[tuple[int, ...], ...] = ()
     new_tokens: int = 0
+    drafts: tuple[tuple[int, ...], ...] = ()
     long: LongSpec | None = None
     benchmark: Benchmark | None = None
     only_timed: bool = False

@@ -260,11 +260,21 @@ def _check_results(folder: Path, file: ReferenceFile, samples: Samples) -> None:
         values = _mapped(folder / plain_file(plain))
         if values.ndim != 2 or values.dtype != np.float32:
             raise ValueError(f"{plain_file(plain)} has the shape {values.shape} and the type {values.dtype}")
+    _check_continuations(file)
     _check_long(folder, file)
     _check_answers(folder, file)
     labels = samples.labels
     if len(shapes) > 1 or (labels is not None and labels.shape[1] > next(iter(shapes))[1]):
         raise ValueError(f"results have the shapes {sorted(shapes)}")
+
+
+def _check_continuations(file: ReferenceFile) -> None:
+    """Refuse continuations that outputs could not compute."""
+    for tokens in file.result.continuations:
+        if len(tokens) != file.params.max_new_tokens:
+            raise ValueError(f"a continuation has {len(tokens)} tokens, not {file.params.max_new_tokens}")
+        if not all(0 <= token < file.result.vocabulary for token in tokens):
+            raise ValueError(f"a continuation has tokens beyond the {file.result.vocabulary} of the vocabulary")
 
 
 def _check_long(folder: Path, file: ReferenceFile) -> None:

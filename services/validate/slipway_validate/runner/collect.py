@@ -154,9 +154,16 @@ class Collector:
             rows = [row for batch in alone for row in self._rows_of(case, batch, (sum(case.segments),))]
             np.save(file, join_rows(rows))
 
-    def continuations(self, prompts: tuple[tuple[int, ...], ...], new_tokens: int) -> tuple[tuple[int, ...], ...]:
+    def continuations(self, spec: RunSpec) -> tuple[tuple[int, ...], ...]:
         """Continue prompts greedily; prompt ``n`` belongs to window ``n``."""
-        return continue_greedily(self._model, self._samples, prompts, new_tokens, check=self._count_non_finite)
+        return continue_greedily(
+            self._model,
+            self._samples,
+            spec.prompts,
+            spec.new_tokens,
+            drafts=spec.drafts,
+            check=self._count_non_finite,
+        )
 
     def long_continuations(self, spec: LongSpec) -> LongResult:
         """Continue prompts at length, and write the logits of the reference's continuations."""

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from importlib import import_module
@@ -150,7 +151,7 @@ def _compute(model: LanguageModel, spec: RunSpec, collector: Collector) -> _Comp
     for case in spec.cases:
         collector.case(case)
     collector.plain_rows(spec.cases)
-    continuations = collector.continuations(spec.prompts, spec.new_tokens)
+    continuations = collector.continuations(spec)
     answers = _answers(model, spec) if spec.write_logits else None
     long = collector.long_continuations(spec.long) if spec.long else None
     adapter = _base_logits(model, collector) if spec.adapter else ""
@@ -296,6 +297,7 @@ def main() -> int:
     os.dup2(2, 1)  # native libraries print past sys.stdout
     commands = guard.die_with_parent()
     folder = Path(sys.argv[1])
+    tempfile.tempdir = str(folder)  # the stage removes it, however this process ends
     spec = Spec.model_validate_json((folder / SPEC_FILE).read_text(encoding="utf-8"))
     # Libraries may print to stdout: only our lines may reach the pipe.
     with contextlib.redirect_stdout(sys.stderr):

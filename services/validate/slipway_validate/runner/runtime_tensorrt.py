@@ -165,7 +165,8 @@ def load(folder: Path, *, threads: int) -> TensorRTModel:  # noqa: ARG001 - the 
         Unusable: The engine cannot be deserialised.
     """
     path = choose_engine(folder, gpu_targets())
-    builder = str(read_json(folder / "engine.json").get("builder", "tensorrt"))
+    description = read_json(folder / "engine.json")
+    builder = str(description.get("builder", "tensorrt"))
     name = MODULES.get(builder, builder)
     try:
         library = importlib.import_module(name)
@@ -175,8 +176,25 @@ def load(folder: Path, *, threads: int) -> TensorRTModel:  # noqa: ARG001 - the 
 
     if not torch.cuda.is_available():
         raise NotRunnable(f"{path.name} needs a CUDA build of torch for its buffers; this one is {torch.__version__}")
+    engine = deserialise(library, path, built_by=str(description.get("builder_version", "")))
+    return TensorRTModel(library, torch, engine, stored=stored_dtype(folder))
+
+
+def deserialise(library: ModuleType, path: Path, *, built_by: str) -> Any:
+    """Return the engine in a file that version ``built_by`` of the library wrote.
+
+    Raises:
+        NotRunnable: It does not load, and the library here has another version: engines belong to one.
+        Unusable: It does not load in the version that built it.
+    """
     runtime = library.Runtime(library.Logger(library.Logger.ERROR))
     engine = runtime.deserialize_cuda_engine(path.read_bytes())
-    if engine is None:
-        raise Unusable(f"{library.__name__} {library.__version__} cannot deserialise {path.name}")
-    return TensorRTModel(library, torch, engine, stored=stored_dtype(folder))
+    if engine is not None:
+        return engine
+    here = f"{library.__name__} {library.__version__}"
+    if built_by and built_by != library.__version__:
+        raise NotRunnable(
+            f"{path.name} was built by {library.__name__} {built_by}, and {here}, which is here, does not load it: "
+            f"install {built_by}"
+        )
+    raise Unusable(f"{here} cannot deserialise {path.name}")

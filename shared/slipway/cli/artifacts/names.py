@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatch
 from typing import TYPE_CHECKING
 
-from slipway.formats.registry import formats
+from slipway.formats.registry import runtimes_to_try
 from slipway.texts import one_line
 from slipway_protos.v1 import export_pb2 as pb
 
@@ -41,9 +41,9 @@ def content_name(files: Sequence[str], made_by: Sequence[str]) -> str:
 
 def _model(files: Sequence[str]) -> str:
     """Return which format's model the files are; empty if they fit no format."""
-    for each in reversed(formats().values()):
-        if each.runtime is not None and any(fnmatch(file, pattern) for file in files for pattern in each.runtime.files):
-            return "model" if each.is_model else f"{each.title} model"
+    for each, runtime in runtimes_to_try():
+        if any(fnmatch(file, pattern) for file in files for pattern in runtime.files):
+            return "adapter" if runtime.on_base else "model" if each.is_model else f"{each.title} model"
     return ""
 
 

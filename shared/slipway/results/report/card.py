@@ -139,10 +139,11 @@ def _example(
 ) -> _Example:
     template = markdown_environment().from_string(usage.path.read_text(encoding="utf-8"))
     chat = chat and family.generates
+    usual = usage.family_packages.get(family.name) or (usage.chat_packages if chat else "") or usage.packages
     return _Example(
         kind=kind,
         folders=folders,
-        needs=usage.family_packages.get(family.name) or (usage.chat_packages if chat else "") or usage.packages,
+        needs=usage.variant_packages.get(split_output(folders[0])[1]) or usual,
         more={name: more for name in folders if (more := usage.level_packages.get(split_output(name)[1]))},
         code=template.render(folder=folders[0], others=folders[1:], chat=chat, family=family, entries=entries),
     )

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from slipway.results.report import figures
 from slipway.validation.findings import ValidationReport
+from slipway.validation.speed import Speed
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class Compared:
         distance_words: The same figure in a sentence, with its unit.
         agreement: The figure for the agreement of models.
         more: Further figures.
+        generates: Whether the models write text token by token: then the speed of that is compared, otherwise the time of a text.
     """
 
     what: str
@@ -40,6 +43,16 @@ class Compared:
     distance_words: str
     agreement: Figure
     more: tuple[Figure, ...]
+    generates: bool = True
+
+    def speeds(self, speed: Speed | None, *, baseline: bool = False) -> list[tuple[str, str]]:
+        """Return headings and cells for the speed of an output, or of the reference itself, which PyTorch runs eagerly."""
+        cells = [("Prompt" if self.generates else "Per text", figures.pass_time(speed))]
+        ratio = speed.prefill_speedup if speed else None
+        if self.generates:
+            cells.append(("Generation", figures.decode_rate(speed)))
+            ratio = speed.decode_speedup if speed else None
+        return [*cells, ("Against PyTorch", "1" if baseline else figures.times(ratio))]
 
     @property
     def title(self) -> str:
@@ -61,12 +74,15 @@ _WORDS: Mapping[str, tuple[str, str, str]] = {
     "embeddings": ("embeddings", "result", "Cosine distance"),
 }
 """By comparison (``slipway.models.families``): the compared results, the unit per which nats are counted, and the name of the agreement."""
+_GENERATING = ("next token", "teacher forced")
+"""Comparisons of models that write text."""
 _DIFFERENCES = (Figure("Largest difference", "max_abs_diff"), Figure("Mean difference", "mean_abs_diff"))
 
 
 def compared(report: ValidationReport | None) -> Compared:
     """Return the words and figures for a validation; without one, those of a decoder."""
     comparison = report.inputs.comparison if report else "next token"
+    generates = comparison in _GENERATING
     what, unit, agreement = _WORDS.get(comparison, _WORDS["next token"])
     found = [output.to_reference for output in report.outputs if output.to_reference] if report else []
     if comparison == "embeddings" or any(figures.relative_error is not None for figures in found):
@@ -76,6 +92,7 @@ def compared(report: ValidationReport | None) -> Compared:
             distance_words="Relative error",
             agreement=Figure("Cosine distance", "cosine_distance"),
             more=(Figure("Largest cosine distance", "max_cosine_distance"), *_DIFFERENCES),
+            generates=generates,
         )
     return Compared(
         what=what,
@@ -83,4 +100,5 @@ def compared(report: ValidationReport | None) -> Compared:
         distance_words=f"KL divergence (nats per {unit})",
         agreement=Figure(agreement, "top1_agreement", "share"),
         more=(Figure("Largest KL", "max_kl"), *_DIFFERENCES),
+        generates=generates,
     )

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from slipway.results.result import ExportResult
-from slipway.validation.findings import OutputValidation, ValidationReport
+from slipway.validation.findings import OutputValidation, Reference, ValidationReport
 
 
 class Report(BaseModel):
@@ -48,6 +48,12 @@ class Report(BaseModel):
     def reference(self) -> str:
         """What outputs were compared with, for people."""
         return "the model itself" if self.result.plain else "base + adapter, unmerged,"
+
+    @property
+    def baseline(self) -> Reference | None:
+        """Return the reference if its speed was measured: PyTorch runs it eagerly, and outputs are timed in turn with it."""
+        found = self.validation.reference if self.validation else None
+        return found if found is not None and found.speed is not None else None
 
     @property
     def outputs(self) -> tuple[OutputValidation, ...]:

@@ -17,10 +17,7 @@ _MARKUP = re.compile(r"[`*|~\[$]|\\(?=[!-/:-@\[-`{-~]|$)|(?<![^\W_])_+|_+(?![^\W
 # Characters that begin a heading, a list or a quotation at the start of a line.
 _BLOCK = re.compile(r"^(?=[#+=>-])|^(\d{1,9})(?=[.)])")
 _ENTITY = re.compile(r"&(?=#?\w+;)")
-_FIGURES = (
-    *("size", "small", "share", "percent", "milliseconds", "rate", "number", "duration"),
-    *("prompt_speed", "generation_speed", "times"),
-)
+_FIGURES = ("size", "small", "share", "percent", "milliseconds", "rate", "number", "duration", "times")
 
 
 def html_environment() -> Environment:

@@ -6,7 +6,7 @@ import math
 
 from slipway.results.result import FormatResult
 from slipway.sizes import format_size
-from slipway.validation.speed import Ratio
+from slipway.validation.speed import Ratio, Speed
 
 MISSING = "–"
 
@@ -55,6 +55,24 @@ def generation_speed(entry: FormatResult) -> str:
     """Format the speed of generation with its scatter: ``25 tok/s ±60 %, unstable``."""
     figure = rate(entry.decode_tokens_per_second)
     return scattered(figure, entry.decode_spread_percent, stable=entry.decode_stable)
+
+
+def pass_time(speed: Speed | None) -> str:
+    """Format the time of one pass over an input with its scatter."""
+    if speed is None:
+        return MISSING
+    return scattered(milliseconds(speed.prefill_ms), _percent(speed.prefill_spread), stable=speed.prefill_stable)
+
+
+def decode_rate(speed: Speed | None) -> str:
+    """Format the speed of generation with its scatter."""
+    if speed is None:
+        return MISSING
+    return scattered(rate(speed.decode_tokens_per_second), _percent(speed.decode_spread), stable=speed.decode_stable)
+
+
+def _percent(part: float | None) -> float | None:
+    return None if part is None else 100 * part
 
 
 def scattered(figure: str, spread: float | None, *, stable: bool) -> str:

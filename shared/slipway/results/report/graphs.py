@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pydantic import BaseModel, NonNegativeInt, ValidationError
+from pydantic import BaseModel, NonNegativeFloat, NonNegativeInt, ValidationError
 
 
 class Nodes(BaseModel):
-    """The nodes of a task's graphs: their number, their size without weights, and how often each operator occurs."""
+    """A task's graphs: the number of nodes, their size without weights, how often each operator occurs, and how fast they are if measured."""
 
     nodes: NonNegativeInt
     size_bytes: NonNegativeInt
     operators: dict[str, NonNegativeInt]
+    prefill_ms: NonNegativeFloat | None = None
+    decode_ms: NonNegativeFloat | None = None
 
 
 class Optimization(BaseModel):
@@ -21,6 +23,16 @@ class Optimization(BaseModel):
 
     before: Nodes
     after: Nodes
+
+    @property
+    def times(self) -> dict[str, str]:
+        """Return what was measured before and after, in milliseconds, by its name for people."""
+        found = {}
+        for title, name in (("Prompt", "prefill_ms"), ("Token", "decode_ms")):
+            before, after = getattr(self.before, name), getattr(self.after, name)
+            if before is not None and after is not None:
+                found[title] = f"{before:.4g} → {after:.4g} ms"
+        return found
 
 
 def optimizations(lineage: Mapping[str, Any]) -> Iterator[tuple[str, Optimization]]:

@@ -283,6 +283,7 @@ def test_weights_that_another_task_converts_are_rounded_again() -> None:
     [
         ("gguf", "gguf", {"type": "f16"}),
         ("adapter", "adapter-onnx", {"target": "onnx"}),
+        ("gguf_adapter", "adapter-gguf", {"name": "tiny"}),
         ("torchscript", "torchscript-bf16", {"level": "bf16"}),
         ("torch_export", "torch_export-bf16", {"level": "bf16"}),
         ("openvino", "openvino-fp16", {"level": "fp16"}),

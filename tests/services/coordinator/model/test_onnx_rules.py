@@ -8,7 +8,7 @@ import pytest
 
 from slipway_coordinator.model.records import AttemptRecord
 from slipway_coordinator.model.recovery import recover, with_guidance
-from slipway_coordinator.model.rules import Profile
+from slipway_coordinator.model.rules import Profile, default_rules
 from slipway_coordinator.model.states import TaskState
 from slipway_onnx_export.opsets import ENGINE_OPSETS
 from support.coordinators.attempts import chain, failure
@@ -139,10 +139,106 @@ def onnx_chain(
     return changes
 
 
+_DECODER = {"family": "decoder"}
+_OF = {engine: {"engine": engine, **_DECODER} for engine in ("mobius", "dynamo", "legacy")}
+_BOTH = (("EXPORT_ENGINE_FAILED", "dynamo"), ("EXPORT_ENGINE_FAILED", "legacy"))
+_REACHED: dict[str, tuple[str, dict[str, Any], dict[str, str], tuple[tuple[str, str], ...], dict[str, Any]]] = {
+    "onnx-usual-cache": (
+        "OPERATOR_UNSUPPORTED", {"past_present_share_buffer": True}, _OF["mobius"], (), {"past_present_share_buffer": False},
+    ),
+    "onnx-all-logits": ("OPERATOR_UNSUPPORTED", {"logits_to_keep": 1}, _OF["mobius"], (), {"logits_to_keep": 0}),
+    "onnx-opset-oldest": ("OPSET_UNSUPPORTED", {"opset": 11}, _OF["mobius"], (), {"opset": 14}),
+    "onnx-opset-by-capture": (
+        "OPSET_UNSUPPORTED", {"engine": "legacy", "opset": 21}, _OF["legacy"], (), {"engine": "dynamo"},
+    ),
+    "onnx-opset-engine-best": ("OPSET_UNSUPPORTED", {"engine": "dynamo", "opset": 26}, _OF["dynamo"], (), {"engine": "auto", "opset": None}),
+    "onnx-attention-eager": (
+        "EXPORT_ENGINE_UNSUPPORTED", {"engine": "dynamo"}, {**_OF["dynamo"], "attention": "sdpa"}, (), {"attention": "eager"},
+    ),
+    "onnx-attention-branches": (
+        "DYNAMIC_SHAPE", {"engine": "dynamo"},
+        {**_OF["dynamo"], "attention": "sdpa", "kind": "data", "file": "sdpa_attention.py"}, (), {"attention": "eager"},
+    ),
+    "onnx-warning-proven": ("TRACER_WARNING", {"engine": "legacy", "opset": 17}, _OF["legacy"], (), {"tracer_warnings": "prove"}),
+    "onnx-operator-newer-opset": (
+        "OPERATOR_UNSUPPORTED", {"engine": "legacy", "opset": 14}, {**_OF["legacy"], "since": "16"}, (), {"opset": 17},
+    ),
+    "onnx-without-optimization": (
+        "EXPORT_ENGINE_FAILED", {"engine": "dynamo"}, {**_OF["dynamo"], "phase": "optimization"}, (), {"optimization": "none"},
+    ),
+    "onnx-old-opset-legacy-tracer": ("EXPORT_PARITY_FAILED", {"opset": 15}, _OF["mobius"], (), {"engine": "legacy"}),
+    "onnx-old-opset-raised": (
+        "UNORDERED_MAP", {"engine": "legacy", "opset": 14}, _OF["legacy"], (), {"engine": "dynamo", "opset": 18},
+    ),
+    "onnx-capture-instead-of-construction": ("ONNX_INVALID", {}, _OF["mobius"], (), {"engine": "dynamo"}),
+    "onnx-capture-plainly": (
+        "EXPORT_PARITY_FAILED", {"engine": "dynamo"}, _OF["dynamo"], (), {"attention": "eager", "optimization": "none"},
+    ),
+    "onnx-capture-instead-of-trace": (
+        "UNORDERED_MAP", {"engine": "legacy"}, _OF["legacy"], (), {"engine": "dynamo", "opset": 18},
+    ),
+    "onnx-legacy-instead-of-capture": (
+        "EXPORT_ENGINE_FAILED", {"engine": "dynamo"}, _OF["dynamo"], (), {"engine": "legacy", "opset": 17, "optimization": "basic"},
+    ),
+    "onnx-static-shapes": (
+        "DYNAMIC_SHAPE", {"engine": "legacy"}, {**_OF["legacy"], "kind": "axis"}, (), {"engine": "dynamo", "shapes": "static"},
+    ),
+    "onnx-static-shapes-no-cache": (
+        "SHAPES_UNSUPPORTED", {"shapes": "static"}, _OF["dynamo"], (), {"shapes": "static", "cache": False},
+    ),
+    "onnx-no-cache": ("EXPORT_ENGINE_FAILED", {"engine": "legacy"}, _OF["legacy"], _BOTH, {"engine": "auto", "cache": False}),
+    "onnx-layer-by-layer": (
+        "EXPORT_ENGINE_FAILED", {"cache": False}, _OF["dynamo"], _BOTH, {"engine": "dynamo", "layered": True, "cache": True},
+    ),
+    "onnx-data-outside": ("ONNX_TOO_LARGE", {"external_data": False}, _OF["mobius"], (), {"external_data": True}),
+    "onnx-memory-construction": (
+        "OUT_OF_MEMORY", {"engine": "dynamo"}, _OF["dynamo"], (("OUT_OF_MEMORY", "dynamo"),) * 2, {"engine": "auto"},
+    ),
+}  # fmt: skip
+"""What leads to each rule: a failure, parameters, what the failure is about, earlier failures, and what the rule changes."""
+
+
+@pytest.mark.parametrize("name", [rule.name for rule in default_rules().rules if rule.name.startswith("onnx-")])
+def test_each_rule_is_reached(name: str) -> None:
+    reason, more, about, earlier, changes = _REACHED[name]
+    params = {"engine": "auto", "opset": None, **more}
+    failures = [failure(other, engine=engine) for other, engine in earlier] + [failure(reason, **about)]
+    before = ("", "memory-alone", "memory-alone-less")  # rules for every stage come first
+    history = [
+        AttemptRecord(
+            number=number,
+            state=TaskState.FAILED,
+            params={**params, "sequence": number},
+            failure=each,
+            rule=before[number],
+        )
+        for number, each in enumerate(failures)
+    ]
+    history[-1] = history[-1].model_copy(update={"params": params})
+    found = recover(
+        failures[-1], "onnx_export", params=params, history=history, profile=Profile.BALANCED, facts={}, max_attempts=20
+    )
+    assert found is not None
+    assert found.rule == name
+    assert found.params == {**params, **found.params, **changes}
+
+
 def test_an_opset_is_replaced_by_the_nearest_that_an_engine_writes() -> None:
     assert onnx_chain(["OPSET_UNSUPPORTED"], {"opset": 11}, limit=2) == [{"opset": 14}]
     assert onnx_chain(["OPSET_UNSUPPORTED"], {"opset": 26}, limit=2) == [{"opset": None}]
     assert onnx_chain(["OPSET_UNSUPPORTED"], {"engine": "legacy", "opset": 21}, limit=2) == [{"engine": "dynamo"}]
+
+
+def test_an_optimization_that_fails_is_left_out_before_another_engine_is_tried() -> None:
+    changes = onnx_chain(
+        ["EXPORT_ENGINE_FAILED", "EXPORT_ENGINE_FAILED"],
+        {"optimization": "all"},
+        limit=3,
+        engine="dynamo",
+        phase="optimization",
+    )
+    assert changes[0] == {"optimization": "none"}
+    assert "engine" in changes[1]
 
 
 def test_a_tracer_warning_is_proven_harmless_or_cured() -> None:

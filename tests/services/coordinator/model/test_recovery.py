@@ -29,6 +29,7 @@ ABOUT: tuple[dict[str, str], ...] = (
     {"attention": "eager", "family": "encoder-decoder"},
     {"attention": "sdpa", "kind": "data", "file": "sdpa_attention.py"},
     {"since": "17"},
+    {"phase": "optimization"},
 )
 """What failed attempts of the ONNX export know."""
 

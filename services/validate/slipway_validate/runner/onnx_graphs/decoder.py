@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from slipway_validate.numerics import Logits
@@ -19,7 +21,7 @@ class OnnxDecoder(GraphModel):
         self._past = [name for name in graph.inputs if name.startswith(PAST_PREFIX)]
         presents = {PRESENT_PREFIX + name.removeprefix(PAST_PREFIX) for name in self._past}
         graph.require(inputs={"input_ids"}, outputs={"logits", *presents}, known={*_TEXT, *self._past})
-        super().__init__(graph.engine("logits", stored=stored), graph.bounds(), has_cache=bool(self._past))
+        super().__init__(partial(graph.engine, "logits", stored=stored), graph.bounds(), has_cache=bool(self._past))
 
     def forward(self, step: Step) -> tuple[Logits, Past]:
         """As :meth:`slipway_validate.runner.model.LanguageModel.forward`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,7 @@ class OnnxLayers(GraphModel):
         if not {"logits", *(PRESENT_PREFIX + name.removeprefix(PAST_PREFIX) for name in self._past)} <= made:
             raise Unusable(f"the graphs of {folder.name} do not give logits and a cache")
         first, last = self._graphs[0], self._graphs[-1]
-        super().__init__(last.engine("logits", stored=stored), first.bounds(), has_cache=True)
+        super().__init__(partial(last.engine, "logits", stored=stored), first.bounds(), has_cache=True)
 
     def forward(self, step: Step) -> tuple[Logits, Past]:
         """As :meth:`slipway_validate.runner.model.LanguageModel.forward`."""

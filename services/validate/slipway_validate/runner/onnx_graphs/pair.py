@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,7 @@ class OnnxPair(GraphModel):
         presents = set(map(_present, self._own))
         needed = {"input_ids"} if cached else {"input_ids", _ENCODED}
         decoder.require(inputs=needed, outputs={"logits", *presents}, known={_MASK, *self._own, *self._cross})
-        super().__init__(decoder.engine("logits", stored=stored), decoder.bounds(), has_cache=bool(cached))
+        super().__init__(partial(decoder.engine, "logits", stored=stored), decoder.bounds(), has_cache=bool(cached))
 
     def forward(self, step: Step) -> tuple[Logits, Past]:
         """As :meth:`slipway_validate.runner.model.LanguageModel.forward`."""

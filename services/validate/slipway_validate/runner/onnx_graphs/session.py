@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -189,8 +189,19 @@ def _with_adapter(path: Path) -> tuple[Any, Any]:
 
 
 class GraphModel(LanguageModel):
-    """A model of one or more graphs, which fix its arithmetic."""
+    """A model of one or more graphs, which fix its arithmetic.
 
-    def __init__(self, engine: Engine, bounds: Bounds, *, has_cache: bool) -> None:
-        self.engine, self.bounds, self.has_cache = engine, bounds, has_cache
-        self.native_dtype = engine.native_dtype
+    Args:
+        describe: Function that describes the runtime: a call that fails on the GPU changes what computes.
+        bounds: Largest shapes.
+        has_cache: Whether it takes and returns a cache.
+    """
+
+    def __init__(self, describe: Callable[[], Engine], bounds: Bounds, *, has_cache: bool) -> None:
+        self._describe, self.bounds, self.has_cache = describe, bounds, has_cache
+        self.native_dtype = describe().native_dtype
+
+    @property
+    def engine(self) -> Engine:  # type: ignore[override]  # others have one for good
+        """Return what computes now."""
+        return self._describe()

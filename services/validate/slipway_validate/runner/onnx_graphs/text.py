@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ class OnnxText(GraphModel):
         self.embeds = SENTENCE_EMBEDDING in graph.outputs
         outputs = {*family.outputs, *((SENTENCE_EMBEDDING,) if self.embeds else ())}
         graph.require(inputs={"input_ids"}, outputs=outputs, known={"attention_mask", "token_type_ids"})
-        super().__init__(graph.engine(family.outputs[0], stored=stored), graph.bounds(), has_cache=False)
+        super().__init__(partial(graph.engine, family.outputs[0], stored=stored), graph.bounds(), has_cache=False)
 
     def forward(self, step: Step) -> tuple[Logits, Past]:
         """As :meth:`slipway_validate.runner.model.LanguageModel.forward`."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -17,10 +16,13 @@ from slipway.validation.survival import AdapterSurvival, ModuleSurvival
 from slipway_validate.runner.model import Unusable
 from slipway_validate.runner.survival.adapted import AdaptedModule, adapted_modules
 from slipway_validate.runner.survival.checkpoints import Checkpoint
-from slipway_validate.runner.survival.stored import Dense, Names, NotUnderstoodError, Rows, StoredModel
+from slipway_validate.runner.survival.stored import Dense, Names, NotUnderstoodError, StoredModel, StoredWeight
+from slipway_validate.runner.survival.sums import Both, Sums
 
 MOST_VALUES = 1 << 20
 """Values of a weight that are compared: rows at even distances, so that a joined or half lost weight shows too."""
+PIECE = 1 << 16
+"""Values that are compared at a time: a dozen arrays of them stay in the processor's caches."""
 MOST_COMPARED = 1 << 16
 """Values that are compared with other modules' weights, to name what lies there instead."""
 MOST_MODULES = 4096
@@ -49,58 +51,35 @@ class _Output:
         self.names = Names(self.stored.names)
 
 
-@dataclass(frozen=True)
-class _Both:
-    """Some rows of W and of W + Δ, and what comparing any stored weight with them needs.
+@dataclass(frozen=True, slots=True)
+class _Module:
+    """A module's whole weight in the base, and with its update.
 
     Attributes:
-        before: W. (R, K)
-        after: W + Δ. (R, K)
-        shape: Shape of the whole, (N, K).
-        dtype: Type in which W is stored.
+        before: W, in the type in which it is stored. (N, K)
+        after: W + Δ. float32 (N, K)
     """
 
     before: Tensor
     after: Tensor
-    shape: tuple[int, ...]
-    dtype: torch.dtype
 
-    @cached_property
-    def update(self) -> Tensor:
-        """Return Δ, (R, K)."""
-        return self.after - self.before
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return (N, K)."""
+        return tuple(self.before.shape)
 
-    @cached_property
-    def update_square(self) -> float:
-        """Return |Δ|²."""
-        return _dot(self.update, self.update)
+    @property
+    def rounds(self) -> bool:
+        """Return whether the type of W cannot hold W + Δ."""
+        return self.before.dtype not in (torch.float32, torch.float64)
 
-    @cached_property
-    def after_square(self) -> float:
-        """Return |W + Δ|²."""
-        return _dot(self.after, self.after)
+    def rounded(self, both: Both) -> Tensor:
+        """Return W + Δ as the type of W holds it, float32 (R, K)."""
+        return both.after.to(self.before.dtype).float()
 
-    @cached_property
-    def expected(self) -> float:
-        """Return the strength that rounding W + Δ to the type of W leaves."""
-        if self.dtype in (torch.float32, torch.float64):
-            return 1.0
-        found = figures(self, self.after.to(self.dtype).float()).strength
-        return 1.0 if found is None else found
-
-    def moved_to(self, other: _Both) -> _Both:
-        """Return the same rows of W with another module's Δ."""
-        return _Both(self.before, self.before + other.update, self.shape, self.dtype)
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """Figures of a module, as in :class:`slipway.validation.survival.ModuleSurvival`."""
-
-    strength: float | None = None
-    noise: float | None = None
-    cosine: float | None = None
-    weight_error: float | None = None
+    def rows(self, rows: slice) -> Both:
+        """Return some rows."""
+        return Both(self.before[rows].float().contiguous(), self.after[rows].contiguous())
 
 
 class _Base:
@@ -219,74 +198,90 @@ def _open(folder: Path, rows: Callable[[str], int]) -> StoredModel:
 
 
 def _compare(module: AdaptedModule, weights: _Base, outputs: Mapping[str, _Output], left_out: dict[str, str]) -> None:
-    """Compare one module in every output."""
+    """Compare one module in every output, a piece at a time."""
     try:
-        own = _both(module, weights, MOST_VALUES)
+        own = _whole(module, weights)
     except NotUnderstoodError as error:
         left_out[module.name] = str(error)
         return
-    for output in outputs.values():
-        try:
-            stored = _stored(output, module, own, MOST_VALUES)
-            output.modules[module.name] = ModuleSurvival(
-                module=module.name,
-                layer=_layer(module.name),
-                changed=stored.changed_from(own.before),
-                expected=own.expected,
-                **asdict(figures(own, stored.values)),
-            )
-        except _FAULTS as error:
-            output.left_out[module.name] = _said(error)
+    found = {name: _Found() for name in outputs}
+    expected = Sums()
+    for rows in _pieces(own.shape, MOST_VALUES):
+        both = own.rows(rows)
+        if own.rounds:
+            expected += Sums.of(both, own.rounded(both))
+        for name, output in outputs.items():
+            if name in found:
+                try:
+                    found[name].add(both, found[name].weight or _stored(output, module, own.shape), rows)
+                except _FAULTS as error:
+                    del found[name]
+                    output.left_out[module.name] = _said(error)
+    strength = expected.figures().strength
+    for name, each in found.items():
+        outputs[name].modules[module.name] = ModuleSurvival(
+            module=module.name,
+            layer=_layer(module.name),
+            changed=each.changed / max(1, each.sums.count),
+            expected=1.0 if strength is None else strength,
+            **asdict(each.sums.figures()),
+        )
 
 
-def _both(module: AdaptedModule, weights: _Base, most: int) -> _Both:
-    whole = weights.weight(module)
-    merged = module.merged(whole.T if module.turned else whole)
-    shape = tuple(whole.shape)
-    rows = _rows(shape, most)
-    after = merged.T if module.turned else merged
-    return _Both(whole[rows].float().contiguous(), after[rows].contiguous(), shape, whole.dtype)
+@dataclass(slots=True)
+class _Found:
+    """What an output stores of a module, as far as it is read.
+
+    Attributes:
+        weight: Its weight; None before the first piece.
+        sums: Of the values.
+        changed: Stored codes or values that differ from those of W.
+    """
+
+    weight: StoredWeight | None = None
+    sums: Sums = field(default_factory=Sums)
+    changed: int = 0
+
+    def add(self, both: Both, weight: StoredWeight, rows: slice) -> None:
+        """Read and compare some rows."""
+        self.weight = weight
+        stored = weight.take(rows)
+        self.sums += Sums.of(both, stored.values)
+        self.changed += stored.changed_from(both.before)
 
 
-def _stored(output: _Output, module: AdaptedModule, own: _Both, most: int) -> Rows:
+def _whole(module: AdaptedModule, weights: _Base) -> _Module:
+    before = weights.weight(module)
+    merged = module.merged(before.T if module.turned else before)
+    return _Module(before, merged.T if module.turned else merged)
+
+
+def _stored(output: _Output, module: AdaptedModule, shape: tuple[int, ...]) -> StoredWeight:
     name = output.names.find(module.weight) or (output.names.find(module.tied) if module.tied else None)
     if name is None:
         raise NotUnderstoodError("the output has no weight of this name")
     weight = output.stored.weight(name, turned=module.turned)
-    if weight.shape != own.shape:
-        raise NotUnderstoodError(f"the output has it in another shape: {weight.shape} instead of {own.shape}")
-    return weight.take(_rows(own.shape, most))
+    if weight.shape != shape:
+        raise NotUnderstoodError(f"the output has it in another shape: {weight.shape} instead of {shape}")
+    return weight
 
 
-def _rows(shape: tuple[int, ...], most: int) -> slice:
-    return slice(None, None, max(1, math.ceil(math.prod(shape) / most)))
+def _step(shape: tuple[int, ...], most: int) -> int:
+    return max(1, math.ceil(math.prod(shape) / most))
+
+
+def _pieces(shape: tuple[int, ...], most: int) -> Iterator[slice]:
+    """Divide the rows that are compared into pieces."""
+    count, columns = shape
+    step = _step(shape, most)
+    length = step * max(1, PIECE // max(1, columns))
+    for start in range(0, count, length):
+        yield slice(start, min(start + length, count), step)
 
 
 def _layer(name: str) -> int | None:
     found = _LAYER.search(name)
     return int(found[1]) if found else None
-
-
-def figures(own: _Both, stored: Tensor) -> Figures:
-    """Return the figures of a module that stores Q(W + Δ), (R, K)."""
-    change, distance = stored - own.before, stored - own.after
-    size, moved, common = own.update_square, _dot(change, change), _dot(change, own.update)
-    error, whole = _dot(distance, distance), own.after_square
-    weight_error = math.sqrt(error / whole) if whole and math.isfinite(error) else None
-    if not size or not math.isfinite(common) or not math.isfinite(size):
-        return Figures(weight_error=weight_error)
-    noise = max(moved - common * common / size, 0.0) / size / change.numel()
-    return Figures(
-        strength=common / size,
-        noise=math.sqrt(noise),
-        cosine=common / math.sqrt(size * moved) if moved else 0.0,
-        weight_error=weight_error,
-    )
-
-
-def _dot(first: Tensor, second: Tensor) -> float:
-    """Return the sum of products; each row in float32, the rows in float64."""
-    return float(torch.linalg.vecdot(first, second).double().sum())
 
 
 def _name_strangers(output: _Output, modules: list[AdaptedModule], weights: _Base) -> None:
@@ -318,15 +313,17 @@ def _kind(name: str) -> tuple[object, ...]:
 def _compare_with_others(
     output: _Output, suspects: list[AdaptedModule], alike: list[AdaptedModule], weights: _Base
 ) -> None:
-    own: dict[str, tuple[_Both, Tensor]] = {}
+    own: dict[str, tuple[Both, Tensor]] = {}
     for module in suspects:
-        both = _both(module, weights, MOST_COMPARED)
-        own[module.name] = both, _stored(output, module, both, MOST_COMPARED).values
+        whole = _whole(module, weights)
+        rows = slice(None, None, _step(whole.shape, MOST_COMPARED))
+        own[module.name] = whole.rows(rows), _stored(output, module, whole.shape).take(rows).values
     for other in alike:
         try:
-            theirs = _both(other, weights, MOST_COMPARED)
+            whole = _whole(other, weights)
         except NotUnderstoodError:
             continue
+        theirs = whole.rows(slice(None, None, _step(whole.shape, MOST_COMPARED)))
         for name, (both, stored) in own.items():
             if name != other.name and stored.shape == theirs.after.shape:
                 found = _other_in(both, stored, theirs)
@@ -334,12 +331,12 @@ def _compare_with_others(
                     output.modules[name] = output.modules[name].model_copy(update={found: other.name})
 
 
-def _other_in(own: _Both, stored: Tensor, other: _Both) -> str:
+def _other_in(own: Both, stored: Tensor, other: Both) -> str:
     """Return the field that says what of another module is stored: its weight, or its update of one's own; empty for neither."""
-    error = figures(other, stored).weight_error
+    error = Sums.of(other, stored).figures().weight_error
     if error is not None and error < PRESENT:
         return "weight_of"
-    moved = figures(own.moved_to(other), stored)
+    moved = Sums.of(own.moved_to(other), stored).figures()
     strength, noise = moved.strength, moved.noise
     there = strength is not None and noise is not None and abs(strength - 1) < PRESENT - 4 * noise
     return "update_of" if there else ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -40,8 +41,8 @@ class Rows:
     limits: tuple[int, int] = (0, 0)
     magnitudes: Tensor | None = None
 
-    def changed_from(self, values: Tensor) -> float:
-        """Return the share of what is stored that differs from other values (R, K) on the same grid."""
+    def changed_from(self, values: Tensor) -> int:
+        """Count what is stored that differs from other values (R, K) on the same grid."""
         if self.scales is None:
             other = values.to(self.stored.dtype)
         else:
@@ -53,7 +54,7 @@ class Rows:
             else:
                 other = torch.round(other) + (0 if self.zeros is None else self.zeros)
                 other = other.clamp(*self.limits).to(self.stored.dtype)
-        return int(torch.count_nonzero(other != self.stored)) / other.numel()
+        return int(torch.count_nonzero(other != self.stored))
 
     def turned(self, rows: slice) -> Rows:
         """Return rows of the transposed weight."""
@@ -119,16 +120,17 @@ class Coded:
     def take(self, rows: slice) -> Rows:
         """Read some rows."""
         codes = self.codes(rows)
-        scales = self._spread(self.scales[rows])
-        zeros = None if self.zeros is None else self._spread(self.zeros[rows])
+        scales = self._spread(self.scales, rows)
+        zeros = None if self.zeros is None else self._spread(self.zeros, rows)
         values = (codes if zeros is None else codes - zeros) * scales
         return Rows(
             values=values, stored=codes, scales=scales, zeros=zeros, limits=self.limits, magnitudes=self.magnitudes
         )
 
-    def _spread(self, groups: Tensor) -> Tensor:
+    def _spread(self, groups: Tensor, rows: slice) -> Tensor:
         size = self.shape[1] // groups.shape[1]
-        return groups.float()[:, :, None].expand(-1, -1, size).reshape(len(groups), -1)
+        taken = groups if len(groups) == 1 else groups[rows]  # one for all rows
+        return taken.float()[:, :, None].expand(-1, -1, size).reshape(len(taken), -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +156,7 @@ class Smoothed:
         return replace(found, values=found.values * by, scales=None if found.scales is None else found.scales * by)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Turned:
     """A weight that is stored transposed, seen as (N, K)."""
 
@@ -166,8 +168,12 @@ class Turned:
         return tuple(reversed(self.weight.shape))
 
     def take(self, rows: slice) -> Rows:
-        """Read some rows; all columns of the stored weight are read."""
-        return self.weight.take(slice(None)).turned(rows)
+        """Read some rows; the first time, all of the stored weight is read."""
+        return self._whole.turned(rows)
+
+    @cached_property
+    def _whole(self) -> Rows:
+        return self.weight.take(slice(None))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,30 +11,28 @@ import onnx_ir as ir
 from slipway.files.links import real_file
 from slipway.texts import printable
 
-GRAPH = "model.onnx"
 
-
-def readable_graph(source: Path, work: Path) -> Path:
-    """Return the graph of ``source`` in a form that OpenVINO reads; one that is rewritten lies in ``work``, with links to the weights.
+def readable_graph(graph: Path, work: Path) -> Path:
+    """Return a graph in a form that OpenVINO reads; one that is rewritten lies in the folder ``work``, with links to the weights.
 
     ``GatherBlockQuantized`` shares its data with a product, which takes scales of another rank, so the graph reshapes them. OpenVINO wants
     them constant: here they are the same bytes under another shape.
     """
-    model = ir.load(source / GRAPH)
+    model = ir.load(graph)
     lookups = [node for node in model.graph if node.op_type == "GatherBlockQuantized"]
     changed = [node for node in lookups if _reshape_stored(model.graph, node)]
     if not changed:
-        return source / GRAPH
+        return graph
     for name in sorted({str(value.location) for value in _external(model.graph)}):
-        if name != Path(name).name or name == GRAPH:
+        if name != Path(name).name or name == graph.name:
             raise ValueError(f"its weights are in {printable(name)!r}, which is no file beside it")
-        weights = real_file(source, name)
+        weights = real_file(graph.parent, name)
         try:
             os.link(weights, work / name)  # OpenVINO follows no symbolic link out of the graph's folder
         except OSError:  # on another file system
             shutil.copyfile(weights, work / name)
-    ir.save(model, work / GRAPH)
-    return work / GRAPH
+    ir.save(model, work / graph.name)
+    return work / graph.name
 
 
 def _external(graph: ir.Graph) -> list[ir.ExternalTensor]:

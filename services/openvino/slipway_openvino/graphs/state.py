@@ -14,13 +14,19 @@ BEAM = "beam_idx"
 """Input with the row of the previous call that each row continues."""
 
 
+def present_of(past: str) -> str:
+    """Return the output that gives the next value of an input of the cache."""
+    return PRESENT + past.removeprefix(PAST) if past.startswith(PAST) else ""
+
+
 def make_stateful(model: ov.Model) -> None:
     """Turn each pair of a past and a present into a variable, in place; a graph without a cache stays as it is.
 
     ``beam_idx`` chooses rows of the variables before they are used, as runtimes that search by beams do. A reset gives each variable
     the batch of ``input_ids`` and no tokens.
     """
-    names = {name: port for port in model.inputs for name in port.names if name.startswith(PAST)}
+    outputs = {name for port in model.outputs for name in port.names}
+    names = {name: port for port in model.inputs for name in port.names if present_of(name) in outputs}
     if not names:
         return
     beam = ops.parameter([-1], np.int32, name=BEAM)
@@ -31,7 +37,7 @@ def make_stateful(model: ov.Model) -> None:
         for reader in readers:
             reader.replace_source_output(chosen.output(0))
     model.add_parameters([beam])
-    apply_make_stateful_transformation(model, {name: PRESENT + name.removeprefix(PAST) for name in names})
+    apply_make_stateful_transformation(model, {name: present_of(name) for name in names})
     _initialize(model)
     model.validate_nodes_and_infer_types()
 

@@ -1,0 +1,1 @@
+"""Rewrite graphs into the form that OpenVINO and its runtimes expect."""
