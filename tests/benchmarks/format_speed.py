@@ -7,6 +7,9 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+from slipway.machine.cgroup import usable_cores
 
 PROMPT, NEW = 128, 48
 """Tokens of the prompt, and tokens that follow it."""
@@ -83,6 +86,34 @@ def _executorch(file: Path, tokenizer: Path) -> Speed:
     return _best(once)
 
 
+def _litert(file: Path, _: Path) -> Speed:
+    import numpy as np
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(model_path=str(file), num_threads=usable_cores())
+    names = {name.partition("_")[0]: name for name in interpreter.get_signature_list()}
+    calls = {kind: interpreter.get_signature_runner(names[kind]) for kind in ("prefill", "decode")}
+
+    def given(kind: str, cache: dict[str, Any], place: int) -> dict[str, Any]:
+        inputs = {name: (each["shape"], each["dtype"]) for name, each in calls[kind].get_input_details().items()}
+        filled = {name: np.zeros(shape, dtype) for name, (shape, dtype) in inputs.items()}
+        tokens = filled["tokens"].shape[1]
+        filled["tokens"] += np.arange(3, 3 + tokens, dtype=filled["tokens"].dtype)
+        filled["input_pos"] = np.arange(place, place + tokens, dtype=filled["input_pos"].dtype)
+        return filled | {name: value for name, value in cache.items() if name in filled}
+
+    def once() -> Speed:
+        times = [time.perf_counter()]
+        cache = calls["prefill"](**given("prefill", {}, 0))
+        times.append(time.perf_counter())
+        for place in range(PROMPT, PROMPT + NEW):
+            cache = calls["decode"](**given("decode", cache, place))
+            times.append(time.perf_counter())
+        return {"prefill_seconds": times[1] - times[0], "decode_tokens_per_second": NEW / (times[-1] - times[1])}
+
+    return _best(once)
+
+
 def _torch(load: Callable[[Path], Callable[..., object]], file: Path) -> Speed:
     import torch
 
@@ -119,6 +150,7 @@ RUNTIMES: dict[str, Callable[[Path, Path], Speed]] = {
     "llama.cpp": _llama_cpp,
     "openvino": _openvino,
     "executorch": _executorch,
+    "litert": _litert,
     "torchscript": _torchscript,
     "torch_export": _torch_export,
 }
