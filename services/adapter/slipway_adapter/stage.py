@@ -52,7 +52,7 @@ def output_bytes(params: Mapping[str, Any], size: ModelSize) -> int:
 
 STAGE = Stage(
     name="adapter",
-    version=1,
+    version=2,
     inputs=("base", "adapter"),
     optional_inputs=("onnx",),
     outputs=("adapter",),

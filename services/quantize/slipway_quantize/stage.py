@@ -26,7 +26,7 @@ def run(inputs: Mapping[str, Path], params: QuantizeParams, ctx: Context) -> dic
 
 STAGE = Stage(
     name="quantize",
-    version=7,
+    version=8,
     inputs=("model",),
     optional_inputs=("calibration", "data", "pytorch", "base", "adapter"),
     outputs=("model",),
