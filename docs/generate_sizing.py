@@ -89,13 +89,13 @@ def needs(size: ModelSize) -> dict[str, Need]:
     half = _task("quantize", "onnx-fp16")
     outputs = 2 * stored + single + 2 * integer + size.largest_bytes  # base, pytorch, onnx, and both as int8
     plan = {
-        "merge": (stored, task_bytes(_task("merge"), size), "merge"),
-        "prepare": (stored, task_bytes(_task("prepare"), size), "prepare"),
-        "quantize": (single, task_bytes(half, size), "quantize"),
-        "onnx-export": (stored, task_bytes(_task("onnx_export"), size), "onnx_export"),
-        "tensorrt-build": (single, task_bytes(_task("tensorrt_build"), size), "tensorrt_build"),
-        **{name: (stored, task_bytes(_task(name, name), size), name) for name in OTHER_FORMATS},
-        "openvino": (single, task_bytes(_task("openvino", "openvino"), size), "openvino"),
+        "merge": (stored, task_bytes(_task("merge"), size, {}), "merge"),
+        "prepare": (stored, task_bytes(_task("prepare"), size, {}), "prepare"),
+        "quantize": (single, task_bytes(half, size, {}), "quantize"),
+        "onnx-export": (stored, task_bytes(_task("onnx_export"), size, {}), "onnx_export"),
+        "tensorrt-build": (single, task_bytes(_task("tensorrt_build"), size, {}), "tensorrt_build"),
+        **{name: (stored, task_bytes(_task(name, name), size, {}), name) for name in OTHER_FORMATS},
+        "openvino": (single, task_bytes(_task("openvino", "openvino"), size, {}), "openvino"),
         "validate": (outputs, LOGIT_BYTES, "validate"),
     }
     return {

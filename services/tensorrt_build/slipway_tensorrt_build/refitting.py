@@ -78,7 +78,7 @@ def mark_refittable(network: Any, skeleton: Skeleton) -> None:
         if not network.mark_weights_refittable(name):
             raise TensorRTBuildError(
                 f"TensorRT does not know the weight {name!r} of the graph, so the engine could not be refitted",
-                remedy="set formats.tensorrt.refit: false",
+                remedy="set refit to false",
                 about={"weight": name},
             )
 
@@ -170,5 +170,5 @@ def _invalid(message: str) -> TensorRTBuildError:
     return TensorRTBuildError(
         message,
         reason="ONNX_INVALID",
-        remedy="give the folder that onnx_export wrote, or set formats.tensorrt.refit: false",
+        remedy="give the folder that onnx_export wrote, or set refit to false",
     )

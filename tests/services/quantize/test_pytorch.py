@@ -282,7 +282,7 @@ def test_params_refuse_what_no_runtime_takes() -> None:
 
     from slipway_quantize.params import QuantizeParams
 
-    for bad in ({"group_size": 48}, {"group_size": 8}, {"level": "int2"}, {"format": "tensorrt"}, {"grup_size": 32}):
+    for bad in ({"group_size": 48}, {"group_size": 8}, {"level": "int2"}, {"format": "gguf"}, {"grup_size": 32}):
         with pytest.raises(ValidationError):
             QuantizeParams(**{"format": "pytorch", "level": "int4", **bad})
 

@@ -34,7 +34,10 @@ def offered(home: Path, *words: str) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["export", "--set", "formats.onnx.op"], ["formats.onnx.opset_version=", "formats.onnx.optimize_graph="]),
+        (
+            ["export", "--set", "formats.onnx.op"],
+            ["formats.onnx.opset_version=", "formats.onnx.optimize_graph=", "formats.onnx.optimization_times="],
+        ),
         (["export", "--set", "recovery.p"], [f"recovery.profile={each}" for each in values("recovery.profile")]),
         (["export", "--set", "formats.onnx.enabled", "="], ["true", "false"]),
         (

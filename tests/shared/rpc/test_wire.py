@@ -123,14 +123,14 @@ def test_a_formats_own_settings_are_checked_by_its_own_model_and_unknown_names_r
     message.formats["onnx"].settings["opset_version"] = 99
     message.formats["tensorrt"].settings["target"] = "sm89"
     message.formats["onx"].enabled = True
-    message.formats["tensorrt"].unquantized = True
+    message.formats["adapter"].unquantized = True
     with pytest.raises(ConfigurationError) as caught:
         configuration_of(message)
     problems = {problem["key"]: problem for problem in json.loads(caught.value.about["problems"])}
     assert "use 14 to 24" in problems["formats.onnx.opset_version"]["remedy"]
     assert problems["formats.tensorrt.target"]["remedy"] == "did you mean 'targets'?"
     assert problems["formats.onx"]["remedy"] == "did you mean 'onnx'?"
-    assert problems["formats.tensorrt.unquantized"]["message"] == "is not a setting"
+    assert problems["formats.adapter.unquantized"]["message"] == "is not a setting"
 
 
 def test_a_setting_that_is_typed_is_taken_before_the_same_one_among_a_formats_own() -> None:
