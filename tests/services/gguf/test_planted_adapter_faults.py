@@ -22,6 +22,7 @@ from slipway_validate.runner.texts import compare_texts, write_texts
 from slipway_validate.stage import STAGE as VALIDATE
 from support.models.gguf_faults import HEADS, KV_HEADS, Tensors, faulty, save_models
 
+_SLOW = pytest.mark.slow
 _QUERIES = "blk.0.attn_q.weight"
 
 
@@ -77,10 +78,16 @@ def test_a_good_file_passes(tiny: _Tiny, tmp_path: Path) -> None:
             {"change": without_a_pair},
             f"has lost the factors of {_QUERIES}, without which llama.cpp would run it in silence",
         ),
-        ({"change": without_a_half}, f"has lost the factors of {_QUERIES}"),
-        ({"fields": {"adapter.lora.alpha": 12.0}}, "times the adapter's effect instead of 1: the scale is wrong"),
+        pytest.param({"change": without_a_half}, f"has lost the factors of {_QUERIES}", marks=_SLOW),
+        pytest.param(
+            {"fields": {"adapter.lora.alpha": 12.0}},
+            "times the adapter's effect instead of 1: the scale is wrong",
+            marks=_SLOW,
+        ),
         ({"change": in_own_order}, "adapter_strength_error"),
-        ({"fields": {"general.type": "model"}}, "cannot load tiny-F32-LoRA.gguf beside its base"),
+        pytest.param(
+            {"fields": {"general.type": "model"}}, "cannot load tiny-F32-LoRA.gguf beside its base", marks=_SLOW
+        ),
     ],
     ids=["pair", "half", "alpha", "rows", "model"],
 )
