@@ -109,7 +109,9 @@ def test_installed_packages_that_have_no_part_are_not_named(tmp_path: Path, monk
     from openvino_tokenizers import utils
 
     found = utils.get_package_version
-    monkeypatch.setattr(utils, "get_package_version", lambda name: "1.2.3" if name in ("tiktoken", "sentencepiece") else found(name))
+    monkeypatch.setattr(
+        utils, "get_package_version", lambda name: "1.2.3" if name in ("tiktoken", "sentencepiece") else found(name)
+    )
     save("GPT-2", tmp_path)
     write_tokenizer(tmp_path, Context(workdir=tmp_path, log=logging.getLogger("test")))
     for name in ("openvino_tokenizer.xml", "openvino_detokenizer.xml"):
