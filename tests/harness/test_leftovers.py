@@ -132,8 +132,8 @@ def test_a_file_system_that_stays_mounted_is_named(
     assert before.left_since("no test", tmp_path) == [f"mount {tmp_path}/more"]
 
 
-def test_a_look_takes_a_millisecond(tmp_path: Path) -> None:
+def test_a_look_takes_few_milliseconds(tmp_path: Path) -> None:
     def look() -> None:
         assert leftovers.Look.now(tmp_path).left_since("no test", tmp_path) == []
 
-    assert min(timeit.repeat(look, number=1, repeat=200)) < unhurried(0.001)
+    assert min(timeit.repeat(look, number=1, repeat=200)) < unhurried(0.004)

@@ -246,11 +246,13 @@ def _disk(tasks: Sequence[PlannedTask], made: dict[str, int], *, base: Path, hom
     stored = sum(made.values())
     if base.stat().st_dev != home.stat().st_dev:  # otherwise the store links or clones the files
         stored += sum(path.stat().st_size for path in base.iterdir() if path.is_file())
-    findings = [_space("disk: SLIPWAY_HOME", stored, home)]
+    delivered = [task for task in tasks if task.format]
     if home.stat().st_dev != output.stat().st_dev:
-        delivered = sum(made[task.id] for task in tasks if task.format)
-        findings.append(_space("disk: output", delivered, output))
-    return findings
+        apart = sum(made[task.id] for task in delivered)
+        return [_space("disk: SLIPWAY_HOME", stored, home), _space("disk: output", apart, output)]
+    formats = {task.id: format_of_output(task.format) for task in delivered}
+    stored += sum(made[name] for name, each in formats.items() if each is not None and each.unlinked)
+    return [_space("disk: SLIPWAY_HOME", stored, home)]
 
 
 def _unwritable(name: str, folder: Path) -> list[Finding]:

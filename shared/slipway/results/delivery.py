@@ -11,7 +11,8 @@ import json
 import os
 import platform
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from slipway.files.json_documents import read_json
 from slipway.files.links import open_unlinked
 from slipway.folders.disk_full import is_disk_full
 from slipway.folders.unfinished import publish, unfinished
+from slipway.formats.registry import format_of_output
 from slipway.planning.references import Output, Source
 from slipway.registry import IMPORT, load_stage
 from slipway.results.outcome import delivered_formats, export_id
@@ -63,7 +65,8 @@ def deliver(export: pb.Export, target: Path, *, store: Artifacts, describe: Call
     with _translate_output_errors(target), unfinished(target) as folder:
         for name, digest in formats.items():
             store.fetch(digest, folder / name)
-            _detach_from_store(folder / name)
+            output = format_of_output(name)
+            _detach_from_store(folder / name, unlinked=output.unlinked if output else ())
         describe(folder)
         document = json.dumps(lineage(export), indent=2, sort_keys=True)
         (folder / LINEAGE).write_text(document + "\n", encoding="utf-8")
@@ -188,26 +191,44 @@ def _translate_output_errors(target: Path) -> Iterator[None]:
         ) from error
 
 
-def _detach_from_store(folder: Path) -> None:
+def _detach_from_store(folder: Path, *, unlinked: Collection[str]) -> None:
     """Replace hard links by clones or copies, so that editing a delivered file changes neither the store nor the base model.
 
-    Large read-only files stay hard links if the file system cannot clone them; small or writable ones are copied.
+    Where the file system cannot clone, large read-only files stay hard links, except those whose names match a pattern of
+    ``unlinked``: these become copies, which share their content only with other names in the same folder. Small or writable files are copied.
     """
+    names: dict[int, list[Path]] = {}
     for path in sorted(folder.rglob("*")):
-        if not path.is_file() or path.stat().st_nlink == 1:
-            continue
-        clone = path.with_name(f".{path.name}.clone")
-        try:
-            with open_unlinked(path) as file:
-                reflink(file, clone)
-        except OSError:
-            clone.unlink(missing_ok=True)
-            if path.stat().st_size > SMALL_BYTES and not path.stat().st_mode & _WRITABLE:
-                continue
-            with open_unlinked(path) as file:
-                copy_file(file, clone)
-        clone.chmod(0o644)
-        clone.replace(path)
+        found = path.lstat()
+        if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
+            names.setdefault(found.st_ino, []).append(path)
+    for paths in names.values():
+        _detach(paths, copied=any(fnmatchcase(path.name, pattern) for path in paths for pattern in unlinked))
+
+
+def _detach(paths: Sequence[Path], *, copied: bool) -> None:
+    """Replace all names of one file in a folder; a large file is copied, once for all of them, only if ``copied`` says so."""
+    copy: Path | None = None
+    with open_unlinked(paths[0]) as file:
+        found = os.fstat(file.fileno())
+        large = found.st_size > SMALL_BYTES and not found.st_mode & _WRITABLE
+        for path in paths:
+            new, mode = path.with_name(f".{path.name}.new"), 0o644
+            try:
+                reflink(file, new)
+            except OSError:
+                new.unlink(missing_ok=True)
+                if large and not copied:
+                    return
+                if large and copy:
+                    new.hardlink_to(copy)
+                else:
+                    copy_file(file, new)
+                if large and len(paths) > 1:
+                    mode = 0o444  # a change would reach the other names too
+            new.chmod(mode)
+            new.replace(path)
+            copy = path
 
 
 def _known(formats: Mapping[str, str], store: Artifacts) -> dict[str, str]:

@@ -249,8 +249,10 @@ class Worker:
                 return
 
     async def _pause(self) -> None:
+        # Not asyncio.wait_for: before Python 3.12 it loses a cancellation that comes while the event is set, as in stop().
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), self.options.report_seconds)
+            async with asyncio.timeout(self.options.report_seconds):
+                await self._changed.wait()
 
     async def _say_goodbye(self) -> None:
         """Tell the coordinator that this worker ends; if the call fails, it will notice the silence."""

@@ -10,6 +10,8 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 
 from slipway.artifacts import LocalStore
@@ -106,6 +108,46 @@ def test_editing_a_delivered_file_changes_nothing_else(export: pb.Export, store:
         assert weights.stat().st_mode & 0o222 == 0
     fresh = LocalStore(store.root).fetch(export.outputs["pytorch"], tmp_path / "again")
     assert json.loads((fresh / "config.json").read_text()) == {"name": "pytorch"}
+
+
+def test_weights_of_a_graph_have_no_name_in_the_store(export: pb.Export, store: LocalStore, tmp_path: Path) -> None:
+    """``onnx.load`` refuses external data with a second hard link."""
+    made = tmp_path / "made" / "onnx"
+    (made / "package").mkdir(parents=True)
+    for name in ("model.onnx.data", "other.bin"):
+        (made / name).write_bytes(name.encode() * (1 << 18))
+    for name in ("package/model.onnx_data", "package/again.onnx_data"):
+        (made / name).hardlink_to(made / "model.onnx.data")
+    export.outputs["onnx"] = store.put(made)
+    deliver(export, tmp_path / "out", store=store, describe=describe)
+    weights = tmp_path / "out" / "onnx" / "model.onnx.data"
+    assert weights.stat().st_nlink in (1, 3)  # clones have one name each; a copy has the folder's three
+    if weights.stat().st_nlink == 3:
+        assert weights.stat().st_mode & 0o222 == 0
+        assert weights.samefile(tmp_path / "out" / "onnx" / "package" / "again.onnx_data")
+    kept = store.fetch(export.outputs["onnx"], tmp_path / "kept") / "model.onnx.data"
+    assert not weights.samefile(kept)
+    assert weights.read_bytes() == kept.read_bytes()
+    assert verify_directory(tmp_path / "out")[1] == []
+    shared = tmp_path / "out" / "onnx" / "other.bin"
+    assert shared.samefile(kept.with_name("other.bin")) or shared.stat().st_nlink == 1  # a clone
+
+
+def test_a_delivered_graph_is_loaded_by_onnx(export: pb.Export, store: LocalStore, tmp_path: Path) -> None:
+    weight = onnx.numpy_helper.from_array(np.ones((512, 1024), np.float32), "weight")
+    sizes = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", 512]) for name in ("x", "y")]
+    sizes[1].type.tensor_type.shape.dim[1].dim_value = 1024
+    node = onnx.helper.make_node("MatMul", ["x", "weight"], ["y"])
+    graph = onnx.helper.make_graph([node], "g", sizes[:1], sizes[1:], [weight])
+    made = tmp_path / "made" / "onnx"
+    made.mkdir(parents=True)
+    onnx.save(
+        onnx.helper.make_model(graph), made / "model.onnx", save_as_external_data=True, location="model.onnx.data"
+    )
+    export.outputs["onnx"] = store.put(made)
+    deliver(export, tmp_path / "out", store=store, describe=describe)
+    onnx.load(tmp_path / "out" / "onnx" / "model.onnx")
+    onnx.checker.check_model(tmp_path / "out" / "onnx" / "model.onnx", full_check=True)
 
 
 def test_a_second_delivery_keeps_what_is_whole_and_repairs_what_is_not(

@@ -300,3 +300,29 @@ def test_a_worker_without_room_says_so_and_asks_again_when_there_is_some(
             await server.stop(0)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("steps", range(4))
+def test_a_cancellation_in_the_moment_of_a_change_is_not_lost(tmp_path: Path, steps: int) -> None:
+    """As in a stop: the event is set, and the loop is cancelled some steps later. It would go on for ever otherwise."""
+
+    async def ended() -> bool:
+        options = WorkerOptions("", ("x",), slots=1, report_seconds=60.0)
+        worker = Worker(options, TaskRunner(LocalStore(tmp_path), tmp_path / "scratch"), probe(tmp_path))
+
+        async def pulling() -> None:
+            while True:
+                worker._changed.clear()
+                await worker._pause()
+
+        task = asyncio.create_task(pulling())
+        await asyncio.sleep(0.01)
+        worker.stop()
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        done, _ = await asyncio.wait([task], timeout=2)
+        task.cancel()
+        return bool(done)
+
+    assert asyncio.run(ended())
