@@ -162,7 +162,7 @@ class FamilyRuns:
 
         def captured(module: Any, args: Any, *more: Any, **named: Any) -> Any:
             shapes = tuple(tuple(value.shape) for value in args)  # those of an encoder and its decoder differ in number
-            key = module.model.config._attn_implementation, shapes
+            key = module.model.config._attn_implementation, module._outputs, shapes
             if key not in self._captures:
                 self._captures[key] = capture(module, args, *more, **named)
             return self._captures[key]
@@ -199,7 +199,8 @@ class FamilyRuns:
 
         def once(module: Any) -> Any:
             def trace(component: Any, whole: Any, source: Any, *, opset: int) -> Any:
-                key = module.__name__, component.name, tuple(port.shape for port in component.inputs), opset
+                ports = tuple((port.name, port.shape) for port in (*component.inputs, *component.outputs))
+                key = module.__name__, component.name, ports, whole.config._attn_implementation, opset
                 if key not in self._traces:
                     found = originals[module](component, whole, source, opset=opset)
                     model, more = (found[0], found[1:]) if isinstance(found, tuple) else (found, ())
