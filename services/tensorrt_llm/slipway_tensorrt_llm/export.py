@@ -73,7 +73,7 @@ def _own_dtype(plan: Plan) -> str:
         raise TensorRTLLMExportError(
             f"most weights are {DTYPES[most].torch}, which TensorRT-LLM does not compute in",
             reason="DTYPE_UNSUPPORTED",
-            remedy="set formats.tensorrt_llm.dtype: bfloat16",
+            remedy="use dtype bfloat16",
             about={"dtype": most},
         )
     return DTYPES[most].torch

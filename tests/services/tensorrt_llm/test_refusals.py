@@ -99,7 +99,7 @@ def test_a_configuration_that_is_not_the_models_is_refused(
     ("value", "dtype", "reason", "said"),
     [
         (float("nan"), "auto", "NON_FINITE_WEIGHTS", "weight 'model.norm.weight' contains NaN or infinity"),
-        (70000.0, "float16", "WEIGHT_OVERFLOW", "weight 'model.norm.weight' has values beyond what float16 can hold; set formats.tensorrt_llm.dtype: bfloat16"),
+        (70000.0, "float16", "WEIGHT_OVERFLOW", "weight 'model.norm.weight' has values beyond what float16 can hold; use dtype bfloat16"),
     ],
 )  # fmt: skip
 def test_values_that_no_checkpoint_holds_are_refused(
