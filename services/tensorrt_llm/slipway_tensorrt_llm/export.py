@@ -73,7 +73,7 @@ def _own_dtype(plan: Plan) -> str:
         raise TensorRTLLMExportError(
             f"most weights are {DTYPES[most].torch}, which TensorRT-LLM does not compute in",
             reason="DTYPE_UNSUPPORTED",
-            remedy="set formats.tensorrt_llm.dtype: bfloat16",
+            remedy="use dtype bfloat16",
             about={"dtype": most},
         )
     return DTYPES[most].torch
@@ -104,7 +104,7 @@ def _warn(model: Model, ctx: Context) -> None:
     if model.windows:
         ctx.warn(
             f"the graph of {found.model_class} has no sliding window: engines take it from runtime_defaults of the checkpoint's config.json; "
-            "TensorRT-LLM before 0.18 needs max_attention_window where the engine is run"
+            "releases that do not know this field need max_attention_window where the engine is run"
         )
     if found.qk_norms and abs(model.epsilon - 1e-5) > 1e-9:
         ctx.warn(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 
 from slipway.models.safetensors_file import read_safetensors
@@ -140,3 +140,24 @@ def test_another_epsilon_of_the_runtime_is_said(tmp_path: Path) -> None:
     _, ctx = write_checkpoint(tmp_path / "model", tmp_path / "work")
     [warning] = ctx.facts["warnings"]
     assert "with an epsilon of 1e-05, whatever the checkpoint says; the model's is 1e-06" in warning
+
+
+def test_the_first_checkpoints_of_gpt2_leave_the_beginning_of_names_out(tmp_path: Path) -> None:
+    model = save_model("gpt2", tmp_path / "model")
+    file = tmp_path / "model" / "model.safetensors"
+    tensors = {name.removeprefix("transformer."): value for name, value in load_file(file).items()}
+    save_file(tensors | {"h.0.attn.bias": torch.ones(1, 1, 8, 8)}, file, metadata={"format": "pt"})
+    folder, _ = write_checkpoint(tmp_path / "model", tmp_path / "work", tp=2)
+    assert (Reader(folder).logits(_TOKENS) - logits_of(model, _TOKENS)).abs().max() < 1e-5
+
+
+def test_a_head_of_its_own_counts_before_a_tied_embedding(tmp_path: Path) -> None:
+    save_model("llama3", tmp_path / "model")
+    file = tmp_path / "model" / "model.safetensors"
+    tensors = load_file(file)
+    head = tensors["model.embed_tokens.weight"] * 2
+    save_file(tensors | {"lm_head.weight": head}, file, metadata={"format": "pt"})
+    folder, _ = write_checkpoint(tmp_path / "model", tmp_path / "work")
+    assert torch.equal(load_file(folder / "rank0.safetensors")["lm_head.weight"], head)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    assert torch.equal(loaded.lm_head.weight, head)  # as transformers does

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from slipway.errors import ModelExportError
-from slipway_tensorrt_llm.models.model import refusal_reason
+from slipway.errors import ModelExportError, TensorRTLLMExportError
+from slipway_tensorrt_llm.models.fields import checkpoint_fields
+from slipway_tensorrt_llm.models.model import model_of, refusal_reason
+from slipway_tensorrt_llm.models.table import ARCHITECTURES
 from support.models.tensorrt_llm_models import save_model, write_checkpoint
 
 _LLAMA: dict[str, Any] = {
@@ -94,7 +99,7 @@ def test_a_configuration_that_is_not_the_models_is_refused(
     ("value", "dtype", "reason", "said"),
     [
         (float("nan"), "auto", "NON_FINITE_WEIGHTS", "weight 'model.norm.weight' contains NaN or infinity"),
-        (70000.0, "float16", "WEIGHT_OVERFLOW", "weight 'model.norm.weight' has values beyond what float16 can hold; set formats.tensorrt_llm.dtype: bfloat16"),
+        (70000.0, "float16", "WEIGHT_OVERFLOW", "weight 'model.norm.weight' has values beyond what float16 can hold; use dtype bfloat16"),
     ],
 )  # fmt: skip
 def test_values_that_no_checkpoint_holds_are_refused(
@@ -117,3 +122,26 @@ def test_quantized_weights_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelExportError, match=f"tensor '{name}' is stored as I8") as error:
         write_checkpoint(tmp_path / "model", tmp_path / "work")
     assert error.value.reason == "DTYPE_UNSUPPORTED"
+
+
+_HOSTILE = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=5), st.lists(st.integers(0, 3), max_size=3),
+    st.dictionaries(st.sampled_from(("rope_type", "factor", "full_attention", "short_factor")), st.one_of(st.none(), st.integers(), st.lists(st.floats()), st.text())),
+)  # fmt: skip
+_KEYS = (
+    *_LLAMA, "head_dim", "rope_parameters", "rope_scaling", "sliding_window", "layer_types", "use_sliding_window", "max_window_layers",
+    "tie_word_embeddings", "rms_norm_eps", "partial_rotary_factor", "max_position_embeddings", "original_max_position_embeddings", "n_head",
+)  # fmt: skip
+
+
+@given(
+    found=st.sampled_from([each.model_class for each in ARCHITECTURES]),
+    changes=st.dictionaries(st.sampled_from(_KEYS), _HOSTILE, max_size=4),
+    tp=st.integers(1, 64),
+)
+def test_no_configuration_ends_in_a_traceback(found: str, changes: dict[str, Any], tp: int) -> None:
+    config = _LLAMA | _GPT2 | {"architectures": [found]} | changes
+    assert isinstance(refusal_reason({"tp": tp}, config), str)
+    with contextlib.suppress(TensorRTLLMExportError):
+        model = model_of(config)
+        assert json.loads(json.dumps(checkpoint_fields(model, dtype="float16", tp=tp, pp=1), allow_nan=False))

@@ -1,6 +1,6 @@
 """The models that are written, as TensorRT-LLM's graphs compute them. Data.
 
-The facts are those of TensorRT-LLM 1.2, the last release with these graphs: ``tensorrt_llm/models/{llama,qwen,gemma,phi3,gpt}`` (``config.py``,
+The facts are those of TensorRT-LLM 1.2, the last release whose sources were found with these graphs: ``tensorrt_llm/models/{llama,qwen,gemma,phi3,gpt}`` (``config.py``,
 ``convert.py``, ``model.py``), ``tensorrt_llm/layers/{attention,mlp}.py``. What a graph assumes without a field in the checkpoint is a setting that
 a model must have: another value would be computed wrong without a message.
 """

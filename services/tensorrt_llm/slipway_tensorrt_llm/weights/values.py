@@ -67,7 +67,7 @@ def _converted(block: Array, name: str, stored: str, dtype: str, offset: float) 
     raise TensorRTLLMExportError(
         f"weight {name!r} has values beyond what {target.name} can hold",
         reason="WEIGHT_OVERFLOW",
-        remedy="set formats.tensorrt_llm.dtype: bfloat16",
+        remedy="use dtype bfloat16",
         about={"tensor": name, "dtype": target.name},
     )
 
