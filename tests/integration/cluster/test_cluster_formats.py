@@ -70,6 +70,7 @@ CASES = (
     Case("executorch", ("executorch", "executorch-8da4w"), {"formats.executorch.quantization": "8da4w"}, ("executorch",)),
     Case("litert", ("litert", "litert-int8"), {"formats.litert.quantization": "int8"}, ("litert_torch", "ai_edge_litert")),
     Case("coreml", ("coreml", "coreml-int8"), {"formats.coreml.quantization": "int8"}, ("coremltools",), "not_run"),
+    Case("tensorrt_llm", ("tensorrt_llm",), {"formats.tensorrt_llm.tp": "2", "formats.tensorrt_llm.pp": "2"}, ("ml_dtypes",), "not_run"),
 )  # fmt: skip
 
 
