@@ -21,21 +21,22 @@ _STRANGE = 0.5
 _SHOWN = 3
 
 
-def explain(folder: Path, merged: Path) -> str:
+def explain(folder: Path, model: Path, *, exact: bool = True) -> str:
     """Return in words what is wrong with the tensors of a file; empty if they are the model's.
 
     Args:
         folder: Folder of the file.
-        merged: Folder of the model of which it was made.
+        model: Folder of the model of which it was made.
+        exact: Whether the file holds that model's values; otherwise an adapter moved them, and only their order and what is missing are judged.
 
     Raises:
         GGUFExportError: The model has no place in a GGUF file.
     """
-    if architecture_of(read_config(merged)) is None:
+    if architecture_of(read_config(model)) is None:
         return ""
     [file] = folder.glob("*.gguf")
     stored = {each.name: each for each in gguf.GGUFReader(file).tensors}
-    planned = plan_file(merged).tensors
+    planned = plan_file(model).tensors
     said = _missing(planned, stored)
     wrong = [each for each in planned if each.name in stored and _is_strange(each, stored[each.name])]
     turned = [each for each in wrong if _has_own_order(each, stored[each.name])]
@@ -45,7 +46,7 @@ def explain(folder: Path, merged: Path) -> str:
             "other pairs of values"
         )
     others = [each for each in wrong if each not in turned]
-    if others:
+    if others and exact:
         said.append(f"{len(others)} tensors hold other values than the model's ({_names(others)})")
     return "; ".join(said)
 

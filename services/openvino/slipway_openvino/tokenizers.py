@@ -18,6 +18,8 @@ from slipway_openvino.library import ov
 TOKENIZER, DETOKENIZER = "openvino_tokenizer.xml", "openvino_detokenizer.xml"
 COMPARED = sum(map(len, TEXTS.values()))
 _LONGEST_MESSAGE = 300
+_INSTALLED = ("sentencepiece_version", "tiktoken_version")
+"""Keys by which openvino-tokenizers names packages that happen to be installed, used or not: the same model would have other bytes elsewhere."""
 _KNOWN = TextKind.CASED.value
 """Kind of text in which a difference is bearable: only the sigma at the end of a word is lower-cased otherwise."""
 
@@ -25,6 +27,7 @@ _KNOWN = TextKind.CASED.value
 def write_tokenizer(folder: Path, ctx: Context) -> dict[str, Any]:
     """Write the tokenizer of ``folder`` as two models beside it; return what is to be known about them.
 
+    Whether prompts were compared too is recorded with the run, because it depends on openvino-genai, which no extra brings, and not on the model.
     A tokenizer that cannot be converted, or that reads text otherwise then, is not delivered: the model itself does not depend on it.
     """
     if not tokenizer_files(folder):
@@ -39,6 +42,8 @@ def write_tokenizer(folder: Path, ctx: Context) -> dict[str, Any]:
             (TOKENIZER, DETOKENIZER), convert_tokenizer(tokenizer, with_detokenizer=True), strict=True
         ):
             number_nodes(model)
+            for key in filter(model.has_rt_info, _INSTALLED):
+                del model.rt_info[key]
             ov.save_model(model, folder / name, compress_to_fp16=False)
         differing = compare(folder, tokenizer)
         why = "; ".join(
@@ -53,7 +58,8 @@ def write_tokenizer(folder: Path, ctx: Context) -> dict[str, Any]:
         )
         why = ""
     if not why:
-        return {"converted": True, "compared": COMPARED, "rendered": _can_render(tokenizer), **facts}
+        ctx.record(prompts_compared=_can_render(tokenizer))
+        return {"converted": True, "compared": COMPARED, **facts}
     for name in (TOKENIZER, DETOKENIZER):
         for file in ((folder / name), (folder / name).with_suffix(".bin")):
             file.unlink(missing_ok=True)

@@ -163,9 +163,10 @@ def _validated(
             ahead=has_room(model_bytes, params, ctx, work=work),
         )
         taken = outputs_run.take(folders, work / "outputs")
-        merged = inputs.get(MERGED)
+        model, exact = inputs.get(MERGED, inputs["base"]), MERGED in inputs or "adapter" not in inputs
         results = [
-            _judged(run, evaluator, ctx, texts, timeout, merged=merged) for run in running.enter_context(closing(taken))
+            _judged(run, evaluator, ctx, texts, timeout, model=model, exact=exact)
+            for run in running.enter_context(closing(taken))
         ]
         of_reference = describe(reference, stopwatch.reference_speed())
     return ValidationReport(
@@ -281,9 +282,16 @@ def _not_run(inputs: Mapping[str, Path], outputs: list[str], params: ValidatePar
 
 
 def _judged(
-    run: OutputRun, evaluator: Evaluator, ctx: Context, texts: Texts, timeout_seconds: float, *, merged: Path | None
+    run: OutputRun,
+    evaluator: Evaluator,
+    ctx: Context,
+    texts: Texts,
+    timeout_seconds: float,
+    *,
+    model: Path,
+    exact: bool,
 ) -> OutputValidation:
-    """Return the result of an output that was run and timed."""
+    """Return the result of an output that was run and timed, with what its format says of its weights beside those of a model."""
     result, runtime = run.result, runtime_for(run.name, run.model)
     if result.reason == "DISK_FULL":
         require_success(result, what=run.name, remedy="")
@@ -294,7 +302,8 @@ def _judged(
         found,
         runtime,
         output=run.model,
-        merged=merged,
+        model=model,
+        exact=exact,
         ctx=ctx,
         folder=run.folder.with_name(f"{run.folder.name}.explain"),
         timeout_seconds=timeout_seconds,

@@ -68,8 +68,9 @@ class Runtime:
         stored_dtype: Type of the weights if no file names one; empty if unknown.
         reads_text: Whether it reads text and conversations with a tokenizer and chat template of the output, which are compared with
             transformers' (``tokens_of`` and ``rendered`` of the model that ``load`` returns).
-        explain: ``module:attribute`` of a function ``explain(folder, merged)`` that says in words how the weights of an output differ from
-            the merged model's, asked if its results do; empty for none.
+        explain: ``module:attribute`` of a function ``explain(folder, model)`` that says in words how the weights of an output differ from the
+            merged model's, asked if its results do; with ``exact=False`` where the export delivers no merged model: then the model is the base,
+            of which the adapter's layers differ rightly. Empty for none.
         inspect: ``module:ATTRIBUTE`` of a stage for ``slipway inspect``: input ``model``, parameter ``file``, and an output
             ``inspection`` as :class:`slipway.models.activations.inspection.Inspection` writes it; empty for none.
     """

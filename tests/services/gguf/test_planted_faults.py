@@ -93,6 +93,15 @@ def test_a_lost_head_is_named(tiny: _Tiny, tmp_path: Path) -> None:
     assert said.startswith("its head is lost")
 
 
+def test_the_base_is_enough_to_name_them(tiny: _Tiny, tmp_path: Path) -> None:
+    """As where the export delivers no merged model; what the adapter changed is no fault."""
+    assert explain(tiny.good, tiny.base, exact=False) == ""
+    turned = explain(faulty(tiny.good, tmp_path / "turned", change=in_own_order), tiny.base, exact=False)
+    assert turned.startswith("the rows of queries and keys are not in llama.cpp's order")
+    lost = explain(faulty(tiny.good, tmp_path / "lost", change=without_head), tiny.base, exact=False)
+    assert lost.startswith("its head is lost")
+
+
 def test_other_values_are_named(tiny: _Tiny, tmp_path: Path) -> None:
     said = explain(faulty(tiny.good, tmp_path / "bad", change=with_other_values), tiny.merged)
     assert said == "2 tensors hold other values than the model's (blk.0.ffn_up.weight, blk.1.ffn_up.weight)"

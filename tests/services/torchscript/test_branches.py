@@ -12,7 +12,10 @@ from support.models.quantize_models import save_tiny
 
 from .conftest import Export
 
-torch = pytest.importorskip("torch", reason="the extra torchscript is not installed")
+pytest.importorskip("torch", reason="the extra torchscript is not installed")
+import torch
+
+from support.faults.branching import long_texts_differ
 
 
 class OnValues(torch.nn.Module):
@@ -62,13 +65,6 @@ class Around(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.inner(x) + 1
-
-
-def long_texts_differ(self: Any, x: torch.Tensor) -> torch.Tensor:  # takes the place of a method of transformers
-    gated = self.act_fn(self.gate_proj(x)) * self.up_proj(x)
-    if x.shape[1] > 7:
-        return self.down_proj(gated) * 2.0
-    return self.down_proj(gated)
 
 
 def traced_texts_differ(self: Any, x: torch.Tensor) -> torch.Tensor:

@@ -15,8 +15,8 @@ START: dict[str, dict[str, Any]] = {
     "onnx_export": {"engine": "auto", "opset": None},
     "executorch": {"level": "8da4w", "group_size": 128},
     "gguf": {"type": "q4_0"},
-    "torchscript": {"attention": "sdpa", "control_flow": "trace", "optimize": True},
-    "torch_export": {"attention": "sdpa", "aot": True},
+    "torchscript": {"level": "none", "optimize": True},
+    "torch_export": {"level": "none", "aot": True},
     "quantize": {"format": "onnx", "level": "int4", "group_size": 128},
 }
 

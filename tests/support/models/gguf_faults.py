@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -96,6 +97,25 @@ def with_other_values(tensors: Tensors) -> None:
     """Exchange two layers' weights."""
     one, other = ("blk.0.ffn_up.weight", "blk.1.ffn_up.weight")
     tensors[one], tensors[other] = tensors[other], tensors[one]
+
+
+PLANTED: Mapping[str, Mapping[str, Any]] = {
+    "bf16": {"change": in_own_order},
+    "q8_0": {"fields": {"tokenizer.ggml.pre": "gpt-2"}},
+    "q6_k": {"fields": {"tokenizer.chat_template": None}},
+    "q4_0": {"change": without_head},
+}
+"""Faults that :func:`plant` puts into the file of a level."""
+
+
+def plant(folder: Path, level: str, ctx: Context) -> Path:
+    """Put the fault of a level into an output of the stage, as if the stage had made it."""
+    if level not in PLANTED:
+        return folder
+    good = folder.rename(folder.with_name("good"))
+    [file] = faulty(good, folder, **PLANTED[level]).glob("*.gguf")
+    ctx.digest(file, hashlib.sha256(file.read_bytes()).hexdigest())
+    return folder
 
 
 def faulty(

@@ -270,17 +270,19 @@ class TextSpec(_Message):
 
 
 class ExplainSpec(_Message):
-    """An output whose difference from the merged model its format explains.
+    """An output whose difference from the model its format explains.
 
     Attributes:
         function: ``module:attribute`` of the format's function.
         output: Folder of the output.
-        merged: Folder of the merged model.
+        model: Folder of the merged model or, where the export does not deliver it, of the base.
+        exact: Whether the output's weights are the model's; not if it is the base, and there is an adapter.
     """
 
     function: str
     output: Path
-    merged: Path
+    model: Path
+    exact: bool = True
 
 
 class SurvivalSpec(_Message):

@@ -228,12 +228,13 @@ def read_texts(spec: TextSpec) -> RunResult:
 
 
 def explain(spec: ExplainSpec) -> RunResult:
-    """Return the format's explanation of why an output differs from the merged model.
+    """Return the format's explanation of why an output differs from the model.
 
     Raises:
         NotRunnable: A library that it needs is not installed here.
     """
-    return RunResult(message=str(_imported(spec.function)(spec.output, spec.merged)))
+    inexact = {} if spec.exact else {"exact": False}
+    return RunResult(message=str(_imported(spec.function)(spec.output, spec.model, **inexact)))
 
 
 def execute(
