@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 DOCS_INSTALLED := $(VENV)/.docs-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-cluster test-k8s lint format docs protos bench bench-merge bench-onnx bench-formats bench-quantize bench-quality bench-proof images test-images up clean
+.PHONY: help install demo test test-all test-cluster test-k8s lint format docs protos bench bench-merge bench-onnx bench-formats bench-quantize bench-quality bench-depth bench-proof images test-images up clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,9 @@ bench-quantize: $(INSTALLED) ## Measure int4 against its peers (PEER_PYTHON=… 
 
 bench-quality: $(INSTALLED) ## Measure what calibrated int4 adds to three models (PEER_PYTHON=… adds auto-round, GENAI_PYTHON=… onnxruntime-genai)
 	$(BIN)/python tests/benchmarks/bench_quality.py $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON)) $(if $(GENAI_PYTHON),--genai-python $(GENAI_PYTHON))
+
+bench-depth: $(INSTALLED) ## Measure the memory of what reads text while it quantizes, by the number of layers (28 take an hour)
+	$(BIN)/python tests/benchmarks/bench_depth.py
 
 bench-proof: $(INSTALLED) ## Measure what validation costs, by effort, and a whole export (after make demo)
 	$(BIN)/python tests/benchmarks/bench_proof.py --sample demo --whole

@@ -26,11 +26,12 @@ declare -A IMAGES=(
     [executorch]="cpu executorch,s3"
     [litert]="cpu litert,s3"
     [coreml]="cpu coreml,s3"
+    [tensorrt-llm]="cpu tensorrt-llm,s3"
     [validate]="cpu validate,s3"
     [tensorrt-build-cuda]="cuda tensorrt-build,tensorrt,s3"
     [validate-cuda]="cuda validate,tensorrt,s3"
 )
-ON_CPU=(coordinator merge prepare quantize onnx-export tensorrt-build gguf adapter torchscript openvino executorch litert coreml validate)
+ON_CPU=(coordinator merge prepare quantize onnx-export tensorrt-build gguf adapter torchscript openvino executorch litert coreml tensorrt-llm validate)
 
 if [[ ${1:-} == --list ]]; then # what there is, for scripts: name, Dockerfile, extras
     for name in "${!IMAGES[@]}"; do echo "$name ${IMAGES[$name]}"; done | sort

@@ -24,7 +24,7 @@ FREE_SHARE = 0.1
 """Of a volume that nothing is planned for."""
 COMPANION_BYTES = 20_000_000
 LOGIT_BYTES = 2 << 30
-OTHER_FORMATS = ("gguf", "adapter", "torchscript", "executorch", "litert", "coreml")
+OTHER_FORMATS = ("gguf", "adapter", "torchscript", "executorch", "litert", "coreml", "tensorrt_llm")
 """Formats that are made of the merged model, each by a worker of its own, unquantized."""
 GIB = 1 << 30
 
@@ -94,7 +94,7 @@ def needs(size: ModelSize) -> dict[str, Need]:
         "quantize": (single, task_bytes(half, size, {}), "quantize"),
         "onnx-export": (stored, task_bytes(_task("onnx_export"), size, {}), "onnx_export"),
         "tensorrt-build": (single, task_bytes(_task("tensorrt_build"), size, {}), "tensorrt_build"),
-        **{name: (stored, task_bytes(_task(name, name), size, {}), name) for name in OTHER_FORMATS},
+        **{name.replace("_", "-"): (stored, task_bytes(_task(name, name), size, {}), name) for name in OTHER_FORMATS},
         "openvino": (single, task_bytes(_task("openvino", "openvino"), size, {}), "openvino"),
         "validate": (outputs, LOGIT_BYTES, "validate"),
     }

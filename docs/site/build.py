@@ -35,6 +35,7 @@ REFERENCE: Mapping[str, tuple[str, ...]] = {
         ),
         *("FormatExportError", "ONNXExportError", "TracerWarningError", "UnorderedMapError", "TensorRTBuildError"),
         *(
+            "TensorRTLLMExportError",
             "OpenVinoExportError",
             "ExecutorchExportError",
             "LiteRtExportError",

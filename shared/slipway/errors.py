@@ -12,6 +12,7 @@
     │   │   ├── TracerWarningError  a trace depends on the sample it was made with
     │   │   └── UnorderedMapError   the legacy tracer's "unordered_map::at"
     │   ├── TensorRTBuildError
+    │   ├── TensorRTLLMExportError
     │   ├── OpenVinoExportError
     │   ├── ExecutorchExportError
     │   ├── LiteRtExportError
@@ -141,6 +142,12 @@ class TensorRTBuildError(FormatExportError):
     default_reason = "TENSORRT_BUILD_FAILED"
 
 
+class TensorRTLLMExportError(FormatExportError):
+    """A TensorRT-LLM checkpoint cannot be written, or is not what the model is."""
+
+    default_reason = "TENSORRT_LLM_INVALID"
+
+
 class OpenVinoExportError(FormatExportError):
     """OpenVINO cannot read the graph."""
 
@@ -220,6 +227,7 @@ ERROR_TYPES: Mapping[str, type[ModelExportError]] = {
         TracerWarningError,
         UnorderedMapError,
         TensorRTBuildError,
+        TensorRTLLMExportError,
         OpenVinoExportError,
         ExecutorchExportError,
         LiteRtExportError,

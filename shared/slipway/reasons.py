@@ -166,6 +166,9 @@ REASONS: Mapping[str, Reason] = {
     ),
     "TENSORRT_PROFILE_INVALID": Reason(_C.UNSUPPORTED, "the ranges of a TensorRT engine do not fit the model"),
     "TENSORRT_BUILD_FAILED": Reason(_C.UNSUPPORTED, "TensorRT could not build an engine for this model"),
+    "TENSORRT_LLM_INVALID": Reason(
+        _C.UNSUPPORTED, "the TensorRT-LLM checkpoint that was written differs from the model"
+    ),
     "OPENVINO_CONVERSION_FAILED": Reason(_C.UNSUPPORTED, "OpenVINO cannot read the graph of this model"),
     "EXECUTORCH_EXPORT_FAILED": Reason(
         _C.UNSUPPORTED, "torch cannot trace the model, or ExecuTorch cannot lower its graph"

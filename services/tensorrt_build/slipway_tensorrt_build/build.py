@@ -18,7 +18,7 @@ from slipway_tensorrt_build.builders import Choice, Machine, choose, this_machin
 from slipway_tensorrt_build.callbacks import make_logger, make_monitor
 from slipway_tensorrt_build.levels import FITTED_TO_TEXT, LEAST_ARCHITECTURES, LEVELS, lacking
 from slipway_tensorrt_build.params import TensorRTBuildParams
-from slipway_tensorrt_build.profiles import InputProfile, plan_profile, positions_of
+from slipway_tensorrt_build.profiles import InputProfile, has_cache, limited_ranges, plan_profile, positions_of
 from slipway_tensorrt_build.refitting import Refittable, Skeleton, mark_refittable, skeleton_of
 from slipway_tensorrt_build.timings import Timings
 
@@ -46,7 +46,10 @@ def build_engines(source: Path, target: Path, params: TensorRTBuildParams, ctx: 
     network = builder.create_network(_network_flags(trt))
     _parse(trt, network, logger, source / _GRAPH, ctx)
     positions = positions_of(_read(source, "config.json"))
-    profile = plan_profile({t.name: tuple(t.shape) for t in _inputs(network)}, params, positions=positions)
+    shapes = {t.name: tuple(t.shape) for t in _inputs(network)}
+    profile = plan_profile(shapes, params, positions=positions)
+    if limited := limited_ranges(params, positions, cached=has_cache(shapes)):
+        ctx.warn(limited)
     timings = Timings(choice, machine.gpus[0] if machine.gpus else None, ctx)
     skeleton = skeleton_of(source / _GRAPH) if params.refit else None
     if skeleton is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 _PAST = "past_key_values."
 _UNLIMITED = 1 << 30
+_POINTS = ("min", "opt", "max")
 _SKIPPING, _SKIPPED = ("camembert", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl"), 2
 """Models whose positions begin behind that of padding, and the positions that no token has."""
 
@@ -54,6 +55,11 @@ def positions_of(config: Mapping[str, Any]) -> int:
     return min(found - (_SKIPPED if config.get("model_type") in _SKIPPING else 0), _UNLIMITED)
 
 
+def has_cache(inputs: Iterable[str]) -> bool:
+    """Return whether a graph with these inputs has a KV cache."""
+    return any(name.startswith(_PAST) for name in inputs)
+
+
 def plan_profile(
     inputs: Mapping[str, Sequence[int]], params: TensorRTBuildParams, *, positions: int
 ) -> dict[str, InputProfile]:
@@ -72,21 +78,37 @@ def plan_profile(
         TensorRTBuildError: ``TENSORRT_PROFILE_INVALID`` if the ranges begin beyond the positions or leave out the size of
             a fixed axis, ``TENSORRT_BUILD_FAILED`` for a dynamic axis of unknown meaning.
     """
-    cached = any(name.startswith(_PAST) for name in inputs)
+    cached = has_cache(inputs)
     check_positions(params, positions, cached=cached)
+    most = _limits(positions, cached=cached)
     points = {
         which: _Point(
             batch=getattr(params.batch, which),
-            sequence=min(getattr(params.sequence, which), positions),
-            past=min(getattr(params.past, which), positions - 1) if cached else 0,
+            **{axis: min(getattr(getattr(params, axis), which), limit) for axis, limit in most.items()},
         )
-        for which in ("min", "opt", "max")
+        for which in _POINTS
     }
     _check_fixed_axes(inputs, points["min"], points["max"])
     return {
         name: InputProfile(**{which: _shape(name, shape, point) for which, point in points.items()})
         for name, shape in inputs.items()
     }
+
+
+def limited_ranges(params: TensorRTBuildParams, positions: int, *, cached: bool) -> str:
+    """Say which sizes that were asked for exceed the model's positions, and what they become; empty if none does."""
+    found = [
+        f"{axis}.{which} of {asked} becomes {most}"
+        for axis, most in _limits(positions, cached=cached).items()
+        for which in _POINTS
+        if (asked := getattr(getattr(params, axis), which)) > most and (cached or axis != "past")
+    ]
+    return f"the model has {positions} positions: {', '.join(found)}" if found else ""
+
+
+def _limits(positions: int, *, cached: bool) -> dict[str, int]:
+    """Return the most new tokens of a call, and the most before them."""
+    return {"sequence": positions, "past": positions - 1 if cached else 0}
 
 
 def check_positions(params: TensorRTBuildParams, positions: int, *, cached: bool) -> None:

@@ -195,7 +195,7 @@ def failed_formats(export: pb.Export) -> dict[str, FailedFormat]:
             unknown = failure is not None and failure.reason == "FAMILY_UNSUPPORTED"
             if failed.id != task.id:
                 state = pb.TaskState.Name(failed.state).removeprefix("TASK_STATE_").lower()
-                how = "was not run" if unknown else "failed" if state == "failed" else f"was {state}"
+                how = f"was not run: {message}" if unknown else "failed" if state == "failed" else f"was {state}"
                 message = f"{failed.id}, which it needs, {how}"
             found[name] = FailedFormat(
                 task=task.id,

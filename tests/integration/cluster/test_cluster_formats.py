@@ -73,6 +73,7 @@ CASES = (
     Case("litert", ("litert", "litert-int8"), {"formats.litert.quantization": "int8"}, ("litert_torch", "ai_edge_litert")),
     Case("coreml", ("coreml", "coreml-int8"), {"formats.coreml.quantization": "int8"}, ("coremltools",), "not_run"),
     Case("tensorrt_build", ("tensorrt",), {"formats.tensorrt.targets": "sm89"}, ("tensorrt_rtx",), "not_run", format="tensorrt", varying=("model.sm89.engine", "engine.json")),
+    Case("tensorrt_llm", ("tensorrt_llm",), {"formats.tensorrt_llm.tp": "2", "formats.tensorrt_llm.pp": "2"}, ("ml_dtypes",), "not_run"),
 )  # fmt: skip
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -11,19 +9,13 @@ from pathlib import Path
 import pytest
 
 from support.models import merge_cases
-
-_COMPILERS = ("CC", "CXX")
+from support.models.compiler_variables import compiler_kept
 
 
 @pytest.fixture(autouse=True)
-def compiler_kept() -> Iterator[None]:
-    """Put back what peft's BOFT sets to look for a CUDA compiler: two variables and a folder on the path."""
-    path, before = list(sys.path), {name: os.environ.pop(name, None) for name in _COMPILERS}
-    yield
-    sys.path[:] = path
-    for name in _COMPILERS:
-        os.environ.pop(name, None)
-    os.environ |= {name: value for name, value in before.items() if value is not None}
+def _compiler_kept() -> Iterator[None]:
+    with compiler_kept():
+        yield
 
 
 @pytest.fixture

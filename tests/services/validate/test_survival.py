@@ -27,6 +27,7 @@ from slipway_validate.runner.survival.adapted import _without_values
 from slipway_validate.runner.survival.measuring import measure
 from slipway_validate.runner.survival.stored import Names
 from slipway_validate.stage import STAGE
+from support.models.compiler_variables import compiler_kept
 from support.models.judged_families import MAKERS, make
 from support.models.merge_forms import FORMS, save_form
 from support.models.validation_models import Models, make_base
@@ -304,9 +305,11 @@ def test_an_update_below_the_steps_of_bfloat16_is_not_held_against_the_output(ti
 
 def survival_of_form(name: str, folder: Path) -> AdapterSurvival:
     """Merge an adapter of a form by the real merge, and compare the result."""
-    case, _ = save_form(folder, FORMS[name], torch.float32)
-    merged, _ = case.merge()
-    return measure(case.base, case.adapter, {"pytorch": merged}, report=lambda _done, _total: None)["pytorch"]
+    with compiler_kept():
+        case, _ = save_form(folder, FORMS[name], torch.float32)
+        merged, _ = case.merge()
+        outputs = {"pytorch": merged}
+        return measure(case.base, case.adapter, outputs, report=lambda _done, _total: None)["pytorch"]
 
 
 def test_a_form_that_takes_a_part_of_the_base_is_not_run(tmp_path: Path) -> None:

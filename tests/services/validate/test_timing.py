@@ -272,7 +272,7 @@ class Counting:
 def test_a_round_warms_up_first() -> None:
     model, samples = Counting(), Samples(np.arange(40)[None])
     taken = time_round(model, samples, Benchmark(prefill_tokens=16, prefills=2, decode_steps=5))  # type: ignore[arg-type]
-    assert model.calls == [16] * 3 + [1] * (WARM_UP_STEPS + 5)
+    assert model.calls == [1] + [16] * 2 + [1] * (WARM_UP_STEPS + 5)
     assert (taken.prefill_tokens, len(taken.prefill_seconds), len(taken.decode_seconds)) == (16, 2, 5)
 
 
@@ -280,7 +280,7 @@ def test_a_round_without_time_is_one_prefill_and_one_step() -> None:
     model, samples = Counting(), Samples(np.arange(40)[None])
     none = Benchmark(prefill_tokens=16, prefills=2, decode_steps=5, round_seconds=0)
     taken = time_round(model, samples, none)  # type: ignore[arg-type]
-    assert model.calls == [16] + [1] * (WARM_UP_STEPS + 1)
+    assert model.calls == [1, 16] + [1] * (WARM_UP_STEPS + 1)
     assert (len(taken.prefill_seconds), len(taken.decode_seconds)) == (1, 1)
 
 

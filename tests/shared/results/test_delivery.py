@@ -422,6 +422,19 @@ def test_a_format_that_was_not_made_is_in_the_result_with_its_reason(export: pb.
     assert int4.error_message == "onnx_export, which it needs, failed"
 
 
+def test_a_format_whose_graph_is_not_made_of_such_models_names_their_kind(export: pb.Export, store: LocalStore) -> None:
+    error = status_of(Failure("FAMILY_UNSUPPORTED", "the model is encoder-decoder (MarianMTModel)"))
+    attempts = [pb.Attempt(number=1, state=pb.TASK_STATE_FAILED, error=error)]
+    export.tasks.add(id="onnx_export-tensorrt", state=pb.TASK_STATE_FAILED, attempts=attempts)
+    inputs = {"onnx": "task:onnx_export-tensorrt/onnx"}
+    export.tasks.add(id="tensorrt_build", format="tensorrt", state=pb.TASK_STATE_SKIPPED, inputs=inputs)
+    found = export_result(export, store=store).failed["tensorrt"]
+    assert (found.state, found.reason) == ("not_run", "FAMILY_UNSUPPORTED")
+    assert found.error_message.startswith(
+        "onnx_export-tensorrt, which it needs, was not run: the model is encoder-decoder"
+    )
+
+
 def test_a_name_that_no_file_system_takes_is_refused_before_any_work(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="more than 200 bytes") as raised:
         check_target(tmp_path / ("ä" * 101), "e-1")

@@ -65,6 +65,8 @@ class TextGraph:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.enable_cpu_mem_arena = False
         options.enable_mem_pattern = False
+        # The usual order makes all weights floats first (DequantizeLinear), and frees none before its product runs.
+        options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
         options.add_session_config_entry("session.disable_prepacking", "1")
         options.add_session_config_entry(_DATA, str(folder.resolve()))
         with _run_errors():

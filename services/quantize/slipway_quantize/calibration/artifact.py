@@ -69,12 +69,3 @@ def write_calibration(
     }
     text = json.dumps(description, indent=2, ensure_ascii=False) + "\n"
     (target / DESCRIPTION).write_text(text, encoding="utf-8")
-
-
-def anonymous_bytes() -> int:
-    """Return this process's anonymous memory now; 0 where the system does not say."""
-    try:
-        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon")), 0)

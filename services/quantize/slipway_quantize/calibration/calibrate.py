@@ -16,7 +16,7 @@ from torch import Tensor
 
 from slipway.errors import QuantizationError
 from slipway.stage import Context
-from slipway_quantize.calibration.artifact import anonymous_bytes, write_calibration
+from slipway_quantize.calibration.artifact import write_calibration
 from slipway_quantize.calibration.effort import STEP_WINDOWS, Effort, plan_effort
 from slipway_quantize.calibration.finished import Finished
 from slipway_quantize.calibration.params import CalibrateParams
@@ -93,7 +93,6 @@ class Calibration:
             start=self.model.start,
         )
         self.distributions = compares_distributions(self.model.family, self.model.model.config)
-        self.peak_bytes = 0
         folder = ctx.kept if ctx.kept is not None else ctx.workdir / "pieces"
         folder.mkdir(parents=True, exist_ok=True)
         self._finished = Finished(folder, self._identity())
@@ -107,7 +106,6 @@ class Calibration:
         return [self.windows.batch(list(windows[start : start + size])) for start in range(0, len(windows), size)]
 
     def _progress(self, phase: str, done: int, total: int, unit: str) -> None:
-        self.peak_bytes = max(self.peak_bytes, anonymous_bytes())
         self._ctx.progress(phase, done=done, total=total, unit=unit)
 
     def run(self) -> Result:
@@ -261,4 +259,4 @@ def calibrate(source: Path, data: Path, target: Path, *, params: CalibrateParams
     write_calibration(target, calibration.model, result, params=params, facts=facts)
     # Facts of the attempt alone: the artifact has the same digest in every run.
     seconds = round(time.monotonic() - begin, 1)
-    ctx.record(**facts, seconds=seconds, peak_anonymous_bytes=calibration.peak_bytes)
+    ctx.record(**facts, seconds=seconds)

@@ -6,6 +6,9 @@ For an encoder–decoder the prompt is the encoder's input, and the pass ends wi
 from __future__ import annotations
 
 import time
+from dataclasses import replace
+
+import numpy as np
 
 from slipway_validate.protocol.messages import Benchmark, Round
 from slipway_validate.runner.model import LanguageModel, Past, Step, plain_step, source_of
@@ -25,6 +28,7 @@ def time_round(model: LanguageModel, samples: Samples, benchmark: Benchmark) -> 
     source = source_of(samples, [0])
     prompt = tokens[: min(benchmark.prefill_tokens, model.bounds.sequence)] if source is None else tokens[:1]
     first = plain_step(prompt, past=None, past_length=0, source=source)
+    _warm_up(model, first)
     deadline = time.monotonic() + benchmark.round_seconds
     prefills, past = _time_prefill(model, first, benchmark, deadline)
     steps = _time_decode(model, tokens, first, past, benchmark=benchmark, deadline=deadline) if model.has_cache else ()
@@ -32,19 +36,31 @@ def time_round(model: LanguageModel, samples: Samples, benchmark: Benchmark) -> 
     return Round(prefill_tokens=length, prefill_seconds=prefills, decode_seconds=steps)
 
 
+def _warm_up(model: LanguageModel, step: Step) -> None:
+    """Wake the threads and read all weights, as a pass over the first token of the prompt does; an encoder's input stays whole."""
+    first = np.s_[:, :1]
+    model.forward(
+        replace(
+            step,
+            input_ids=step.input_ids[first],
+            attention_mask=step.attention_mask[first],
+            position_ids=step.position_ids[first],
+        )
+    )
+
+
 def _time_prefill(
     model: LanguageModel, step: Step, benchmark: Benchmark, deadline: float
 ) -> tuple[tuple[float, ...], Past]:
-    """Time several passes and drop the first, which is slower; if there is time for only one, it counts."""
+    """Time one pass at least, and all if they take half of the time at most: some is left for decoding."""
     times: list[float] = []
     past: Past = None
-    # Half of the time at most, so that some is left for decoding.
     until = deadline - benchmark.round_seconds / 2
-    while not times or (len(times) < 1 + benchmark.prefills and time.monotonic() < until):
+    while not times or (len(times) < benchmark.prefills and time.monotonic() < until):
         begin = time.perf_counter()
         _, past = model.forward(step)
         times.append(time.perf_counter() - begin)
-    return tuple(times[1:] or times), past
+    return tuple(times), past
 
 
 def _time_decode(

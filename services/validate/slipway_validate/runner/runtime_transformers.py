@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import transformers
+import transformers.modeling_utils  # every model needs it, and its libraries: imported with them, not in the time of loading
 
 from slipway.errors import CheckpointValidationError
 from slipway.models.base_format import read_config

@@ -14,7 +14,8 @@ import yaml
 from slipway.errors import CheckpointValidationError, ModelExportError
 from slipway.formats.contract import Format, Usage
 from slipway.formats.registry import formats, is_adapter_alone, split_output, translate_format_errors
-from slipway.models.families import DECODER, Family, model_family
+from slipway.models.base_format import read_config
+from slipway.models.families import DECODER, Family, family_of
 from slipway.models.model_files import has_chat_template
 from slipway.results.report.document import Report
 from slipway.results.report.environment import markdown_code, markdown_environment
@@ -127,9 +128,10 @@ def _groups(folders: list[str]) -> Iterator[tuple[str, Format[Any], list[str]]]:
 
 
 def _family(folder: Path) -> Family | None:
-    """Return the family of the model that the example loads, None if it is unknown; a decoder without a ``config.json``."""
+    """Return the family of the model that the example loads, None if it is unknown; a decoder without a ``config.json`` of transformers."""
     try:
-        return model_family(folder)
+        config = read_config(folder)
+        return family_of(config) if config.get("architectures") or config.get("model_type") else DECODER
     except CheckpointValidationError:
         return DECODER
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import torch
 import transformers as tf
 from safetensors.torch import load_file, save_file
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from slipway.errors import ModelExportError
 from slipway.stage import Context
@@ -45,6 +47,24 @@ def test_each_method_is_nearer_than_the_simpler_one(material: Material, calibrat
     assert all(
         each["held_out_error"] < each["held_out_error_before"] for each in description(found)["weights"].values()
     )
+
+
+def test_threads_that_share_windows_share_the_moving_of_weights(material: Material, calibrate: Calibrate) -> None:
+    """The thread that waits for them has nothing to do, and starts no threads of its own that would take their cores."""
+    movers: dict[str, int] = {}
+
+    def note(*_: object) -> None:
+        name = threading.current_thread().name
+        movers[name] = movers.get(name, 0) + 1
+
+    hook = register_optimizer_step_pre_hook(note)
+    try:
+        calibrate(material.model, material.data, head=False, method="autoround", threads=2)
+    finally:
+        hook.remove()
+    assert len(movers) == 2
+    assert threading.main_thread().name not in movers
+    assert max(movers.values()) <= 1.5 * min(movers.values())
 
 
 def test_the_artifact_is_as_agreed(material: Material, calibrate: Calibrate) -> None:

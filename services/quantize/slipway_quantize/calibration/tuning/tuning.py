@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -105,20 +106,21 @@ class Tuning:
         shares = [{name: weight.of(member) for name, weight in self.weights.items()} for member in range(crew.count)]
         self._shares: list[dict[str, Share]] = shares
         self._pieces = [piece for weight in self.weights.values() for piece in weight.pieces]
-        groups = [
-            {"params": [values], "most": rate}
-            for piece in self._pieces
-            for values, rate in ((piece.places, schedule.rate), (piece.factors, schedule.scale_rate))
-        ]
-        self._optimizer = torch.optim.Adam(groups, betas=_BETAS, eps=_SMALLEST, fused=True)
-        self._moved = [values for group in self._optimizer.param_groups for values in group["params"]]
-        for values in self._moved:
+        self._optimizers = [self._optimizer(piece) for piece in self._pieces]
+
+    def _optimizer(self, piece: Piece) -> torch.optim.Optimizer:
+        """Return what moves a piece; its arrays are mapped files."""
+        rates = (piece.places, self._schedule.rate), (piece.factors, self._schedule.scale_rate)
+        groups = [{"params": [values], "most": rate} for values, rate in rates]
+        optimizer = torch.optim.Adam(groups, betas=_BETAS, eps=_SMALLEST, fused=True)
+        for values, _ in rates:
             shape = tuple(values.shape)
-            self._optimizer.state[values] = {
+            optimizer.state[values] = {
                 "step": torch.zeros(()),
                 "exp_avg": self._zeros(shape),
                 "exp_avg_sq": self._zeros(shape),
             }
+        return optimizer
 
     def _tuned(self, layer: Layer, rounded: Rounded) -> Tuned:
         pieces = []
@@ -172,18 +174,20 @@ class Tuning:
             pass_back(exact, model.tuned_results(batch), distributions=self._distributions)
 
     def _move(self, step: int) -> None:
-        self._crew.map(lambda _, piece: piece.divide(), self._pieces)
-        for group in self._optimizer.param_groups:
+        """Move all pieces: each in one thread, because the small arrays of a small model gain nothing from several."""
+        self._crew.map(partial(self._move_piece, step), range(len(self._pieces)))
+
+    def _move_piece(self, step: int, _: int, place: int) -> None:
+        piece, optimizer = self._pieces[place], self._optimizers[place]
+        piece.divide()
+        for group in optimizer.param_groups:
             if step == 0:
                 (values,) = group["params"]
                 group["eps"] = max(_SMALLEST, _FLOOR * float(values.grad.square().mean().sqrt()))
             group["lr"] = group["most"] * self._schedule.factor(step)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=False)
-        self._update()
-
-    def _update(self) -> None:
-        self._crew.map(lambda _, piece: piece.update(), self._pieces)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+        piece.update()
 
     def fixed(self) -> dict[str, Fixed]:
         """Return the weights as they are now."""
@@ -192,19 +196,23 @@ class Tuning:
 
     def state(self) -> dict[str, Tensor]:
         """Return all that another attempt needs to go on from here."""
-        floors = torch.tensor([group["eps"] for group in self._optimizer.param_groups], dtype=torch.float64)
+        floors = torch.tensor([group["eps"] for group, _ in self._moved()], dtype=torch.float64)
         return {"floors": floors} | {
-            f"{index}.{part}": kept
-            for index, values in enumerate(self._moved)
-            for part, kept in {"values": values.detach(), **self._optimizer.state[values]}.items()
+            f"{index}.{part}": kept for index, (_, arrays) in enumerate(self._moved()) for part, kept in arrays.items()
         }
 
     @torch.no_grad()
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a state."""
-        for group, floor in zip(self._optimizer.param_groups, state["floors"].tolist(), strict=True):
-            group["eps"] = floor
-        for index, values in enumerate(self._moved):
-            for part, kept in {"values": values, **self._optimizer.state[values]}.items():
+        for index, (group, arrays) in enumerate(self._moved()):
+            group["eps"] = float(state["floors"][index])
+            for part, kept in arrays.items():
                 kept.copy_(state[f"{index}.{part}"])
-        self._update()
+        self._crew.map(lambda _, piece: piece.update(), self._pieces)
+
+    def _moved(self) -> Iterator[tuple[dict[str, Any], dict[str, Tensor]]]:
+        """Yield the groups of all optimizers, each with what moves with the steps."""
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                (values,) = group["params"]
+                yield group, {"values": values.detach(), **optimizer.state[values]}

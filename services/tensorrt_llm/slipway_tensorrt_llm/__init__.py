@@ -1,0 +1,1 @@
+"""Checkpoint folders for TensorRT-LLM: its own names, one file of weights for each GPU."""

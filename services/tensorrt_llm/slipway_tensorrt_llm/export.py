@@ -1,0 +1,128 @@
+"""Write a model's folder as a TensorRT-LLM checkpoint: plan, write, check, and add what lies beside the weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from slipway.errors import TensorRTLLMExportError
+from slipway.files.links import real_file
+from slipway.models.base_format import read_config
+from slipway.models.dtypes import DTYPES
+from slipway.models.model_files import CONFIG, companion_files
+from slipway.models.safetensors_file import read_weights
+from slipway.stage import Context, installed_version
+from slipway_tensorrt_llm.models.fields import checkpoint_fields
+from slipway_tensorrt_llm.models.model import Model, check_division, model_of
+from slipway_tensorrt_llm.params import TensorRTLLMParams
+from slipway_tensorrt_llm.weights.checks import check_checkpoint
+from slipway_tensorrt_llm.weights.planning import Plan
+from slipway_tensorrt_llm.weights.writing import Written, file_bytes, rank_file, write_rank
+
+DESCRIPTION = "tensorrt_llm.json"
+_LIBRARIES = ("slipway", "ml_dtypes", "numpy")
+_TYPES = {DTYPES[name].torch: name for name in ("F16", "BF16", "F32")}
+
+
+def export_model(source: Path, params: TensorRTLLMParams, ctx: Context) -> Path:
+    """Write a model's folder to ``ctx.workdir / "tensorrt_llm"`` and return that folder.
+
+    Raises:
+        TensorRTLLMExportError: With the reasons that the README lists.
+        CheckpointValidationError: A file of the model cannot be read.
+    """
+    started = time.monotonic()
+    model, tensors = model_of(read_config(source)), read_weights(source)
+    check_division(model, tp=params.tp, pp=params.pp)
+    plan = Plan(model, tensors, tp=params.tp, pp=params.pp)
+    dtype = params.dtype if params.dtype != "auto" else _own_dtype(plan)
+    folder = ctx.workdir / "tensorrt_llm"
+    folder.mkdir()
+    fields = checkpoint_fields(model, dtype=dtype, tp=params.tp, pp=params.pp)
+    (folder / CONFIG).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+    total = sum(file_bytes(planned, _TYPES[dtype]) for planned in plan.ranks)
+    report = _counting(ctx, "weights", total)
+    written = [
+        write_rank(folder / rank_file(rank), planned, plan.sources, dtype=_TYPES[dtype], on_bytes=report)
+        for rank, planned in enumerate(plan.ranks)
+    ]
+    for each in written:
+        ctx.digest(each.path, each.sha256)
+    checks = check_checkpoint(folder, plan, dtype=_TYPES[dtype], on_bytes=_counting(ctx, "checking", total))
+    _copy_companions(source, folder)
+    _warn(model, ctx)
+    facts = _facts(written, fields, plan, ctx.input_digests.get("pytorch", "")) | checks
+    (folder / DESCRIPTION).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    ctx.record(
+        **facts, size_after_bytes=sum(each.size for each in written), seconds=round(time.monotonic() - started, 3)
+    )
+    return folder
+
+
+def _own_dtype(plan: Plan) -> str:
+    """Return the type of most of the model's weights, by their number."""
+    counts: dict[str, int] = {}
+    for source in plan.sources.values():
+        counts[source.info.dtype] = counts.get(source.info.dtype, 0) + source.info.numel
+    most = max(sorted(counts), key=lambda name: counts[name])
+    if most not in _TYPES.values():
+        raise TensorRTLLMExportError(
+            f"most weights are {DTYPES[most].torch}, which TensorRT-LLM does not compute in",
+            reason="DTYPE_UNSUPPORTED",
+            remedy="use dtype bfloat16",
+            about={"dtype": most},
+        )
+    return DTYPES[most].torch
+
+
+def _copy_companions(source: Path, target: Path) -> None:
+    """Copy the tokenizer and what else lies beside the weights; ``config.json`` is the checkpoint's own."""
+    for path in companion_files(source):
+        name = path.relative_to(source)
+        if name != Path(CONFIG):
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(real_file(source, name), target / name)
+
+
+def _counting(ctx: Context, phase: str, total: int) -> Callable[[int], None]:
+    done = 0
+
+    def count(size: int) -> None:
+        nonlocal done
+        done += size
+        ctx.progress(phase, done=done, total=total)
+
+    return count
+
+
+def _warn(model: Model, ctx: Context) -> None:
+    found = model.architecture
+    if model.windows:
+        ctx.warn(
+            f"the graph of {found.model_class} has no sliding window: engines take it from runtime_defaults of the checkpoint's config.json; "
+            "releases that do not know this field need max_attention_window where the engine is run"
+        )
+    if found.qk_norms and abs(model.epsilon - 1e-5) > 1e-9:
+        ctx.warn(
+            f"TensorRT-LLM computes the norms of queries and keys of {found.model_class} with an epsilon of 1e-05, whatever the checkpoint "
+            f"says; the model's is {model.epsilon:g}"
+        )
+
+
+def _facts(written: list[Written], fields: Mapping[str, Any], plan: Plan, lineage: str) -> dict[str, Any]:
+    return {
+        "precision": fields["dtype"],
+        "architecture": fields["architecture"],
+        "tp": plan.tp,
+        "pp": plan.pp,
+        "files": {
+            each.path.name: {"sha256": each.sha256, "tensors": each.tensors, "size_bytes": each.size}
+            for each in written
+        },
+        "lineage": lineage,
+        "tools": {name: installed_version(name) for name in _LIBRARIES},
+    }

@@ -1,0 +1,115 @@
+"""The ``config.json`` of a checkpoint.
+
+Source: "TensorRT-LLM Checkpoint", https://nvidia.github.io/TensorRT-LLM/legacy/architecture/checkpoint.html, section Config, and for the fields of
+each graph ``config.py`` of TensorRT-LLM 1.2 in ``tensorrt_llm/models/{llama,qwen,gemma,phi3,gpt}``; ``PretrainedConfig`` for ``runtime_defaults``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from slipway_tensorrt_llm.models.model import Model
+from slipway_tensorrt_llm.models.settings import number
+
+
+def checkpoint_fields(model: Model, *, dtype: str, tp: int, pp: int) -> dict[str, Any]:
+    """Return the fields.
+
+    Args:
+        model: The model.
+        dtype: Type of the weights.
+        tp: GPUs that share each layer.
+        pp: Groups of layers.
+
+    Raises:
+        TensorRTLLMExportError: ``BASE_MODEL_INVALID``.
+    """
+    found = model.architecture
+    return {
+        "architecture": found.model_class,
+        "dtype": dtype,
+        "logits_dtype": "float32",
+        "vocab_size": model.vocabulary,
+        "max_position_embeddings": model.positions,
+        "hidden_size": model.hidden,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "head_size": model.width,
+        "intermediate_size": model.inner,
+        "norm_epsilon": model.epsilon,
+        "tie_word_embeddings": model.tied,
+        "use_parallel_embedding": found.splits_embedding and tp > 1,
+        "embedding_sharding_dim": 0,
+        "mapping": {"world_size": tp * pp, "tp_size": tp, "pp_size": pp},
+        "quantization": {"quant_algo": None, "kv_cache_quant_algo": None},
+        **({"runtime_defaults": {"max_attention_window": list(model.windows)}} if model.windows else {}),
+        **model.rope,
+        **_OF_GRAPHS[found.kind](model),
+    }
+
+
+def _llama(model: Model) -> dict[str, Any]:
+    return {"hidden_act": "silu", "attn_bias": model.qkv_bias, "mlp_bias": model.mlp_bias}
+
+
+def _qwen(model: Model) -> dict[str, Any]:
+    return {
+        "hidden_act": "silu",
+        "attn_bias": model.qkv_bias,
+        "mlp_bias": False,
+        "qwen_type": "qwen3" if model.architecture.qk_norms else "qwen2",
+        "seq_length": 8192,
+        "use_logn_attn": False,
+        "moe_intermediate_size": 0,
+        "moe_shared_expert_intermediate_size": 0,
+    }
+
+
+def _gemma(model: Model) -> dict[str, Any]:
+    """Return the fields of Gemma; the two newer graphs are recognised by theirs."""
+    common = {"hidden_act": "gelu_pytorch_tanh", "attn_bias": False, "mlp_bias": False}
+    if not model.architecture.period:
+        return common
+    settings = model.settings
+    newer: dict[str, Any] = {
+        "query_pre_attn_scalar": number(settings, "query_pre_attn_scalar"),
+        "final_logit_softcapping": _cap(settings, "final_logit_softcapping"),
+    }
+    if not model.architecture.qk_norms:
+        return common | newer | {"attn_logit_softcapping": _cap(settings, "attn_logit_softcapping")}
+    period = model.architecture.period
+    # Releases until 1.0 read the name without the underscore, later ones that with it.
+    pattern = {"_sliding_window_pattern": period, "sliding_window_pattern": period}
+    return common | newer | pattern | {"sliding_window": min(model.windows, default=model.positions)}
+
+
+def _cap(settings: Mapping[str, Any], key: str) -> float | None:
+    return None if settings.get(key) is None else number(settings, key)
+
+
+def _phi3(model: Model) -> dict[str, Any]:
+    del model
+    return {"hidden_act": "swiglu"}
+
+
+def _gpt(model: Model) -> dict[str, Any]:
+    del model
+    return {
+        "hidden_act": "gelu_new",
+        "gpt_variant": "gpt2",
+        "bias": True,
+        "q_scaling": 1.0,
+        "embedding_scale": None,
+        "apply_query_key_layer_scaling": False,
+    }
+
+
+_OF_GRAPHS: Mapping[str, Callable[[Model], dict[str, Any]]] = {
+    "llama": _llama,
+    "qwen": _qwen,
+    "gemma": _gemma,
+    "phi3": _phi3,
+    "gpt": _gpt,
+}

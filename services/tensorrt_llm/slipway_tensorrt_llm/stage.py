@@ -1,0 +1,49 @@
+"""The tensorrt_llm stage: write a merged model as a checkpoint folder for TensorRT-LLM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from slipway.estimates import ModelSize
+from slipway.stage import Context, Effort, Stage
+from slipway_tensorrt_llm.models.model import refusal_reason
+from slipway_tensorrt_llm.params import TensorRTLLMParams
+
+_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+_REPEATED = 0.02
+"""Share of the weights that each further GPU repeats at most: one head of keys and values in each layer of known models."""
+
+
+def run(inputs: Mapping[str, Path], params: TensorRTLLMParams, ctx: Context) -> dict[str, Path]:
+    """Write ``inputs["pytorch"]`` as a checkpoint; the README describes the output folder.
+
+    Raises:
+        slipway.errors.TensorRTLLMExportError: With the reasons that the README lists.
+    """
+    from slipway_tensorrt_llm.export import export_model
+
+    return {"tensorrt_llm": export_model(inputs["pytorch"], params, ctx)}
+
+
+def output_bytes(params: Mapping[str, Any], size: ModelSize) -> int:
+    """Estimate a folder's size from above: a tied head is stored too, each GPU of a layer has the embedding, and several may have the same keys."""
+    tp, each = int(params.get("tp", 1)), _BYTES.get(str(params.get("dtype")))
+    weights, largest = (size.weights * each, size.largest * each) if each else (size.weight_bytes, size.largest_bytes)
+    return int(weights * (1 + _REPEATED * (tp - 1))) + tp * largest + size.companion_bytes
+
+
+STAGE = Stage(
+    name="tensorrt_llm",
+    version=1,
+    inputs=("pytorch",),
+    outputs=("tensorrt_llm",),
+    params=TensorRTLLMParams,
+    run=run,
+    libraries=("ml_dtypes", "numpy"),
+    effort=Effort(seconds=1.0, seconds_per_gb=4.0, phases={"weights": (0.0, 0.6), "checking": (0.6, 1.0)}),
+    output_bytes=output_bytes,
+    refuses=refusal_reason,
+    recovery=Path(__file__).with_name("recovery.yaml"),
+)

@@ -1,0 +1,1 @@
+"""The tensors of each rank: planned, written, and found again in the model."""
