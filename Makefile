@@ -85,8 +85,8 @@ bench-proof: $(INSTALLED) ## Measure what validation costs, by effort, and a who
 bench-onnx: $(INSTALLED) ## Measure the ONNX export against its peers (PEER_PYTHON=… adds onnxruntime-genai's builder)
 	$(BIN)/python tests/benchmarks/bench_onnx.py $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON))
 
-bench-formats: $(INSTALLED) ## Measure other formats against their peers (after make demo; LLAMA=…, CONVERTER_PYTHON=…, OPTIMUM_PYTHON=…, EXECUTORCH_PYTHON=… and LITERT_PYTHON=… name peers)
-	$(BIN)/python tests/benchmarks/bench_formats.py --sample demo $(if $(LLAMA),--llama $(LLAMA)) $(if $(CONVERTER_PYTHON),--converter-python $(CONVERTER_PYTHON)) $(if $(OPTIMUM_PYTHON),--optimum-python $(OPTIMUM_PYTHON)) $(if $(EXECUTORCH_PYTHON),--executorch-python $(EXECUTORCH_PYTHON)) $(if $(LITERT_PYTHON),--litert-python $(LITERT_PYTHON)) $(if $(SHAPE),--shape $(SHAPE))
+bench-formats: $(INSTALLED) ## Measure other formats against their peers (after make demo; LLAMA=…, CONVERTER_PYTHON=…, OPTIMUM_PYTHON=…, EXECUTORCH_PYTHON=… and LITERT_PYTHON=… name peers; THREADS=1 measures results in processor time)
+	$(BIN)/python tests/benchmarks/bench_formats.py --sample demo $(if $(LLAMA),--llama $(LLAMA)) $(if $(CONVERTER_PYTHON),--converter-python $(CONVERTER_PYTHON)) $(if $(OPTIMUM_PYTHON),--optimum-python $(OPTIMUM_PYTHON)) $(if $(EXECUTORCH_PYTHON),--executorch-python $(EXECUTORCH_PYTHON)) $(if $(LITERT_PYTHON),--litert-python $(LITERT_PYTHON)) $(if $(SHAPE),--shape $(SHAPE)) $(if $(THREADS),--threads $(THREADS))
 
 images: ## Build the container images, with docker, podman or buildah
 	deploy/build.sh

@@ -1,6 +1,6 @@
 """Each format beside the tool that a user would pick instead: wall time, core seconds, peak memory, and the speed of the result.
 
-Usage: ``python tests/benchmarks/bench_formats.py --sample demo [--shape 0.6b] [--only gguf,openvino] [--runs 1] [--folder DIR] [--llama DIR]
+Usage: ``python tests/benchmarks/bench_formats.py --sample demo [--shape 0.6b] [--only gguf,openvino] [--runs 1] [--threads 2] [--folder DIR] [--llama DIR]
 [--converter-python PYTHON] [--optimum-python PYTHON] [--executorch-python PYTHON] [--litert-python PYTHON]``. The model is the trained sample, merged;
 with ``--shape`` one of this shape with random bfloat16 weights and the sample's tokenizer. A peer without its option is left out, and so is a format whose library is missing:
 
@@ -14,7 +14,8 @@ with ``--shape`` one of this shape with random bfloat16 weights and the sample's
 - torchscript, torch_export: ``torch.jit.trace`` and ``torch.export`` as tutorials call them, which gives no cache and fixes the length.
 
 A peer that fails is named and left out. All run as commands, imports included, in turn. Slipway's stages check their results, which no peer does: the stages of PyTorch compare
-theirs with the model at other shapes. Ratios are Slipway's figure by the peer's. Printed and written to ``results/formats.json``, with the load.
+theirs with the model at other shapes. Results are timed in turn, in rounds; a ratio is Slipway's figure by the peer's, of speeds the median of the rounds' ratios. Printed and written to ``results/formats.json``,
+with the load, and to ``results/formats.txt`` as a table.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ import json
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 from importlib.util import find_spec
@@ -46,8 +46,10 @@ from format_peers import (
     stage,
     torch_case,
 )
+from format_table import table
 from measure import measure
 
+from slipway.machine.cgroup import usable_cores
 from slipway.models.checkpoints import find_checkpoint
 
 RESULTS = Path(__file__).parent / "results"
@@ -73,62 +75,70 @@ def stored_bytes(file: Path) -> int:
     return sum(each.stat().st_size for each in every if each.is_file())
 
 
-def make_and_time(made: Made, runtime: str, model: Path, out: Path) -> tuple[dict[str, float], Path]:
-    """Make an output in an empty folder, and time it; return its figures and its file. A file that cannot be run has no speed."""
+def make(made: Made, model: Path, out: Path) -> tuple[dict[str, float], Path]:
+    """Make an output in an empty folder; return its figures and its file."""
     out.mkdir()
     runs = [measure(command) for command in made.commands(model, out)]
     [file, *_] = sorted(out.glob(made.result))
-    figures = {
+    return {
         "seconds": sum(each.seconds for each in runs),
         "core_seconds": sum(each.core_seconds for each in runs),
         "peak_anonymous_mb": max(each.peak_anonymous_bytes for each in runs) / 1e6,
         "file_mb": stored_bytes(file) / 1e6,
-    }
-    return figures | (speed(runtime, file, model / "tokenizer.json") if runtime else {}), file
+    }, file
 
 
-def speed(runtime: str, file: Path, tokenizer: Path) -> dict[str, float]:
-    """Run an output in a process of its own; return its speed, or nothing if it cannot be run."""
-    command = [sys.executable, format_speed.__file__, runtime, str(file), str(tokenizer)]
-    said = subprocess.run(command, capture_output=True, text=True, check=False)
-    if said.returncode:
-        print(f"{file} cannot be run: {said.stderr[-2000:]}", file=sys.stderr)
-        return {}
-    found: dict[str, float] = json.loads(said.stdout.splitlines()[-1])
-    return found
+def run_round(
+    name: str, case: Case, model: Path, root: Path, *, threads: int
+) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
+    """Make the output by all in turn, then time all results in turn; return the figures of each, and ratios of speed by ``<figure>_<peer>``.
 
-
-def run_round(name: str, case: Case, model: Path, root: Path) -> dict[str, dict[str, float]]:
-    """Make and time the output by all in turn; return the figures of each. A peer that fails is left out."""
+    A peer that fails is left out, and a file that cannot be run has no speed.
+    """
     figures: dict[str, dict[str, float]] = {}
     files: dict[str, Path] = {}
     for who, made in {"slipway": case.ours, **case.peers}.items():
         try:
-            figures[who], files[who] = make_and_time(made, case.runtime, model, root / f"{name}-{who}")
+            figures[who], files[who] = make(made, model, root / f"{name}-{who}")
         except RuntimeError as error:
             if who == "slipway":
                 raise
             print(f"{name}: {who} is left out: {error}", file=sys.stderr)
+    speeds: dict[str, list[dict[str, float]]] = {}
+    if case.runtime:
+        speeds = format_speed.alternate(case.runtime, files, model / "tokenizer.json", threads=threads)
+    for who, rounds in speeds.items():
+        figures[who] |= format_speed.best(rounds)
     if name.startswith("gguf"):
         for who in filter(case.peers.__contains__, files):
             figures[who]["different_tensors"] = len(different(files["slipway"], files[who]))
     for who in ("slipway", *case.peers):
         shutil.rmtree(root / f"{name}-{who}")
-    return figures
+    own = speeds.pop("slipway", [])
+    paired = {
+        f"{figure}_{who}": statistics.median(a[figure] / b[figure] for a, b in zip(own, rounds, strict=True))
+        for who, rounds in speeds.items()
+        for figure in own[0]
+        if own and all(figure in each for each in (*own, *rounds))
+    }
+    return figures, paired
 
 
-def compare(name: str, case: Case, model: Path, root: Path, runs: int) -> dict[str, float]:
-    """Return medians of all rounds, and of the ratios to each peer; of several rounds, the first warms the page cache and does not count."""
-    rounds = [run_round(name, case, model, root) for _ in range(runs + (runs > 1))][-runs:]
+def compare(name: str, case: Case, model: Path, root: Path, *, runs: int, threads: int) -> dict[str, float]:
+    """Return medians over runs, and of the ratios to each peer; of several runs, the first warms the page cache and does not count."""
+    taken = [run_round(name, case, model, root, threads=threads) for _ in range(runs + (runs > 1))][-runs:]
     found: dict[str, float] = {}
-    for who in rounds[0]:
-        taken = [each[who] for each in rounds if who in each]
-        for figure in taken[0]:
-            found[f"{name}_{who}_{figure}"] = statistics.median(each[figure] for each in taken)
-    for peer in filter(case.peers.__contains__, rounds[0]):
-        pairs = [(each["slipway"], each[peer]) for each in rounds if peer in each]
-        for figure in filter(pairs[0][1].__contains__, pairs[0][0]):
-            found[f"{name}_{figure}_ratio_to_{peer}"] = statistics.median(a[figure] / b[figure] for a, b in pairs)
+    for who in taken[0][0]:
+        made = [figures[who] for figures, _ in taken if who in figures]
+        for figure in made[0]:
+            found[f"{name}_{who}_{figure}"] = statistics.median(each[figure] for each in made)
+    for peer in filter(case.peers.__contains__, taken[0][0]):
+        for figure in filter(taken[0][0][peer].__contains__, taken[0][0]["slipway"]):
+            found[f"{name}_{figure}_ratio_to_{peer}"] = statistics.median(
+                paired.get(f"{figure}_{peer}", figures["slipway"][figure] / figures[peer][figure])
+                for figures, paired in taken
+                if peer in figures
+            )
     return found
 
 
@@ -160,6 +170,12 @@ def main() -> None:
     parser.add_argument("--shape", choices=sorted(SHAPES), default="", help="a model of this shape with random weights")
     parser.add_argument("--only", default="", help="names of outputs, or their beginnings, by commas")
     parser.add_argument("--runs", type=int, default=1, help="counted rounds")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=usable_cores(),
+        help="threads that run results; with one, processor time is measured, which others on the machine distort least",
+    )
     parser.add_argument("--folder", type=Path, help="where outputs go")
     parser.add_argument("--llama", type=Path, help="folder with llama.cpp's libraries")
     parser.add_argument(
@@ -204,10 +220,11 @@ def main() -> None:
                 print(f"{name} is left out: {case.library} is not installed", file=sys.stderr)
                 continue
             source = base if name == "adapter" else model
-            found |= show(compare(name, case, source, root, arguments.runs))
+            found |= show(compare(name, case, source, root, runs=arguments.runs, threads=arguments.threads))
     found |= show({"load_at_begin": begin, "load_at_end": os.getloadavg()[0]})
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "formats.json").write_text(json.dumps(found, indent=2) + "\n")
+    (RESULTS / "formats.txt").write_text(table(found))
 
 
 if __name__ == "__main__":

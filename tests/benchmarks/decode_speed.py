@@ -1,21 +1,20 @@
 """Time decoders in ONNX Runtime as they are served: one row, and past and present keys and values in one buffer.
 
-Each model is loaded in a process of its own (this file as a command: FOLDER THREADS PROMPT STEPS), which runs a round for each line that
-it gets. So rounds of several models alternate, and none computes while another is timed. With one thread, processor time is measured, which
-a busy machine distorts least; with several, wall time.
+Each model is loaded in a process of its own (this file as a command: FOLDER THREADS PROMPT STEPS), and their rounds alternate. With one thread,
+processor time is measured, which a busy machine distorts least; with several, wall time.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import alternating
 
 HEAD_SIZE = 128
 """Size of the heads of all measured models, which not every graph declares."""
@@ -33,31 +32,12 @@ def alternate(
     folders: Mapping[str, Path], *, threads: int, prompt: int, steps: int, rounds: int
 ) -> dict[str, list[Speed]]:
     """Run rounds of models in turn; the first round of each, which warms up, does not count."""
-    command = [sys.executable, __file__]
     words = [str(threads), str(prompt), str(steps)]
-    running = {
-        name: subprocess.Popen(
-            [*command, str(folder), *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        for name, folder in folders.items()
-    }
-    found: dict[str, list[Speed]] = {name: [] for name in running}
-    try:
-        for number in range(rounds + 1):
-            for name, process in running.items():
-                assert process.stdin is not None
-                assert process.stdout is not None
-                process.stdin.write("\n")
-                process.stdin.flush()
-                line = process.stdout.readline()
-                if not line:
-                    raise SystemExit(f"the process that runs {folders[name]} ended")
-                if number:
-                    found[name].append(Speed(**json.loads(line)))
-    finally:
-        for process in running.values():
-            process.communicate()
-    return found
+    commands = {name: [sys.executable, __file__, folder, *words] for name, folder in folders.items()}
+    found = alternating.alternate(commands, rounds=rounds)
+    if ended := folders.keys() - found.keys():
+        raise SystemExit(f"the processes that run {', '.join(sorted(ended))} ended")
+    return {name: [Speed(**figures) for figures in taken] for name, taken in found.items()}
 
 
 def ratios(own: Sequence[Speed], peer: Sequence[Speed]) -> dict[str, float]:
@@ -136,10 +116,12 @@ class Decoder:
 def main() -> None:
     """Run rounds for as long as lines come."""
     folder, (threads, prompt, steps) = Path(sys.argv[1]), map(int, sys.argv[2:])
-    decoder = Decoder(folder, threads=threads, tokens=prompt + steps)
-    for _ in sys.stdin:
-        done = decoder.round(prompt, steps)
-        print(json.dumps(done.__dict__), flush=True)
+
+    def load() -> Callable[[], dict[str, float]]:
+        decoder = Decoder(folder, threads=threads, tokens=prompt + steps)
+        return lambda: asdict(decoder.round(prompt, steps))
+
+    alternating.answer(load)
 
 
 if __name__ == "__main__":
