@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from slipway.planning.preflight import Verdict, preflight
+from slipway.sizes import format_size
 from slipway_onnx_export.opsets import BEST_OPSET, ENGINE_OPSETS, describe_replaced_opset
 
 
@@ -122,6 +123,17 @@ def test_recovery_leads_to_the_opset_that_is_announced(opset: int) -> None:
 def _engine(params: dict[str, Any]) -> str:
     """The engine of an attempt at a decoder."""
     return "mobius" if params["engine"] == "auto" else str(params["engine"])
+
+
+@pytest.mark.parametrize(("name", "copies"), [("onnx", 2), ("openvino", 1)])
+def test_weights_that_delivery_copies_take_their_space_twice(
+    base: Path, tmp_path: Path, name: str, copies: int
+) -> None:
+    task = Task(name, "onnx_export", format=name)
+    checked = preflight([task], base=base, home=tmp_path / "home", output=tmp_path / "out")
+    (finding,) = [finding for finding in checked.findings if finding.check.startswith("disk")]
+    made = copies * (checked.task_bytes or {})[name]
+    assert finding.message.startswith(f"at most {format_size(made)} needed")
 
 
 def test_a_small_disk_is_a_warning_with_the_figures(base: Path, small_disk: Path) -> None:
