@@ -8,7 +8,7 @@ from typing import Any
 
 from slipway.errors import CheckpointValidationError
 from slipway.files.json_documents import read_json
-from slipway.models.config_limits import model_excess
+from slipway.models.config.limits import model_excess
 from slipway.models.model_files import CONFIG, has_safetensors, pickle_files
 from slipway.models.safetensors_file import read_weights
 from slipway.models.sentences.files import as_used

@@ -21,7 +21,7 @@ from slipway.errors import ArtifactError, CheckpointValidationError
 from slipway.files.json_documents import check_texts, read_json
 from slipway.files.links import file_in, files_in
 from slipway.files.user_paths import user_path
-from slipway.models.config_limits import adapter_excess
+from slipway.models.config.limits import adapter_excess
 from slipway.models.foreign_adapters import foreign_adapter
 from slipway.models.model_files import (
     ADAPTER_CONFIG,

@@ -73,7 +73,7 @@ def test_models_are_refused_by_name(config: dict[str, Any], params: dict[str, in
         ({"num_attention_heads": 3}, "BASE_MODEL_INVALID", "num_key_value_heads is 2 in config.json"),
         ({"num_attention_heads": 10**12}, "BASE_MODEL_INVALID", "has num_attention_heads 1000000000000, and at most 65536"),
         ({"num_hidden_layers": 10**6}, "BASE_MODEL_INVALID", "has num_hidden_layers 1000000, and at most 4096"),
-        ({"rms_norm_eps": "NaN"}, "BASE_MODEL_INVALID", "rms_norm_eps is 'NaN' in config.json, and must be a number above 0"),
+        ({"rms_norm_eps": "NaN"}, "BASE_MODEL_INVALID", "rms_norm_eps is 'NaN' in config.json, and not a number"),
         ({"rope_parameters": [1]}, "BASE_MODEL_INVALID", "rope_parameters is"),
         ({"rope_parameters": {"rope_type": "llama3", "factor": -1}}, "BASE_MODEL_INVALID", "factor is -1"),
         ({"intermediate_size": 95}, "TENSORRT_LLM_INVALID", "has the shape \\(96, 64\\), and config.json gives \\(95, 64\\)"),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from slipway_tensorrt_llm.models.model import Model
-from slipway_tensorrt_llm.models.settings import number
+from slipway_tensorrt_llm.models.settings import positive
 
 
 def checkpoint_fields(model: Model, *, dtype: str, tp: int, pp: int) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def _gemma(model: Model) -> dict[str, Any]:
         return common
     settings = model.settings
     newer: dict[str, Any] = {
-        "query_pre_attn_scalar": number(settings, "query_pre_attn_scalar"),
+        "query_pre_attn_scalar": positive(settings, "query_pre_attn_scalar"),
         "final_logit_softcapping": _cap(settings, "final_logit_softcapping"),
     }
     if not model.architecture.qk_norms:
@@ -86,7 +86,7 @@ def _gemma(model: Model) -> dict[str, Any]:
 
 
 def _cap(settings: Mapping[str, Any], key: str) -> float | None:
-    return None if settings.get(key) is None else number(settings, key)
+    return None if settings.get(key) is None else positive(settings, key)
 
 
 def _phi3(model: Model) -> dict[str, Any]:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipway.errors import TensorRTLLMExportError
-from slipway.models.config_limits import MOST_LAYERS, MOST_PARTS
+from slipway.models.config.limits import MOST_LAYERS, MOST_PARTS
 from slipway.models.families import described
 from slipway.texts import quoted
 from slipway_tensorrt_llm.models.rope import rope_fields
-from slipway_tensorrt_llm.models.settings import flag, invalid, number, unsupported, whole
+from slipway_tensorrt_llm.models.settings import flag, invalid, positive, unsupported, whole
 from slipway_tensorrt_llm.models.table import KNOWN, Architecture, architecture_of
 
 _LOCAL, _FULL = "sliding_attention", "full_attention"
@@ -98,7 +98,7 @@ def model_of(config: Mapping[str, Any]) -> Model:
         inner=whole(settings, "intermediate_size", "n_inner", default=4 * hidden),
         vocabulary=whole(settings, "vocab_size"),
         positions=positions,
-        epsilon=number(settings, "layer_norm_epsilon" if gpt else "rms_norm_eps"),
+        epsilon=positive(settings, "layer_norm_epsilon" if gpt else "rms_norm_eps"),
         qkv_bias=gpt or bias or found.model_class == "Qwen2ForCausalLM",
         dense_bias=gpt or (bias and found.kind == "llama"),
         mlp_bias=gpt or (found.kind == "llama" and flag(settings, "mlp_bias")),

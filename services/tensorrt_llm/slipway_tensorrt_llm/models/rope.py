@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from slipway.texts import quoted
-from slipway_tensorrt_llm.models.settings import invalid, number, unsupported, whole
+from slipway_tensorrt_llm.models.settings import invalid, positive, unsupported, whole
 from slipway_tensorrt_llm.models.table import Architecture
 
 _BASE = 10_000.0
@@ -37,7 +37,7 @@ def rope_fields(found: Architecture, settings: Mapping[str, Any], *, width: int,
             "rotary_scaling": None,
         }
     full, local = _of_layers(settings)
-    share = number(full, "partial_rotary_factor", number(settings, "partial_rotary_factor", 1.0))
+    share = positive(full, "partial_rotary_factor", positive(settings, "partial_rotary_factor", 1.0))
     if share != 1.0 and found.kind != "phi3":
         raise _refused(found, "partial_rotary_factor", share)
     rotated = int(width * share)
@@ -45,13 +45,15 @@ def rope_fields(found: Architecture, settings: Mapping[str, Any], *, width: int,
         raise _refused(found, "head_dim", width)
     fields: dict[str, Any] = {
         "position_embedding_type": "rope_gpt_neox",
-        "rotary_base": number(full, "rope_theta", number(settings, "rope_theta", _BASE)),
+        "rotary_base": positive(full, "rope_theta", positive(settings, "rope_theta", _BASE)),
         "rotary_scaling": None,
     }
     if found.kind == "phi3":
         fields["rotary_pct"] = share
     if found.period and found.qk_norms:
-        fields["rope_local_base_freq"] = number(local, "rope_theta", number(settings, "rope_local_base_freq", _BASE))
+        fields["rope_local_base_freq"] = positive(
+            local, "rope_theta", positive(settings, "rope_local_base_freq", _BASE)
+        )
     kind = str(full.get("rope_type") or full.get("type") or "default")
     if kind == "default":
         return fields
@@ -81,7 +83,7 @@ def _linear(
     found: Architecture, settings: Mapping[str, Any], given: Mapping[str, Any], rotated: int, positions: int
 ) -> dict[str, Any]:
     del found, settings, rotated, positions
-    return _scaling("linear", factor=number(given, "factor"))
+    return _scaling("linear", factor=positive(given, "factor"))
 
 
 def _yarn(
@@ -89,12 +91,12 @@ def _yarn(
 ) -> dict[str, Any]:
     """Return YaRN, whose factor for attention the graph computes itself, as the paper does."""
     del rotated
-    factor = number(given, "factor")
+    factor = positive(given, "factor")
     for key in ("mscale", "mscale_all_dim"):
         if given.get(key) is not None:
             raise _refused(found, key, given[key])
     if given.get("attention_factor") is not None:
-        attention = number(given, "attention_factor")
+        attention = positive(given, "attention_factor")
         if abs(attention - (0.1 * math.log(factor) + 1.0 if factor > 1.0 else 1.0)) > 1e-4:
             raise _refused(found, "attention_factor", attention)
     if given.get("truncate") is False:
@@ -103,8 +105,8 @@ def _yarn(
         "yarn",
         factor=factor,
         original_max_position_embeddings=_original(settings, given, positions),
-        beta_fast=number(given, "beta_fast", 32.0),
-        beta_slow=number(given, "beta_slow", 1.0),
+        beta_fast=positive(given, "beta_fast", 32.0),
+        beta_slow=positive(given, "beta_slow", 1.0),
     )
 
 
@@ -112,7 +114,7 @@ def _llama3(
     found: Architecture, settings: Mapping[str, Any], given: Mapping[str, Any], rotated: int, positions: int
 ) -> dict[str, Any]:
     del found, rotated
-    numbers = {key: number(given, key) for key in ("factor", "low_freq_factor", "high_freq_factor")}
+    numbers = {key: positive(given, key) for key in ("factor", "low_freq_factor", "high_freq_factor")}
     return _scaling("llama3", **numbers, original_max_position_embeddings=_original(settings, given, positions))
 
 
@@ -126,7 +128,7 @@ def _longrope(
         wanted = (
             times if key == "factor" else math.sqrt(1 + math.log(times) / math.log(original)) if times > 1.0 else 1.0
         )
-        if given.get(key) is not None and abs(number(given, key) - wanted) > 1e-4:
+        if given.get(key) is not None and abs(positive(given, key) - wanted) > 1e-4:
             raise _refused(found, key, given[key])
     fields: dict[str, Any] = {"position_embedding_type": "long_rope", _ORIGINAL: original}
     for key, target in (
@@ -136,7 +138,7 @@ def _longrope(
         factors = given.get(key)
         if not isinstance(factors, list) or len(factors) != rotated // 2:
             raise invalid(key, factors, f"a list of {rotated // 2} numbers")
-        fields[target] = [number({key: one}, key) for one in factors]
+        fields[target] = [positive({key: one}, key) for one in factors]
     return fields
 
 

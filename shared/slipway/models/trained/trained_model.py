@@ -16,7 +16,7 @@ from typing import Any
 from slipway.errors import ModelMergeError
 from slipway.models.base_format import read_config
 from slipway.models.checkpoints import read_adapter_config
-from slipway.models.config_limits import MOST_PARTS
+from slipway.models.config.limits import MOST_PARTS
 from slipway.models.families import (
     DECODER,
     FEATURE_EXTRACTION,
