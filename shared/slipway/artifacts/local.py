@@ -32,6 +32,8 @@ from slipway.files.regular_file import open_lock
 _USES = "uses"
 _Give = Callable[[BinaryIO, Path], None]
 _Stat = tuple[int, int, int]  # inode, size, modification time
+_VERIFIED: dict[str, dict[str, _Stat]] = {}
+"""What this process has verified, by folder: a command opens its store several times, for its sources, stages and delivery."""
 
 
 class LocalStore:
@@ -39,7 +41,7 @@ class LocalStore:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._verified: dict[str, _Stat] = {}
+        self._verified = _VERIFIED.setdefault(os.path.realpath(root), {})
         for name in (BLOBS, MANIFESTS, ACTIONS, "uploads", _USES):
             (root / name).mkdir(parents=True, exist_ok=True)
 

@@ -49,6 +49,22 @@ def test_a_changed_original_is_noticed(store: LocalStore, tmp_path: Path) -> Non
         assert error.reason == "ARTIFACT_CORRUPT"  # hard-linked
 
 
+def test_what_was_verified_through_one_store_is_not_read_again_through_another(
+    store: LocalStore, tmp_path: Path
+) -> None:
+    digest = store.put(folder_of(tmp_path / "a", {"weights": "w" * 1000}))
+    read: list[int] = []
+    LocalStore(store.root).fetch(digest, tmp_path / "out", on_bytes=read.append)
+    assert not read
+    blob = store.blob_path(digest_bytes(b"w" * 1000))
+    blob.chmod(0o644)
+    time.sleep(0.01)
+    blob.write_text("v" * 1000)
+    with pytest.raises(ArtifactError) as raised:
+        LocalStore(store.root).fetch(digest, tmp_path / "again")
+    assert raised.value.reason == "ARTIFACT_CORRUPT"
+
+
 def test_a_corrupt_manifest_is_no_artifact(store: LocalStore, tmp_path: Path) -> None:
     digest = store.put(folder_of(tmp_path / "a", {"x": "1"}))
     path = store.manifest_path(digest)
