@@ -22,6 +22,14 @@ def export_model(inputs, params, ctx):
     from support.models.gguf_faults import plant
     return plant(_export_model(inputs, params, ctx), params.type, ctx)
 """
+_IN_A_MERGE = """
+_merge = merge
+def merge(base, adapter, output, *, params, ctx):
+    _merge(base, adapter, output, params=params, ctx=ctx)
+    from support.faults.merging import plant
+    plant({name!r}, base=base, merged=output)
+    ctx.digests.clear()  # the merge's own would be those of the faulty files
+"""
 _IN_A_BRANCH = """
 from support.faults.branching import {name}
 Qwen3MLP.forward = {name}
@@ -48,6 +56,37 @@ def export(root: Path, base: Path, adapter: Path, *, enabled: str, path: str = "
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     root = tmp_path_factory.mktemp("tiny")
     return tiny_models.make_base(root / "base"), tiny_models.make_checkpoint(root / "base", root / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "said", "outputs"),
+    [
+        ("a lost layer", "layer 1 has lost the adapter in 7 modules", {"pytorch", "pytorch-int4"}),
+        ("swapped layers", "holds the weight of model.layers.", {"pytorch", "pytorch-int4"}),
+        ("nothing merged", "none of 14 adapted modules holds the adapter", {"pytorch", "pytorch-int4"}),
+        ("NaN", "model.layers.1.mlp.down_proj.weight has 1 NaN", {"pytorch"}),
+    ],
+)
+def test_faults_of_a_merge(tiny: tuple[Path, Path], tmp_path: Path, fault: str, said: str, outputs: set[str]) -> None:
+    """Each is named for every output that has it, and no rule makes a quantized one again: the fault is not its rounding."""
+    base, adapter = tiny
+    path = seeded(tmp_path / "fault", {"slipway_merge.merge": _IN_A_MERGE.format(name=fault)})
+    settings = {"formats.pytorch.quantization": "int4", "optimization.group_size": "16"}
+    settings |= {"validation.on_failure": "fallback"}
+    done = export(tmp_path, base, adapter, enabled="pytorch", path=path, **settings)
+    assert done.code == 4, done.err[-3000:]
+    report = json.loads((Path(done.json["output_directory"]) / "report.json").read_text())
+    found: dict[str, Any] = {each["name"]: each for each in report["validation"]["outputs"]}
+    assert found.keys() == outputs
+    for name, output in found.items():
+        assert output["status"] == "failed", name
+        assert said in output["explanation"], name
+    assert said in done.json["error_message"] + json.dumps(done.json["warnings"])
+    tried = [each for each in done.json["attempts"] if each["stage"] == "quantize"]
+    assert len(tried) == 1
+    if fault == "NaN":
+        assert "model.layers.1.mlp.down_proj.weight" in tried[0]["error_message"]
 
 
 @needs_llama

@@ -48,6 +48,11 @@ class ModuleSurvival(Value):
     update_of: str = ""
     fault: str = ""
 
+    @property
+    def exchanged(self) -> bool:
+        """Return whether the weight or the update of another module lies here."""
+        return bool(self.weight_of or self.update_of)
+
 
 class AdapterSurvival(Value):
     """What an output holds of the adapter.

@@ -48,7 +48,15 @@ def lose_layer(module: Any) -> None:
 
 
 def swap_attention(module: Any) -> None:
-    first, second = (weights_of(layer)[:4] for layer in module.model.layers)
+    swap(*(weights_of(layer)[:4] for layer in module.model.layers))
+
+
+def swap_layers(module: Any) -> None:
+    """Leave no adapted module in its place."""
+    swap(*map(weights_of, module.model.layers))
+
+
+def swap(first: list[Any], second: list[Any]) -> None:
     for one, other in zip(first, second, strict=True):
         kept = one.clone()
         one.copy_(other)
@@ -73,6 +81,7 @@ def plant_nan(module: Any) -> None:
 FAULTS: Mapping[str, Change] = {
     "lost-layer": lose_layer,
     "swapped": swap_attention,
+    "all-swapped": swap_layers,
     "updates": swap_updates,
     "nan-weight": plant_nan,
 }
@@ -236,6 +245,14 @@ class TestPlantedFaults:
         }
         assert "holds the weight of model.layers." in said(found["swapped"])
 
+    def test_layers_of_which_none_is_in_its_place(self, found: dict[str, AdapterSurvival]) -> None:
+        other = {each.module: each.weight_of for each in found["all-swapped"].modules}
+        assert len(other) == 14
+        assert all(
+            name.replace(".0.", "#").replace(".1.", ".0.").replace("#", ".1.") == of for name, of in other.items()
+        )
+        assert "holds the weight of model.layers." in said(found["all-swapped"])
+
     def test_swapped_updates(self, found: dict[str, AdapterSurvival]) -> None:
         other = {each.module: each.update_of for each in found["updates"].modules if each.update_of}
         assert other["model.layers.0.self_attn.o_proj"] == "model.layers.1.self_attn.o_proj"
@@ -363,6 +380,8 @@ def test_the_stage_names_each_planted_fault(tiny: Models, held_out: Path, contex
     explained = {name: report.output(name).explanation for name in report.failed_outputs}
     assert "layer 1 has lost the adapter" in explained["pytorch-lost-layer"]
     assert "holds the weight of model.layers." in explained["pytorch-swapped"]
+    assert "holds the weight of model.layers." in explained["pytorch-all-swapped"]
+    assert "scale" not in explained["pytorch-all-swapped"]
     assert "holds the update of model.layers." in explained["pytorch-updates"]
     assert "model.layers.1.mlp.down_proj.weight has 1 NaN" in explained["pytorch-nan-weight"]
     assert "none of 14 adapted modules holds the adapter" in explained["pytorch-none"]

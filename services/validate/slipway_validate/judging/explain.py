@@ -61,7 +61,9 @@ def explain_checks(output: OutputValidation, *, merged: OutputValidation | None,
         of_texts, remedy = texts.explain(output.texts)
         causes, remedies = [of_texts, *causes], [remedy, *remedies]
     others = tuple(check for check in failed if check.name not in (*survival.CHECKS, *texts.CHECKS))
-    if others:
+    # Of weights in the wrong place each is named; results would only allow a guess.
+    exchanged = output.survival is not None and any(each.exchanged for each in output.survival.faulty)
+    if others and not exchanged:
         cause, remedy = _cause(output, others, merged=merged, where=where)
         causes, remedies = [cause, *causes], [remedy, *remedies]
     cause, remedy = "; ".join(filter(None, causes)), next(filter(None, remedies), "")

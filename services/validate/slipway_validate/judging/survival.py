@@ -83,7 +83,7 @@ def explain(survival: AdapterSurvival) -> tuple[str, str]:
 
 def _modules(faulty: Sequence[ModuleSurvival], every: Sequence[ModuleSurvival]) -> str:
     lost = [each for each in faulty if each.strength is not None and each.strength < LOST]
-    if len(lost) == len(every) and not any(each.weight_of or each.update_of for each in lost):
+    if len(lost) == len(every) and not any(each.exchanged for each in lost):
         return f"none of {counted(len(every), 'adapted module')} holds the adapter"
     whole = _whole_layers(lost, every)
     said = [
@@ -100,7 +100,7 @@ def _whole_layers(
     lost: Sequence[ModuleSurvival], every: Sequence[ModuleSurvival]
 ) -> dict[int, tuple[ModuleSurvival, ...]]:
     """Return the layers in which every module has lost its update, and nothing else lies in its place."""
-    gone = {each.module for each in lost if not (each.weight_of or each.update_of)}
+    gone = {each.module for each in lost if not each.exchanged}
     layers = AdapterSurvival(modules=tuple(every)).by_layer()
     return {
         number: found

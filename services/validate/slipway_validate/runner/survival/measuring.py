@@ -286,11 +286,7 @@ def _layer(name: str) -> int | None:
 
 def _name_strangers(output: _Output, modules: list[AdaptedModule], weights: _Base) -> None:
     """Find out which module's weight or update lies where a module's own does not."""
-    strange = {each.module: each for each in output.modules.values() if _is_strange(each)}
-    if not strange or len(strange) == len(
-        output.modules
-    ):  # then nothing was exchanged: it is another model, or the base
-        return
+    strange = {each.module for each in output.modules.values() if _is_strange(each)}
     kinds: dict[tuple[object, ...], list[AdaptedModule]] = {}
     for module in modules:
         kinds.setdefault(_kind(module.name), []).append(module)
@@ -301,6 +297,9 @@ def _name_strangers(output: _Output, modules: list[AdaptedModule], weights: _Bas
 
 
 def _is_strange(found: ModuleSurvival) -> bool:
+    """Return whether something else may lie where a module's weight belongs. The base's own values are nothing else."""
+    if found.changed == 0:
+        return False
     other = found.weight_error is not None and found.weight_error > STRANGE_WEIGHT
     return other or (found.strength is not None and abs(found.strength - found.expected) > PRESENT)
 
