@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import re
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
-from support.commands.cli import Done, slipway
+from support.commands.cli import Done, slipway, start
 from support.models import tiny_models
 
 pytestmark = [pytest.mark.slow]
@@ -32,14 +35,16 @@ def words(seed: int) -> str:
     return " ".join("".join(draw.choices("abcdefgh", k=draw.randint(2, 8))) for _ in range(4000))
 
 
-def export(project: Path, *settings: str, home: str = "home") -> Done:
+def command(project: Path, *settings: str, home: str) -> list[str | Path]:
     fast = ("validation.benchmark_performance=false", "validation.test_samples=2", "optimization.group_size=16")
     heldout = () if "validation.enabled=false" in settings else (f"validation.heldout={project / 'heldout'}",)
     given = (*fast, *heldout, "optimization.quantization=int4", *settings)
     where = ("--base-model", project / "base", "--checkpoint", project / "run", "--out", project / f"out-{home}")
-    return slipway(
-        "export", "--json", *where, *(part for each in given for part in ("--set", each)), home=project / home
-    )
+    return ["export", "--json", *where, *(part for each in given for part in ("--set", each))]
+
+
+def export(project: Path, *settings: str, home: str = "home") -> Done:
+    return slipway(*command(project, *settings, home=home), home=project / home)
 
 
 def quantization(done: Done, name: str) -> dict[str, object]:
@@ -77,18 +82,65 @@ def test_three_bits_are_calibrated_too(project: Path) -> None:
     assert found["gptq"] < found["rtn"]
 
 
-def test_a_second_run_gives_the_same_digests(project: Path) -> None:
-    """In another home, so nothing is reused: of the calibration, tuned by gradients, and of every file of both folders."""
-    asked = ("optimization.method=autoround", "optimization.time_budget=1", "validation.enabled=false")
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        (("optimization.method=autoround",), {"pytorch-int4", "onnx-int4"}),
+        (
+            ("optimization.method=gptq", "optimization.size_budget=65%", "formats.onnx.enabled=false"),
+            {"pytorch-int4"},
+        ),
+        (
+            (
+                "optimization.quantization=none",
+                "optimization.method=awq",
+                "formats.pytorch.quantization=int3,fp8_static",
+                "formats.onnx.quantization=int8_static",
+            ),
+            {"pytorch-int3", "pytorch-fp8_static", "onnx-int8_static"},
+        ),
+    ],
+    ids=["tuned", "mixed", "static ranges"],
+)
+def test_a_second_run_gives_the_same_digests(
+    project: Path, request: pytest.FixtureRequest, settings: tuple[str, ...], names: set[str]
+) -> None:
+    """In another home, so nothing is reused: of the calibration, and of every file of each folder."""
+    asked = (*settings, "optimization.time_budget=1", "validation.enabled=false")
     asked = (*asked, f"optimization.calibration={project / 'train'}")
-    runs = [export(project, *asked, home=home) for home in ("first", "second")]
+    runs = [export(project, *asked, home=f"{request.node.callspec.id}-{number}") for number in (1, 2)]
     assert [done.code for done in runs] == [0, 0], [done.err for done in runs]
-    for name in ("pytorch-int4", "onnx-int4"):
+    assert names <= set(runs[0].json["paths"])
+    for name in sorted(names):
         one, other = (digests(Path(done.json["paths"][name])) for done in runs)
-        assert one == other
-        assert "quantization.json" in one
-    one, other = (quantization(done, "pytorch-int4")["calibration"] for done in runs)
-    assert one == other != ""
+        assert one == other, name
+        assert "quantization.json" in one, name
+
+
+def test_a_killed_calibration_goes_on_at_its_block(project: Path) -> None:
+    """By kill -9 of the command and its processes after the first block; the same command again takes that block, and the integers are the same."""
+    asked = ("optimization.method=autoround", "optimization.time_budget=3", "validation.enabled=false")
+    asked = (*asked, f"optimization.calibration={project / 'train'}", "formats.onnx.enabled=false")
+    home = project / "killed"
+    process = start(command(project, *asked, home="killed"), home)
+    deadline = time.monotonic() + 300
+    while not (kept := [*home.glob("scratch/.calibrate.slipway-kept-*/block-0.json")]):
+        assert process.poll() is None, "it ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    processes = [process, *psutil.Process(process.pid).children(recursive=True)]
+    for each in processes:
+        each.kill()
+    process.communicate()
+    assert kept[0].is_file()
+    again, undisturbed = export(project, *asked, home="killed"), export(project, *asked, home="undisturbed")
+    assert (again.code, undisturbed.code) == (0, 0), again.err + undisturbed.err
+    used = re.search(r"blocks of an interrupted attempt are used: (\d) of 3", again.err)
+    assert used, again.err
+    assert int(used[1]) >= 1
+    assert not kept[0].parent.exists(), "its result is in the store"
+    one, other = (digests(Path(done.json["paths"]["pytorch-int4"])) for done in (again, undisturbed))
+    assert one == other
 
 
 def digests(folder: Path) -> dict[str, str]:
