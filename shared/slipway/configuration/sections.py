@@ -166,9 +166,9 @@ class ValidationConfiguration(Section):
         test_samples: Number of samples of held-out text, 1 to 10000.
         compare_outputs: Compare logits, continuations and perplexity.
         benchmark_performance: Measure speed and memory.
-        effort: How much evidence is gathered. ``standard`` gathers all; ``quick`` compares at most four samples and leaves out most
+        effort: How much evidence is gathered. ``standard`` is the full evidence for a verdict; ``quick`` compares at most four samples and leaves out most
             shapes of the same inputs, continuations and timing beside the reference; ``thorough`` compares four times the samples,
-            takes every round of timing, and continues texts by 256 tokens.
+            computes every shape, takes every round of timing, and continues texts by 256 tokens.
         continuation_tokens: Length of a long greedy continuation through the KV cache, where faults that begin late show; 0 leaves it out. If not
             set, ``thorough`` takes 256, and others leave it out.
         heldout: Folder of .txt files with text that the model was not trained on; empty uses the built-in text.
@@ -176,7 +176,7 @@ class ValidationConfiguration(Section):
             depends on the kind of model (``services/validate/README.md``): ``{prompt: "…", expected: "…"}`` for a decoder, ``{text: "…", label: "…"}``
             for a classifier, ``{audio: "clip.wav", text: "…"}`` for a speech model, in a file beside the sounds. Each output is judged by how much worse it answers than the fine-tuned model. The first 100 are answered.
         limits: Limits of the comparison that replace those of the table (``services/validate/slipway_validate/judging/limits.py``), by the
-            stored type of the weights (float32, float16, bfloat16, int8, int4): ``{int4: {mean_kl: 0.03}}``, or as text
+            stored type of the weights (float32, float16, bfloat16, int8, int4 and others of that table): ``{int4: {mean_kl: 0.03}}``, or as text
             ``int4.mean_kl=0.03,int8.top1_agreement=0.97``. The limits are ``max_abs_diff``, ``mean_kl``, ``top1_agreement``,
             ``perplexity_ratio``, ``case_mean_kl``, ``adapter_strength_error``, ``cosine_distance``, ``relative_error``, ``module_strength_error``,
             ``module_weight_error`` and ``quality_loss``.
