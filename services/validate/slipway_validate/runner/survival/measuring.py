@@ -314,20 +314,25 @@ def _compare_with_others(
 ) -> None:
     own: dict[str, tuple[Both, Tensor]] = {}
     for module in suspects:
-        whole = _whole(module, weights)
-        rows = slice(None, None, _step(whole.shape, MOST_COMPARED))
-        own[module.name] = whole.rows(rows), _stored(output, module, whole.shape).take(rows).values
+        both, rows, shape = _some(module, weights)
+        own[module.name] = both, _stored(output, module, shape).take(rows).values
     for other in alike:
         try:
-            whole = _whole(other, weights)
+            theirs = own[other.name][0] if other.name in own else _some(other, weights)[0]
         except NotUnderstoodError:
             continue
-        theirs = whole.rows(slice(None, None, _step(whole.shape, MOST_COMPARED)))
         for name, (both, stored) in own.items():
             if name != other.name and stored.shape == theirs.after.shape:
                 found = _other_in(both, stored, theirs)
                 if found:
                     output.modules[name] = output.modules[name].model_copy(update={found: other.name})
+
+
+def _some(module: AdaptedModule, weights: _Base) -> tuple[Both, slice, tuple[int, ...]]:
+    """Return the rows of a module that are compared with other modules', which rows they are, and the shape of all."""
+    whole = _whole(module, weights)
+    rows = slice(None, None, _step(whole.shape, MOST_COMPARED))
+    return whole.rows(rows), rows, whole.shape
 
 
 def _other_in(own: Both, stored: Tensor, other: Both) -> str:
