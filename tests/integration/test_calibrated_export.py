@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from support.commands.cli import Done, slipway, start
-from support.models import tiny_models
+from support.models import gguf_faults, tiny_models
 
 pytestmark = [pytest.mark.slow]
 
@@ -115,6 +115,22 @@ def test_a_second_run_gives_the_same_digests(
         one, other = (digests(Path(done.json["paths"][name])) for done in runs)
         assert one == other, name
         assert "quantization.json" in one, name
+
+
+def test_a_second_run_weighs_a_gguf_alike(project: Path, tmp_path: Path) -> None:
+    pytest.importorskip("xllamacpp", reason="ggml rounds: pip install 'slipway[gguf]'")
+    base, adapter, _ = gguf_faults.save_models(tmp_path)
+    asked = ("optimization.time_budget=1", "validation.enabled=false", f"optimization.calibration={project / 'train'}")
+    asked = (*asked, "formats.onnx.enabled=false", "formats.gguf.enabled=true", "formats.gguf.quantization=q4_0")
+    found = []
+    for number in (1, 2):
+        where = ("--base-model", base, "--checkpoint", adapter, "--out", tmp_path / f"out-{number}")
+        settings = (part for each in asked for part in ("--set", each))
+        done = slipway("export", "--json", *where, *settings, home=tmp_path / f"home-{number}")
+        assert done.code == 0, done.err
+        assert "importance" in {attempt["task"] for attempt in done.json["attempts"]}
+        found.append(digests(Path(done.json["paths"]["gguf-q4_0"])))
+    assert found[0] == found[1]
 
 
 def test_a_killed_calibration_goes_on_at_its_block(project: Path) -> None:
