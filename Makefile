@@ -76,7 +76,7 @@ bench-quantize: $(INSTALLED) ## Measure int4 against its peers (PEER_PYTHON=… 
 bench-quality: $(INSTALLED) ## Measure what calibrated int4 adds to three models (PEER_PYTHON=… adds auto-round, GENAI_PYTHON=… onnxruntime-genai)
 	$(BIN)/python tests/benchmarks/bench_quality.py $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON)) $(if $(GENAI_PYTHON),--genai-python $(GENAI_PYTHON))
 
-bench-depth: $(INSTALLED) ## Measure the memory of what reads text while it quantizes, by the number of layers (28 take an hour)
+bench-depth: $(INSTALLED) ## Measure the memory of what reads text while it quantizes, by the number of layers (28 take 15 minutes of two cores)
 	$(BIN)/python tests/benchmarks/bench_depth.py
 
 bench-proof: $(INSTALLED) ## Measure what validation costs, by effort, and a whole export (after make demo)

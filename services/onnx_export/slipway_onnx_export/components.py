@@ -23,7 +23,9 @@ from slipway.models.families import (
 )
 from slipway.models.sentences.pooling import SENTENCE_EMBEDDING, Pooling, pool
 from slipway_onnx_export.forms.cacheless import cacheless_components, sound
-from slipway_onnx_export.interface import (
+from slipway_onnx_export.interface import Call, Component, Port, ids
+from slipway_onnx_export.loading.trial_run import integers, try_out
+from slipway_onnx_export.names import (
     BATCH,
     FEATURES,
     IDS,
@@ -36,12 +38,7 @@ from slipway_onnx_export.interface import (
     SOURCE_MASK,
     TOTAL,
     TYPES,
-    Call,
-    Component,
-    Port,
-    ids,
 )
-from slipway_onnx_export.loading.trial_run import integers, try_out
 from slipway_onnx_export.sentences import pooling_of
 from slipway_onnx_export.source import ModelSource
 

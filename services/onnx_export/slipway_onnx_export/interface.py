@@ -13,26 +13,7 @@ import torch
 
 from slipway.models.activations.request import Activation
 from slipway.models.graphs.promise import EVERY_CALL, Promise
-from slipway_onnx_export.names import (
-    BATCH,
-    ENCODED,
-    FEATURES,
-    IDS,
-    LOGITS,
-    MASK,
-    PAST,
-    POSITIONS,
-    SEQUENCE,
-    SOURCE,
-    SOURCE_MASK,
-    TOTAL,
-    TYPES,
-)
-
-__all__ = [
-    "BATCH", "ENCODED", "FEATURES", "IDS", "LOGITS", "MASK", "PAST", "POSITIONS", "SAMPLE_SIZES", "SEQUENCE", "SOURCE", "SOURCE_MASK",
-    "TOTAL", "TYPES", "Call", "Component", "FlatModule", "Observed", "Port", "ids",
-]  # fmt: skip
+from slipway_onnx_export.names import BATCH, MASK, PAST, POSITIONS, SEQUENCE, SOURCE, TOTAL
 
 SAMPLE_SIZES = {BATCH: 2, SEQUENCE: 3, PAST: 5, TOTAL: 8, SOURCE: 7}
 """Sizes in the traced sample: different, and above 1, so that a tracer neither confuses axes nor fixes one as a constant."""

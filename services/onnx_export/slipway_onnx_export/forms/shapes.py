@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from slipway.errors import ONNXExportError
 from slipway.models.families import DECODER, ENCODER_DECODER, SPEECH
-from slipway_onnx_export.interface import BATCH, PAST, SEQUENCE, SOURCE, TOTAL
+from slipway_onnx_export.names import BATCH, PAST, SEQUENCE, SOURCE, TOTAL
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.source import ModelSource
 

@@ -24,8 +24,8 @@ from slipway.models.pytorch.wide_layers import widen_while_computing
 from slipway.models.safetensors_file import read_weights
 from slipway_onnx_export.activations.recording import Wanted
 from slipway_onnx_export.forms.shapes import room_of
-from slipway_onnx_export.interface import PAST, SEQUENCE
 from slipway_onnx_export.layered.blocks import FIRST
+from slipway_onnx_export.names import PAST, SEQUENCE
 from slipway_onnx_export.parity.activations import Watch
 from slipway_onnx_export.parity.conversations import conversations_of
 from slipway_onnx_export.parity.ort_errors import ort_failures

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from slipway.errors import ONNXExportError
-from slipway_onnx_export.interface import IDS, LOGITS, MASK
+from slipway_onnx_export.names import IDS, LOGITS, MASK
 
 _AFTER_THE_HEAD = frozenset({"Add", "Mul", "Div", "Tanh", "Cast", "Identity", "Sub", "Where", "Clip"})
 """Operators that may change the head's results one by one (bias, scale, soft capping)."""

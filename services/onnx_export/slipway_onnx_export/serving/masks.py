@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
-from slipway_onnx_export.interface import IDS, MASK
+from slipway_onnx_export.names import IDS, MASK
 from slipway_onnx_export.parity.ort_errors import ORT_ERRORS
 from slipway_onnx_export.parity.rows import Array
 from slipway_onnx_export.source import WINDOW_LIMIT

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from slipway.errors import ONNXExportError
-from slipway_onnx_export.interface import MASK, POSITIONS
+from slipway_onnx_export.names import MASK, POSITIONS
 from slipway_onnx_export.serving.masks import window_of
 
 CONTRIB = "com.microsoft"

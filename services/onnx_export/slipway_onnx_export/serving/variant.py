@@ -8,8 +8,9 @@ from slipway.errors import ONNXExportError
 from slipway.models.families import DECODER
 from slipway.models.graphs.promise import EVERY_CALL, Promise
 from slipway_onnx_export.engine_graph import EngineGraph
-from slipway_onnx_export.interface import LOGITS, POSITIONS, Component
+from slipway_onnx_export.interface import Component
 from slipway_onnx_export.loading.conversion import Weight
+from slipway_onnx_export.names import LOGITS, POSITIONS
 from slipway_onnx_export.serving.last_logits import keep_last_logits
 from slipway_onnx_export.serving.projections import join_projections
 from slipway_onnx_export.serving.shared_buffer import OPERATOR
