@@ -41,6 +41,7 @@ NAMED = {
     "gguf-q4_0": ("mean_kl", "its head is lost"),
 }
 """What fails, and what is said, by output."""
+OF_A_TIED_HEAD = {"gguf-q5_k_m": ("mean_kl", "its head is not the model's: the model's is token_embd.weight")}
 
 
 def export(root: Path, base: Path, adapter: Path, *, enabled: str, path: str = "", **settings: str) -> Done:
@@ -93,15 +94,39 @@ def test_faults_of_a_merge(tiny: tuple[Path, Path], tmp_path: Path, fault: str, 
 @pytest.mark.slow
 def test_faults_of_a_gguf_file(tmp_path: Path) -> None:
     base, adapter, _ = gguf_faults.save_models(tmp_path / "models")
-    levels = {"formats.gguf.quantization": ",".join(gguf_faults.PLANTED)}
-    path = seeded(tmp_path / "fault", {"slipway_gguf.export": _IN_A_FILE})
-    done = export(tmp_path, base, adapter, enabled="gguf", path=path, **levels)
+    assert_named(tmp_path, base, adapter, NAMED)
+
+
+@needs_llama
+@pytest.mark.slow
+@pytest.mark.parametrize("pytorch", [True, False], ids=["merged", "base"])
+def test_a_wrong_head_of_a_model_that_ties_it(tmp_path: Path, pytorch: bool) -> None:
+    """Found beside the merged model and, where the export delivers none, beside the base."""
+    base, adapter, _ = gguf_faults.save_models(tmp_path / "models", tied=True)
+    assert json.loads((base / "config.json").read_text())["tie_word_embeddings"]
+    more = {"formats.pytorch.enabled": str(pytorch).lower()}
+    assert_named(tmp_path, base, adapter, OF_A_TIED_HEAD, **more)
+
+
+@needs_llama
+@pytest.mark.slow
+def test_the_head_that_a_training_untied_is_lost(tmp_path: Path) -> None:
+    """The base ties its head, the adapter has one of its own, and a tool that reads the base's config leaves it out."""
+    base, adapter, _ = gguf_faults.save_models(tmp_path / "models", tied=True, own_head=True)
+    assert_named(tmp_path, base, adapter, {"gguf-q4_0": NAMED["gguf-q4_0"]}, **{"formats.pytorch.enabled": "true"})
+
+
+def assert_named(root: Path, base: Path, adapter: Path, named: dict[str, tuple[str, str]], **settings: str) -> None:
+    """Plant the faults of these outputs; each must fail its check and be named, and the one without a fault must pass."""
+    levels = {"formats.gguf.quantization": ",".join(name.removeprefix("gguf-") for name in named)}
+    path = seeded(root / "fault", {"slipway_gguf.export": _IN_A_FILE})
+    done = export(root, base, adapter, enabled="gguf", path=path, **levels, **settings)
     assert done.code == 4, done.err[-3000:]
     report = json.loads((Path(done.json["output_directory"]) / "report.json").read_text())
     found: dict[str, Any] = {each["name"]: each for each in report["validation"]["outputs"]}
-    assert found.keys() == {"gguf", *NAMED}
+    assert found.keys() - {"pytorch"} == {"gguf", *named}
     assert found["gguf"]["status"] == "passed", found["gguf"]["explanation"]
-    for name, (check, said) in NAMED.items():
+    for name, (check, said) in named.items():
         assert found[name]["status"] == "failed"
         assert check in {each["name"] for each in found[name]["checks"] if not each["passed"]}, name
         assert said in found[name]["explanation"]

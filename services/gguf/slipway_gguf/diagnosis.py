@@ -19,6 +19,8 @@ _ROWS = 8
 _STRANGE = 0.5
 """Distance from the model's values, as a share of their energy, that no type explains: two independent weights have 1.4, 4 bits 0.2."""
 _SHOWN = 3
+_HEAD_ROWS = 4096
+"""Rows of a head that are compared with the embedding, for memory."""
 
 
 def explain(folder: Path, model: Path, *, exact: bool = True) -> str:
@@ -37,7 +39,7 @@ def explain(folder: Path, model: Path, *, exact: bool = True) -> str:
     [file] = folder.glob("*.gguf")
     stored = {each.name: each for each in gguf.GGUFReader(file).tensors}
     planned = plan_file(model).tensors
-    said = _missing(planned, stored)
+    said = [*_missing(planned, stored), *_other_head(planned, stored)]
     wrong = [each for each in planned if each.name in stored and _is_strange(each, stored[each.name])]
     turned = [each for each in wrong if _has_own_order(each, stored[each.name])]
     if turned:
@@ -60,6 +62,24 @@ def _missing(planned: list[Planned], stored: Mapping[str, Any]) -> list[str]:
     ]
     others = [each for each in lacking if each.name != HEAD]
     return [*said, *([f"it lacks {len(others)} tensors ({_names(others)})"] if others else [])]
+
+
+def _other_head(planned: list[Planned], stored: Mapping[str, Any]) -> list[str]:
+    """Name the head of a file whose model ties it to the embedding, if it has other values than the file's embedding."""
+    if HEAD not in stored or EMBEDDING not in stored or any(each.name == HEAD for each in planned):
+        return []
+    head, embedding = stored[HEAD], stored[EMBEDDING]
+    if head.tensor_type == embedding.tensor_type and np.array_equal(head.data, embedding.data):
+        return []
+    step = 1 + len(head.data) // _HEAD_ROWS
+    taken = (gguf.quants.dequantize(each.data[::step], each.tensor_type) for each in (head, embedding))
+    own, tied = (values.astype(np.float64) for values in taken)
+    far = float(np.sqrt(np.sum(np.square(own - tied)) / np.sum(np.square(tied)))) if own.shape == tied.shape else 1.0
+    if head.tensor_type != embedding.tensor_type and far <= _STRANGE:
+        return []  # both are rounded, each in its own way
+    return [
+        f"its head is not the model's: the model's is {EMBEDDING}, but the file has another {HEAD}, {far:.0%} away from it, and llama.cpp takes that"
+    ]
 
 
 def _names(tensors: list[Planned]) -> str:

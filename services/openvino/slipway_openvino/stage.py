@@ -26,7 +26,7 @@ def run(inputs: Mapping[str, Path], params: OpenVinoParams, ctx: Context) -> dic
 
 STAGE = Stage(
     name="openvino",
-    version=2,
+    version=3,
     inputs=("onnx",),
     outputs=("openvino",),
     params=OpenVinoParams,

@@ -22,6 +22,8 @@ from support.models.gguf_faults import (
     in_own_order,
     save_models,
     with_other_values,
+    with_the_same_head,
+    with_wrong_head,
     without_head,
     write,
 )
@@ -30,9 +32,9 @@ _TEMPLATE, _PRE = {"tokenizer.chat_template": None}, {"tokenizer.ggml.pre": "gpt
 
 
 class _Tiny:
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, tied: bool = False) -> None:
         self.root = root
-        self.base, self.adapter, self.merged = save_models(root)
+        self.base, self.adapter, self.merged = save_models(root, tied=tied)
         self.good = write(self.merged, root / "work")
         self.expected = root / "texts.json"
         write_texts(TextSpec(tokenizer=self.base, file=self.expected))
@@ -91,6 +93,17 @@ def test_rows_in_another_order_are_named(tiny: _Tiny, tmp_path: Path) -> None:
 def test_a_lost_head_is_named(tiny: _Tiny, tmp_path: Path) -> None:
     said = explain(faulty(tiny.good, tmp_path / "bad", change=without_head), tiny.merged)
     assert said.startswith("its head is lost")
+
+
+def test_another_head_than_the_tied_one_is_named(tmp_path: Path) -> None:
+    tied = _Tiny(tmp_path / "tied", tied=True)
+    assert explain(tied.good, tied.merged) == ""
+    for name, change in (("wrong", with_wrong_head), ("same", with_the_same_head)):
+        faulty(tied.good, tmp_path / name, change=change)
+    assert explain(tmp_path / "same", tied.merged) == ""
+    said = explain(tmp_path / "wrong", tied.merged)
+    assert said.startswith("its head is not the model's: the model's is token_embd.weight, but the file has another")
+    assert explain(tmp_path / "wrong", tied.base, exact=False) == said
 
 
 def test_the_base_is_enough_to_name_them(tiny: _Tiny, tmp_path: Path) -> None:

@@ -5,15 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from slipway.errors import OpenVinoExportError
 from slipway.models.families import DECODER, SEQUENCE_CLASSIFIER, Family
 from slipway_openvino.files import MODEL
 from slipway_openvino.graphs.interface import text_interface
-from slipway_openvino.graphs.lookups import readable_graph
 from slipway_openvino.library import ops, ov, said
 from slipway_openvino.runtime import EXACT, ROUNDED, _Graph
 
@@ -74,25 +71,3 @@ def test_an_error_of_the_library_is_one_line() -> None:
     assert "\n" not in said(error)
     assert said(error).startswith("Check failed at node")
     assert len(said(error)) <= 600
-
-
-def test_scales_of_two_lookups_keep_the_shapes_of_both(tmp_path: Path) -> None:
-    """They share what is stored, and are reshaped to different targets."""
-    (tmp_path / "work").mkdir()
-    shapes = {"rows": [4, 2], "columns": [2, 4]}
-    stored = [numpy_helper.from_array(np.ones(8, np.float32), "scales")]
-    nodes, made = [], []
-    for name, (rows, groups) in shapes.items():
-        stored.append(numpy_helper.from_array(np.array([rows, groups]), f"{name}.shape"))
-        stored.append(numpy_helper.from_array(np.zeros((rows, groups * 16), np.uint8), f"{name}.data"))
-        nodes.append(helper.make_node("Reshape", ["scales", f"{name}.shape"], [f"{name}.reshaped"]))
-        read = [f"{name}.data", "ids", f"{name}.reshaped"]
-        nodes.append(helper.make_node("GatherBlockQuantized", read, [name], domain="com.microsoft"))
-        made.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, None]))
-    given = [helper.make_tensor_value_info("ids", TensorProto.INT64, [1])]
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    model = helper.make_model(helper.make_graph(nodes, "g", given, made, stored), opset_imports=opsets, ir_version=8)
-    onnx.save(model, tmp_path / "model.onnx")
-    written = onnx.load(readable_graph(tmp_path / "model.onnx", tmp_path / "work"))
-    sizes = {each.name: list(each.dims) for each in written.graph.initializer}
-    assert {node.output[0]: sizes[node.input[2]] for node in written.graph.node} == shapes

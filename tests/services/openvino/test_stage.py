@@ -16,7 +16,7 @@ from slipway.stage import Context
 from slipway_openvino.runtime import load
 from slipway_quantize.stage import STAGE as QUANTIZE
 from slipway_validate.runner.model import Step, Unusable, plain_step
-from support.models.openvino_models import converted, exported
+from support.models.openvino_models import converted, exported, held_types
 from support.models.quantize_models import onnx_logits, prompt, torch_logits
 
 
@@ -61,16 +61,17 @@ def test_the_folder_has_the_names_that_other_programs_expect(folder: Path) -> No
     assert {"config.json", "generation_config.json", "tokenizer.json"} <= {path.name for path in folder.iterdir()}
 
 
-def test_integers_are_those_of_the_graph(graph: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("level", ["int4", "int8"])
+def test_integers_are_those_of_the_graph(graph: Path, tmp_path: Path, level: str) -> None:
     import openvino
 
     work = tmp_path / "quantize"
     work.mkdir()
-    asked = QUANTIZE.params(format="onnx", level="int4", accuracy_level=1, check=False)  # products in float32
+    asked = QUANTIZE.params(format="onnx", level=level, accuracy_level=1, check=False)  # products in float32
     rounded = QUANTIZE.run({"model": graph}, asked, Context(workdir=work))["model"]
-    folder, _ = converted(rounded, tmp_path / "work", level="int4", tokenizer=False)
+    folder, _ = converted(rounded, tmp_path / "work", level=level, tokenizer=False)
     model = load(folder, threads=1)
-    assert model.engine.stored_dtype == "int4"
+    assert model.engine.stored_dtype == level
     model.prepare_comparison()
     tokens = prompt()
     assert (
@@ -81,8 +82,12 @@ def test_integers_are_those_of_the_graph(graph: Path, tmp_path: Path) -> None:
         for node in openvino.Core().read_model(folder / "openvino_model.xml").get_ops()
         if node.get_type_name() == "Constant"
     }
-    assert "i4" in kinds
-    assert "u4" not in kinds
+    kind = {"int4": "i4", "int8": "i8"}[level]
+    assert kind in kinds
+    assert not {"u4", "u8"} & kinds.keys()
+    held = held_types(folder / "openvino_model.xml")
+    assert held["FullyConnected"] == {kind}
+    assert kind in held["Gather"]  # the other tables are those of the rotary angles
     assert (folder / "openvino_model.bin").stat().st_size < (rounded / "model.onnx.data").stat().st_size
 
 

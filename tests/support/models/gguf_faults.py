@@ -39,23 +39,38 @@ _CONFIG = {
 }
 
 
-def save_models(root: Path) -> tuple[Path, Path, Path]:
-    """Save base, adapter and merged model, whose head is its own and whose rows of queries and keys matter."""
+def save_models(root: Path, *, tied: bool = False, own_head: bool = False) -> tuple[Path, Path, Path]:
+    """Save base, adapter and merged model, whose rows of queries and keys matter.
+
+    Args:
+        root: Folder of all three.
+        tied: Whether the base's head is its embedding.
+        own_head: Whether the adapter brings a head, which is not the embedding.
+    """
     tokenizer = byte_level(next(each for each, found in KNOWN.items() if found.whole == "llama-bpe"), whole=True)
     begin_texts(tokenizer)
     base, adapter, merged = (root / name for name in ("base", "adapter", "merged"))
 
     def model() -> Any:
         torch.manual_seed(1)
-        return transformers.LlamaForCausalLM(transformers.LlamaConfig(**_CONFIG)).eval()
+        return transformers.LlamaForCausalLM(transformers.LlamaConfig(**_CONFIG | {"tie_word_embeddings": tied})).eval()
 
     def adapted() -> Any:
         made = model()
         torch.manual_seed(2)
         settings = LoraConfig(
-            r=4, lora_alpha=6, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False
+            r=4,
+            lora_alpha=6,
+            target_modules="all-linear",
+            task_type="CAUSAL_LM",
+            init_lora_weights=False,
+            modules_to_save=["lm_head"] if own_head else None,
         )
-        return get_peft_model(made, settings).eval()
+        adapted = get_peft_model(made, settings).eval()
+        if own_head:
+            trained = adapted.base_model.model.lm_head.modules_to_save["default"].weight
+            trained.data = trained.data.flip(0).clone()
+        return adapted
 
     model().save_pretrained(base)
     adapted().save_pretrained(adapter)
@@ -93,6 +108,16 @@ def without_head(tensors: Tensors) -> None:
     del tensors["output.weight"]
 
 
+def with_wrong_head(tensors: Tensors) -> None:
+    """Give a tied model a head with the rows of other tokens, as a tool does that takes the head's and the embedding's names for two weights."""
+    tensors["output.weight"] = tensors["token_embd.weight"][::-1]
+
+
+def with_the_same_head(tensors: Tensors) -> None:
+    """Write the head of a tied model again, which is no fault."""
+    tensors["output.weight"] = tensors["token_embd.weight"]
+
+
 def with_other_values(tensors: Tensors) -> None:
     """Exchange two layers' weights."""
     one, other = ("blk.0.ffn_up.weight", "blk.1.ffn_up.weight")
@@ -104,6 +129,7 @@ PLANTED: Mapping[str, Mapping[str, Any]] = {
     "q8_0": {"fields": {"tokenizer.ggml.pre": "gpt-2"}},
     "q6_k": {"fields": {"tokenizer.chat_template": None}},
     "q4_0": {"change": without_head},
+    "q5_k_m": {"change": with_wrong_head},  # of a tied model
 }
 """Faults that :func:`plant` puts into the file of a level."""
 
@@ -137,7 +163,7 @@ def faulty(
             item = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
             writer.add_key_value(name, value, field.types[0], item)
     for name, values in tensors.items():
-        writer.add_tensor(name, values.copy(), raw_dtype=kinds[name])
+        writer.add_tensor(name, values.copy(), raw_dtype=kinds.get(name, kinds["token_embd.weight"]))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

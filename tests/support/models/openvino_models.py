@@ -25,3 +25,24 @@ def converted(source: Path, work: Path, **params: Any) -> tuple[Path, Context]:
     work.mkdir(parents=True, exist_ok=True)
     ctx = Context(workdir=work, log=logging.getLogger("test"))
     return STAGE.run({"onnx": source}, OpenVinoParams(**params), ctx)["openvino"], ctx
+
+
+def held_types(model: Path) -> dict[str, set[str]]:
+    """Return the types in which the plugin holds weights of products and tables of lookups, by kind of layer; without small constants."""
+    from slipway_openvino.library import ov
+
+    compiled = ov.Core().compile_model(model, "CPU", {"INFERENCE_NUM_THREADS": 1})
+    found: dict[str, set[str]] = {"FullyConnected": set(), "Gather": set()}
+    for node in compiled.get_runtime_model().get_ordered_ops():
+        kind = _said(node, "layerType")
+        if kind not in found:
+            continue
+        held = node.input_value(int(kind == "FullyConnected")).get_node()
+        shape = held.get_output_partial_shape(0)
+        if _said(held, "layerType") == "Const" and shape.is_static and len(shape) > 1:
+            found[kind].add(_said(held, "outputPrecisions"))
+    return found
+
+
+def _said(node: Any, name: str) -> str:
+    return str(node.get_rt_info()[name].astype(str))

@@ -35,11 +35,25 @@ def sign_integers(model: ov.Model, work: Path) -> np.ndarray | None:
         np.bitwise_xor(stored.data.view(np.uint8).reshape(-1), np.uint8(turned), out=own)
         begin += len(own)
         integers = ops.constant(ov.Tensor(own, stored.get_output_shape(0), kind), shared_memory=True)
-        halves = ops.multiply(ops.convert(integers, "f16"), ops.constant(scale))
-        for reader in product.output(0).get_target_inputs():
-            reader.replace_source_output(ops.convert(halves, "f32").output(0))
+        _replace(product, ops.multiply(ops.convert(integers, "f16"), ops.constant(scale)))
     model.validate_nodes_and_infer_types()
     return place
+
+
+def _replace(product: ov.Node, halves: ov.Node) -> None:
+    """Let readers of a product read another in half precision, whose groups are joined before it becomes float32.
+
+    In that order the plugins keep the integers. In the other one, they compute all weights in float32 when they load the model.
+    """
+    for reader in product.output(0).get_target_inputs():
+        joined = reader.get_node()
+        if joined.get_type_name() == "Reshape" and joined.get_output_partial_shape(0).is_static:
+            shape = ops.constant(np.array(joined.get_output_shape(0), np.int64))
+            whole = ops.convert(ops.reshape(halves, shape, special_zero=False), "f32")
+            for further in joined.output(0).get_target_inputs():
+                further.replace_source_output(whole.output(0))
+        else:
+            reader.replace_source_output(ops.convert(halves, "f32").output(0))
 
 
 def _parts(product: ov.Node) -> tuple[ov.Node, Any, np.ndarray] | None:

@@ -1,11 +1,13 @@
-"""Give a quantized graph the form that OpenVINO reads: scales of looked-up rows as they are stored, not reshaped at run time."""
+"""Give a quantized graph the form that OpenVINO reads and keeps in integers: stored scales of looked-up rows, and rows whose groups are joined."""
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 
 from slipway.files.links import real_file
@@ -16,11 +18,12 @@ def readable_graph(graph: Path, work: Path) -> Path:
     """Return a graph in a form that OpenVINO reads; one that is rewritten lies in the folder ``work``, with links to the weights.
 
     ``GatherBlockQuantized`` shares its data with a product, which takes scales of another rank, so the graph reshapes them. OpenVINO wants
-    them constant: here they are the same bytes under another shape.
+    them constant: here they are the same bytes under another shape. Its plugins compute a table in float32 when they load it, unless
+    a row is one axis of it: then so it is here, too.
     """
     model = ir.load(graph)
     lookups = [node for node in model.graph if node.op_type == "GatherBlockQuantized"]
-    changed = [node for node in lookups if _reshape_stored(model.graph, node)]
+    changed = [node for node in lookups if _make_readable(model.graph, node)]
     if not changed:
         return graph
     for name in sorted({str(value.location) for value in _external(model.graph)}):
@@ -40,8 +43,8 @@ def _external(graph: ir.Graph) -> list[ir.ExternalTensor]:
     return [value for value in values if isinstance(value, ir.ExternalTensor)]
 
 
-def _reshape_stored(graph: ir.Graph, lookup: ir.Node) -> bool:
-    """Let a lookup read stored scales under the shape that a Reshape would give them; return whether it changed."""
+def _make_readable(graph: ir.Graph, lookup: ir.Node) -> bool:
+    """Let a lookup read stored scales under the shape that a Reshape would give them, and whole rows if it can; return whether it changed."""
     scales = lookup.inputs[2]
     reshape = scales.producer() if scales is not None else None
     if scales is None or reshape is None or reshape.op_type != "Reshape" or reshape.inputs[0] is None:
@@ -49,24 +52,77 @@ def _reshape_stored(graph: ir.Graph, lookup: ir.Node) -> bool:
     stored, target = reshape.inputs[0].const_value, reshape.inputs[1].const_value if reshape.inputs[1] else None
     if stored is None or target is None:
         return False
-    shape = ir.Shape(target.numpy().tolist())
-    name = f"{stored.name}.rows.{'x'.join(map(str, shape))}"
-    if name not in graph.initializers:
-        if isinstance(stored, ir.ExternalTensor):
-            again: ir.TensorProtocol = ir.ExternalTensor(
-                stored.location,
-                stored.offset,
-                stored.length,
-                stored.dtype,
-                shape=shape,
-                name=name,
-                base_dir=stored.base_dir,
-            )
-        else:
-            again = ir.tensor(stored.numpy().reshape(shape.numpy()), name=name)
-        value = ir.Value(name=name, const_value=again, shape=shape, type=ir.TensorType(stored.dtype))
-        graph.register_initializer(value)
-    lookup.replace_input_with(2, graph.initializers[name])
+    shape = target.numpy().tolist()
+    if _can_read_rows(lookup, shape):
+        _read_rows(graph, lookup)
+        shape = shape[:2]
+    lookup.replace_input_with(2, _stored_as(graph, stored, shape))
     if not scales.uses():
         graph.remove(reshape, safe=True)
     return True
+
+
+def _can_read_rows(lookup: ir.Node, scales: Sequence[int]) -> bool:
+    """Return whether a lookup reads rows of groups, (rows, groups, bytes), and all its readers join the groups."""
+    data, zeros = (value.const_value if value else None for value in (lookup.inputs[0], _zeros(lookup)))
+    bits = lookup.attributes.get_int("bits", 4)
+    axes = [lookup.attributes.get_int(f"{name}_axis", default) for name, default in (("gather", 0), ("quantize", 1))]
+    if data is None or len(data.shape) != 3 or axes != [0, 2] or bits not in (4, 8):
+        return False
+    rows, groups, size = data.shape.numpy()
+    if list(scales) != [rows, groups, 1] or lookup.outputs[0].is_graph_output():
+        return False
+    if _zeros(lookup) is not None and (zeros is None or zeros.shape != (rows, groups, 1) or (bits == 4 and groups % 2)):
+        return False  # of an odd number of zero points in 4 bits, OpenVINO 2026.4 fails to compile whole rows
+    whole = groups * size * 8 // bits
+    return all(_joins(use.node, whole) for use in lookup.outputs[0].uses())
+
+
+def _joins(reader: ir.Node, columns: int) -> bool:
+    target = reader.inputs[1].const_value if reader.op_type == "Reshape" and reader.inputs[1] is not None else None
+    if target is None:
+        return False
+    *kept, last = target.numpy().tolist()
+    return last == columns and not any(kept)
+
+
+def _zeros(lookup: ir.Node) -> ir.Value | None:
+    return lookup.inputs[3] if len(lookup.inputs) > 3 else None
+
+
+def _read_rows(graph: ir.Graph, lookup: ir.Node) -> None:
+    """Give a lookup its data as (rows, bytes) and its zero points as (rows, groups), two of 4 bits in a byte."""
+    data, zeros = lookup.inputs[0], _zeros(lookup)
+    assert data is not None
+    assert data.const_value is not None
+    rows, groups, size = data.const_value.shape.numpy()
+    lookup.replace_input_with(0, _stored_as(graph, data.const_value, (rows, groups * size)))
+    lookup.attributes["quantize_axis"] = ir.AttrInt64("quantize_axis", 1)
+    if zeros is None:
+        return
+    assert zeros.const_value is not None
+    points = zeros.const_value.numpy().reshape(rows, groups)
+    if lookup.attributes.get_int("bits", 4) == 4:
+        points = points[:, 0::2] | (points[:, 1::2] << 4)
+    packed = ir.tensor(np.ascontiguousarray(points), name=f"{zeros.name}.rows")
+    lookup.replace_input_with(3, _registered(graph, packed))
+
+
+def _stored_as(graph: ir.Graph, stored: ir.TensorProtocol, shape: Sequence[int]) -> ir.Value:
+    """Return the initializer with the bytes of a stored one under another shape."""
+    name = f"{stored.name}.rows.{'x'.join(map(str, shape))}"
+    if isinstance(stored, ir.ExternalTensor):
+        place = (stored.location, stored.offset, stored.length, stored.dtype)
+        return _registered(graph, ir.ExternalTensor(*place, shape=ir.Shape(shape), name=name, base_dir=stored.base_dir))
+    return _registered(graph, ir.tensor(stored.numpy().reshape(shape), name=name))
+
+
+def _registered(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
+    """Return the initializer of this name, which is new unless another lookup has it."""
+    assert tensor.name is not None
+    if tensor.name not in graph.initializers:
+        kind = ir.TensorType(tensor.dtype)
+        graph.register_initializer(
+            ir.Value(name=tensor.name, const_value=tensor, shape=ir.Shape(tensor.shape.numpy()), type=kind)
+        )
+    return graph.initializers[tensor.name]
