@@ -35,7 +35,7 @@ from pathlib import Path
 from slipway.stage import Context
 from slipway_quantize.calibration import effort
 from slipway_quantize.calibration.stage import STAGE, CalibrateParams
-effort._LEAST_STEPS = effort.MOST_STEPS = effort.MOST_LONG_STEPS = int(sys.argv[4])
+effort._LEAST_STEPS = effort.MOST_STEPS = effort.MOST_TIED_STEPS = effort.MOST_STATES_STEPS = int(sys.argv[4])
 work = Path(sys.argv[3])
 work.mkdir()
 inputs = {"model": Path(sys.argv[1]), "data": Path(sys.argv[2])}

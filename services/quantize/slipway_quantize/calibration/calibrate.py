@@ -28,11 +28,13 @@ from slipway_quantize.calibration.streaming.layers import Rounding
 from slipway_quantize.calibration.streaming.model import StreamedModel
 from slipway_quantize.calibration.streaming.walk import BlockWalk
 from slipway_quantize.calibration.tuning.divergence import compares_distributions, divergence
+from slipway_quantize.calibration.tuning.embedding import embedding_moments
 from slipway_quantize.calibration.tuning.tuning import Schedule, Tuning
 from slipway_quantize.calibration.windows import LEAST_WINDOWS, Batch, Windows, read_windows
 
-_RATE, _SCALE_RATE = 0.006, 6e-4
+_RATE, _SCALE_RATE = 0.004, 1.2e-3
 _STATE = "tuning"
+_EMBEDDED = "embedding"
 _MIXED = "best of each layer"
 _STATES = 8
 """States of the tuning that are kept, one in place of the other."""
@@ -130,7 +132,7 @@ class Calibration:
             methods=tried,
             choices=choices,
             grid=self.grid,
-            tied=self.model.tied_layers,
+            embedded=self._embedded(fit, count),
             finished=self._finished,
             on_block=lambda done: self._progress("blocks", done, count, "blocks"),
         )
@@ -148,6 +150,21 @@ class Calibration:
                 "bits are chosen by the weights alone"
             )
         return result
+
+    def _embedded(self, fit: tuple[Tensor, ...], blocks: int) -> dict[str, Tensor]:
+        """Return, for a head that is tied to the embedding, what is added to the moments of its inputs for each position."""
+        if not self.effort.embedded:
+            return {}
+        if not self._finished.has(_EMBEDDED):
+            found = embedding_moments(
+                self.models,
+                self._batches(fit[: self.effort.embedded], self.effort.at_once),
+                crew=self._crew,
+                seed=self._params.seed,
+                on_batch=lambda: self._progress("blocks", 0, blocks, "blocks"),
+            )
+            self._finished.put(_EMBEDDED, {"moments": found})
+        return dict.fromkeys(self.model.tied_layers, self._finished.get(_EMBEDDED)["moments"])
 
     def _choose(self, blocks: int, tried: tuple[str, ...], choices: tuple[str, ...], judging: list[Batch]) -> Result:
         rounded: dict[str, dict[str, Rounded]] = {}

@@ -16,10 +16,12 @@ _BLOCKS_SHARE = 0.35
 """Share of the budget for the pass over the blocks, if tuning follows."""
 _LEAST_STEPS = 40
 _LEAST_WINDOWS = 16
-MOST_STEPS, MOST_LONG_STEPS = 64, 200
-"""More steps gain little for their time. Many pay where a head shares its codes with the embedding, whose errors all positions see, and where
-hidden states are compared."""
+MOST_STEPS, MOST_TIED_STEPS, MOST_STATES_STEPS = 64, 100, 200
+"""More steps gain little for their time. They pay where a head shares its codes with the embedding, whose errors all positions see, and most
+where hidden states are compared."""
 STEP_WINDOWS = 8
+_EMBEDDED = 8
+"""One window in so many says what errors of an embedding do."""
 _BLOCK_WINDOWS = 16
 _MEMBERS = 2
 """Copies of a model that is small enough to compute several windows at once."""
@@ -43,6 +45,7 @@ class Effort:
         steps: Steps of the tuning; 0 leaves it out.
         save_memory: Whether blocks are computed again for their gradients.
         alone: Windows on which each layer is judged alone; 0 leaves it out.
+        embedded: Windows on which the embedding's share is measured in errors of a head that is tied to it; 0 leaves it out.
     """
 
     windows: int
@@ -52,6 +55,7 @@ class Effort:
     steps: int
     save_memory: bool
     alone: int = 0
+    embedded: int = 0
 
 
 def plan_effort(model: StreamedModel, params: CalibrateParams) -> Effort:
@@ -60,7 +64,9 @@ def plan_effort(model: StreamedModel, params: CalibrateParams) -> Effort:
     weights = sum(shape.numel() for shape in shapes)
     budget = params.time_budget_seconds * NOMINAL
     tuned = params.method in ("auto", "autoround")
-    per_window = params.window_tokens * 6 * weights  # two passes, and the products of inputs
+    embeds = bool(model.tied) and params.method != "rtn"
+    # Two passes, and the products of inputs; an eighth of the windows is passed back, blocks computed again, where an embedding counts.
+    per_window = params.window_tokens * (7 if embeds else 6) * weights
     affordable = int(budget / per_window)
     alone = int(budget * _ALONE_SHARE / (params.window_tokens * 2 * weights * (len(shapes) + 1)))
     alone = min(alone, _MOST_ALONE) if params.sensitivity and alone >= _LEAST_ALONE else 0
@@ -77,6 +83,9 @@ def plan_effort(model: StreamedModel, params: CalibrateParams) -> Effort:
     steps = int((budget - windows * per_window) / per_step)
     if not tuned or (steps < _LEAST_STEPS and params.method == "auto"):
         windows = min(params.windows, max(_LEAST_WINDOWS, affordable))
-        return Effort(windows, members, at_once, in_blocks, 0, save_memory, alone)
-    most = MOST_LONG_STEPS if model.tied or model.tunes_hidden_states else MOST_STEPS
-    return Effort(windows, members, at_once, in_blocks, max(_LEAST_STEPS, min(most, steps)), save_memory, alone)
+        steps = 0
+    else:
+        most = MOST_TIED_STEPS if model.tied else MOST_STATES_STEPS if model.tunes_hidden_states else MOST_STEPS
+        steps = max(_LEAST_STEPS, min(most, steps))
+    embedded = windows // _EMBEDDED if embeds else 0
+    return Effort(windows, members, at_once, in_blocks, steps, save_memory, alone, embedded)

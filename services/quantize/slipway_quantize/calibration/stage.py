@@ -42,7 +42,7 @@ def output_bytes(params: Mapping[str, Any], size: ModelSize) -> int:
 
 STAGE = Stage(
     name="calibrate",
-    version=2,
+    version=3,
     inputs=("model", "data"),
     outputs=("calibration",),
     params=CalibrateParams,

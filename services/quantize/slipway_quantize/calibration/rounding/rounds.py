@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -19,8 +20,7 @@ from slipway_quantize.calibration.streaming.layers import Layer
 from slipway_quantize.calibration.streaming.moments import Moments, merge_moments, relative_errors
 from slipway_quantize.calibration.streaming.walk import BlockWalk
 
-TIED_DAMPING = 0.5
-"""For a head that is the embedding too: errors of all columns count there, whatever the head's inputs are."""
+_T = TypeVar("_T")
 BY_INPUTS = ("rtn", "awq", "gptq")
 """Methods that round one layer at a time, the simplest first."""
 
@@ -54,7 +54,6 @@ def round_layer(
     grid: Grid,
     moments: Tensor | None,
     *,
-    damping: float = DAMPING,
     given: Fitted | None = None,
 ) -> Rounded:
     """Round a layer's weight.
@@ -64,14 +63,13 @@ def round_layer(
         method: One of ``BY_INPUTS``.
         grid: The grid.
         moments: Second moments of its inputs; None for ``rtn``. (K, K)
-        damping: Share of the moments' mean that is added to each input's own.
         given: Scales and zero points that are known already; ``awq`` and ``gptq`` have the same.
     """
     importance = None
     if method != "rtn":
         assert moments is not None
-        importance = moments.diagonal() + (damping * float(moments.diagonal().mean()) + 1e-30)
-    factors = error_factors(moments, damping=damping) if method == "gptq" and moments is not None else None
+        importance = moments.diagonal() + (DAMPING * float(moments.diagonal().mean()) + 1e-30)
+    factors = error_factors(moments) if method == "gptq" and moments is not None else None
     codes = torch.empty(layer.stored.shape, dtype=torch.int8)
     places = torch.empty(layer.stored.shape, dtype=torch.float16) if factors else None
     fitted = []
@@ -96,7 +94,7 @@ class Rounds:
         methods: Methods to try; the chosen one is the best on held-out text of those in ``choices``.
         choices: Methods to choose from.
         grid: The grid.
-        tied: Names of weights that are embeddings too.
+        embedded: For a head that is the embedding too, by name: what is added to the moments of its inputs for each position. (K, K)
         finished: Keeps finished blocks.
         on_block: Called with the number of finished blocks, and often meanwhile.
     """
@@ -110,7 +108,7 @@ class Rounds:
         methods: tuple[str, ...],
         choices: tuple[str, ...],
         grid: Grid,
-        tied: Collection[str],
+        embedded: Mapping[str, Tensor],
         finished: Finished,
         on_block: Callable[[int], None],
     ) -> None:
@@ -121,7 +119,8 @@ class Rounds:
         self._methods = methods
         self._choices = choices
         self._grid = grid
-        self._tied = tied
+        self._embedded = embedded
+        self._positions = [sum(int(batch.mask.sum()) for batch in part) for part in self._parts(self._walk.batches)]
         self._finished = finished
         self._on_block = on_block
         self.resumed = 0
@@ -194,15 +193,25 @@ class Rounds:
         seen = [layer for layer in layers if layer.name in fit.shared]
 
         def rounded(_: int, layer: Layer) -> Candidates:
-            moments = fit.of(layer.name)
+            moments = self._with_embedding(layer.name, fit.of(layer.name), self._positions[1])
             # A layer that no held-out text reaches is judged by what it was fitted to.
-            judging = held_out.of(layer.name) if layer.name in held_out.shared else moments
+            judging = moments
+            if layer.name in held_out.shared:
+                judging = self._with_embedding(layer.name, held_out.of(layer.name), self._positions[0])
             for each in (moments, judging):
                 _require_finite(each, layer.name)
             found = self._round(index, layer, moments)
             return found, relative_errors(layer, {method: one.weight for method, one in found.items()}, judging)
 
         return {layer.name: each for layer, each in zip(seen, self._crew.map(rounded, seen), strict=True)}
+
+    def _with_embedding(self, name: str, moments: Tensor, positions: int) -> Tensor:
+        """Return the moments of a layer's inputs at so many positions, with what the errors of an embedding of the same codes count."""
+        return moments + positions * self._embedded[name] if name in self._embedded else moments
+
+    def _parts(self, batches: Sequence[_T]) -> tuple[Sequence[_T], Sequence[_T]]:
+        """Divide batches into those that are held out and those to fit to."""
+        return batches[: self._judging], batches[self._judging :]
 
     def _round(self, index: int, layer: Layer, moments: Tensor) -> dict[str, Rounded]:
         made: dict[str, Rounded] = {}
@@ -214,15 +223,13 @@ class Rounds:
                 method,
                 self._grid,
                 moments,
-                damping=TIED_DAMPING if layer.name in self._tied else DAMPING,
                 given=weighted.weight.fitted if weighted else None,
             )
         return made
 
     def _moments(self, index: int) -> list[Moments]:
         """Return the moments of the layers' inputs: of held-out windows, and of those to fit to."""
-        batches = range(len(self._walk.batches))
-        parts = batches[: self._judging], batches[self._judging :]
+        parts = self._parts(range(len(self._walk.batches)))
 
         def gather(member: int) -> list[Moments]:
             walk = self._walks[member]

@@ -87,6 +87,10 @@ class Table:
         module: The embedding; its ``forward`` is replaced.
         stored: The weight, mapped from its file. (N, K)
         layer: The linear layer that shares the weight, whose rounding is then used too; or None.
+
+    Attributes:
+        rounded: Whether to look up rows of the rounded weight.
+        rows: Receives the rows that are looked up, which then take gradients, if it is not None.
     """
 
     def __init__(self, module: Any, stored: Tensor, layer: Layer | None) -> None:
@@ -95,6 +99,7 @@ class Table:
         self.layer = layer
         self._original = module.forward
         self.rounded = False
+        self.rows: list[Tensor] | None = None
         module.forward = self._forward
 
     def _forward(self, tokens: Tensor, *more: Any, **named: Any) -> Tensor:
@@ -105,6 +110,8 @@ class Table:
         else:
             found, places = torch.unique(tokens, return_inverse=True)
             table = self.layer.rounding.rows(found)
+        if self.rows is not None:
+            self.rows.append(table.requires_grad_())
         module, padding = self._module, self._module.padding_idx
         stored = module._parameters.pop("weight")
         module.__dict__["weight"], module.padding_idx = table, None

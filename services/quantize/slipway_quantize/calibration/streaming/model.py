@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 from transformers.initialization import no_init_weights
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
@@ -149,11 +151,24 @@ class StreamedModel:
         """Names of the rounded weights that are embeddings too."""
         return frozenset(table.layer.name for table in self._tables if table.layer is not None)
 
-    def save_memory(self) -> None:
-        """Keep only the inputs of each block for the gradients, and compute its inside again."""
-        self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    def save_memory(self, *, on: bool = True) -> None:
+        """Keep only the inputs of each block for the gradients, and compute its inside again; or end that."""
         for _, block in walk(self.model, GradientCheckpointingLayer):
-            block.training = True  # of itself alone: what it holds must not drop anything
+            block.gradient_checkpointing = on
+            block._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+            block.training = on  # of itself alone: what it holds must not drop anything
+
+    @contextmanager
+    def looking_up(self, rows: list[Tensor]) -> Iterator[None]:
+        """Append the embedding's rows that are looked up within the block, where the head shares it; they take gradients."""
+        shared = [table for table in self._tables if table.layer is not None]
+        for table in shared:
+            table.rows = rows
+        try:
+            yield
+        finally:
+            for table in shared:
+                table.rows = None
 
     @contextmanager
     def rounded(self, weights: Mapping[str, Rounding]) -> Iterator[None]:
