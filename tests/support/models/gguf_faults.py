@@ -163,7 +163,8 @@ def faulty(
             item = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
             writer.add_key_value(name, value, field.types[0], item)
     for name, values in tensors.items():
-        writer.add_tensor(name, values.copy(), raw_dtype=kinds.get(name, kinds["token_embd.weight"]))
+        kind = kinds[name if name in kinds else "token_embd.weight"]  # an added tensor is made of the embedding
+        writer.add_tensor(name, values.copy(), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
