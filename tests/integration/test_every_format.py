@@ -29,7 +29,10 @@ LIBRARIES = {
 """The library without which a format is left out, unless its extra has an environment of its own."""
 APART = {name: command for name, command in own_environments().items() if name in LIBRARIES}
 PRESENT = tuple(name for name, library in LIBRARIES.items() if name in APART or importlib.util.find_spec(library))
-NOT_RUN = {"coreml": sys.platform != "darwin", "tensorrt_llm": True, "tensorrt": shutil.which("nvidia-smi") is None}
+NOT_RUN = {
+    "coreml": sys.platform != "darwin", "tensorrt_llm": True, "tensorrt": shutil.which("nvidia-smi") is None,
+    "executorch": importlib.util.find_spec("executorch") is None,
+}  # fmt: skip
 """Formats whose runtime may lack what it needs of the machine: then an output is delivered as *not run*."""
 LEVELS = {
     "gguf": ("q8_0", "q4_k_m"), "openvino": ("int8", "int4"), "executorch": ("8da4w",), "litert": ("int8",), "coreml": ("int8",)
