@@ -15,6 +15,8 @@ install: $(INSTALLED) ## Make the environment .venv with everything in it
 
 $(INSTALLED): pyproject.toml constraints.txt $(wildcard services/*/slipway_*/*/kernel*.[ch] shared/slipway/machine/compiled/*.h)
 	$(PYTHON) -P -m venv $(VENV)
+	@# An environment from before the distribution was renamed would have every stage twice.
+	$(BIN)/python -P -m pip uninstall --quiet --yes --disable-pip-version-check slipway 2>/dev/null
 	$(BIN)/python -P -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
 	@touch $@
 

@@ -1,7 +1,7 @@
 """Runs inside an image, as its user and with its root file system read-only: is it what its Dockerfile promises?
 
-``python -P - EXTRAS < deploy/check_image.py`` in the container; ``EXTRAS`` as in ``build.sh``. Only Python's own library is used,
-because nothing else is in every image. Says what is wrong, a line each, and ends with 1; else one line with what it found.
+``python -P - EXTRAS < deploy/check_image.py`` in the container; ``EXTRAS`` as in ``build.sh``. Uses only Python's own
+library and a light module of Slipway, because nothing else is in every image. Says what is wrong, a line each, and ends with 1; else one line with what it found.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distributions, requires
 from pathlib import Path
+
+from slipway.distribution import DISTRIBUTION
 
 _HOME = Path("/var/lib/slipway")
 _ENVIRONMENT = Path("/opt/slipway")
@@ -72,7 +74,7 @@ def _authorities() -> Iterator[str]:
 
 def _contents(extras: set[str]) -> Iterator[str]:
     installed = _installed()
-    wanted = _closure("slipway", extras)
+    wanted = _closure(DISTRIBUTION, extras)
     yield from (f"{name} is installed, and none of its extras asks for it" for name in sorted(installed - wanted))
 
 

@@ -1,6 +1,6 @@
 #!/bin/sh
 # A CI job: export a finished training run at a coordinator, fail the job if an output differs from the fine-tuned model,
-# and keep the report. Works in any CI that runs a shell, after: pip install 'slipway[report]'
+# and keep the report. Works in any CI that runs a shell, after: pip install 'slipway-ml[report]'
 #
 #   SLIPWAY_COORDINATOR  HOST:PORT; with the production overlay of k8s/, the Service slipway-clients, which accepts tokens
 #   SLIPWAY_PROJECT      project of this repository

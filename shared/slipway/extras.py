@@ -1,7 +1,7 @@
 """Check whether the optional parts of the distribution are installed, and say what to install if not.
 
-``pip install slipway`` installs the client and the commands that talk to a coordinator. An extra, such as
-``slipway[coordinator]``, installs the libraries of another part.
+``pip install slipway-ml`` installs the client and the commands that talk to a coordinator. An extra, such as
+``slipway-ml[coordinator]``, installs the libraries of another part.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib.util import find_spec
 
+from slipway.distribution import install_command
 from slipway.errors import ServiceError
 
 WORKER = "worker"
@@ -73,7 +74,7 @@ def _not_installed(modules: list[str], *, what: str, install: str, otherwise: st
     return ServiceError(
         f"{shown} {verb} not installed" + (f", which {what} needs" if what else ""),
         reason="UNSUPPORTED",
-        remedy=f"pip install 'slipway[{install}]'" + (f", or {otherwise}" if otherwise else ""),
+        remedy=install_command(install) + (f", or {otherwise}" if otherwise else ""),
         about={"modules": ", ".join(modules), "extra": install},
     )
 

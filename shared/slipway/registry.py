@@ -7,6 +7,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
+from slipway.distribution import install_command
 from slipway.errors import ConfigurationError
 from slipway.stage import Role, Stage
 
@@ -69,7 +70,7 @@ def stage_of(role: Role) -> Stage[Any]:
     raise ConfigurationError(
         f"no installed stage has the role {role.name.lower()}",
         reason="STAGE_UNKNOWN",
-        remedy="install slipway again: pip install --force-reinstall slipway",
+        remedy=f"install slipway again: {install_command(options='--force-reinstall')}",
         about={"role": role.name.lower()},
     )
 

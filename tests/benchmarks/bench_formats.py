@@ -9,7 +9,7 @@ with ``--shape`` one of this shape with random bfloat16 weights and the sample's
   of the peer's with another type or other bytes.
 - openvino: ``optimum-cli export openvino`` of an environment with ``optimum-intel[openvino]``.
 - executorch: ``executorch.extension.llm.export`` of an environment with ``executorch``, ``hydra-core``, ``transformers`` and ``safetensors``.
-- litert: ``export_hf`` of litert-torch, in an environment with ``slipway[litert]``, whose stage runs there too. Its prompt has no logits, ours has all.
+- litert: ``export_hf`` of litert-torch, in an environment with ``slipway-ml[litert]``, whose stage runs there too. Its prompt has no logits, ours has all.
 - coreml: the lines of coremltools' documentation, which give no cache and fix the length; no result runs here.
 - torchscript, torch_export: ``torch.jit.trace`` and ``torch.export`` as tutorials call them, which gives no cache and fixes the length.
 
@@ -183,7 +183,7 @@ def main() -> None:
     )
     parser.add_argument("--optimum-python", type=Path, help="interpreter of an environment with optimum-intel")
     parser.add_argument("--executorch-python", type=Path, help="interpreter of an environment with ExecuTorch's export")
-    parser.add_argument("--litert-python", type=Path, help="interpreter of an environment with slipway[litert]")
+    parser.add_argument("--litert-python", type=Path, help="interpreter of an environment with slipway-ml[litert]")
     arguments = parser.parse_args()
     begin = os.getloadavg()[0]
     found: dict[str, float] = {}

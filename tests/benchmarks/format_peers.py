@@ -150,7 +150,7 @@ class Case:
         ours: By Slipway.
         peers: By others, by name.
         runtime: What runs the results, a key of ``format_speed.RUNTIMES``.
-        library: Module that makes them here; empty: one that ``slipway[all]`` brings, or of another environment.
+        library: Module that makes them here; empty: one that ``slipway-ml[all]`` brings, or of another environment.
     """
 
     ours: Made

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("xllamacpp", reason="llama.cpp runs the files: pip install 'slipway[gguf]'")
+pytest.importorskip("xllamacpp", reason="llama.cpp runs the files: pip install 'slipway-ml[gguf]'")
 from slipway.stage import Context
 from slipway_validate.params import ValidateParams
 from slipway_validate.stage import STAGE as VALIDATE

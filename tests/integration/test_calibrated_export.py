@@ -118,7 +118,7 @@ def test_a_second_run_gives_the_same_digests(
 
 
 def test_a_second_run_weighs_a_gguf_alike(project: Path, tmp_path: Path) -> None:
-    pytest.importorskip("xllamacpp", reason="ggml rounds: pip install 'slipway[gguf]'")
+    pytest.importorskip("xllamacpp", reason="ggml rounds: pip install 'slipway-ml[gguf]'")
     base, adapter, _ = gguf_faults.save_models(tmp_path)
     asked = ("optimization.time_budget=1", "validation.enabled=false", f"optimization.calibration={project / 'train'}")
     asked = (*asked, "formats.onnx.enabled=false", "formats.gguf.enabled=true", "formats.gguf.quantization=q4_0")

@@ -1,4 +1,4 @@
-"""``pip install slipway`` alone: the client and the command against a coordinator; the rest says what to install."""
+"""``pip install slipway-ml`` alone: the client and the command against a coordinator; the rest says what to install."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from slipway.client import Client
+from slipway.distribution import DISTRIBUTION
 from slipway.extras import MODULES
 from support.commands.cli import SLIPWAY
 from support.commands.light_install import (
@@ -95,7 +96,7 @@ def test_the_modules_of_an_extra_are_those_of_its_distributions(extra: str) -> N
 
 def test_all_holds_every_extra_but_those_for_gpus_and_development_and_what_pins_others() -> None:
     (line,) = PROJECT["optional-dependencies"]["all"]
-    held = set(line.removeprefix("slipway[").removesuffix("]").split(","))
+    held = set(line.removeprefix(f"{DISTRIBUTION}[").removesuffix("]").split(","))
     extras = set(PROJECT["optional-dependencies"])
     assert extras - held == {
         "all",
@@ -124,14 +125,14 @@ def test_every_command_explains_itself(light: LightInstall) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("export", "--checkpoint", "x"), "'slipway[all]', or name a coordinator: --coordinator HOST:PORT"),
-        (("coordinator", "--state", "x.db"), "'slipway[coordinator]'"),
-        (("worker", "--coordinator", "localhost:1"), "'slipway[worker]'"),
-        (("stage", "merge", "--out", "x"), "'slipway[merge]'"),
-        (("sample", "x"), "'slipway[sample]'"),
-        (("list",), "'slipway[coordinator]', or name one: --coordinator HOST:PORT"),
-        (("get", "e-1"), "'slipway[coordinator]', or name one: --coordinator HOST:PORT"),
-        (("checkpoints", "s3://bucket/run"), "'slipway[s3]'"),
+        (("export", "--checkpoint", "x"), "'slipway-ml[all]', or name a coordinator: --coordinator HOST:PORT"),
+        (("coordinator", "--state", "x.db"), "'slipway-ml[coordinator]'"),
+        (("worker", "--coordinator", "localhost:1"), "'slipway-ml[worker]'"),
+        (("stage", "merge", "--out", "x"), "'slipway-ml[merge]'"),
+        (("sample", "x"), "'slipway-ml[sample]'"),
+        (("list",), "'slipway-ml[coordinator]', or name one: --coordinator HOST:PORT"),
+        (("get", "e-1"), "'slipway-ml[coordinator]', or name one: --coordinator HOST:PORT"),
+        (("checkpoints", "s3://bucket/run"), "'slipway-ml[s3]'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -155,7 +156,7 @@ def test_a_cache_is_looked_after_unless_exports_ran_here(light: LightInstall, tm
     (light.home / "exports" / "e-1").mkdir(parents=True)
     for words in (("cache", "ls"), ("cache", "gc", "--older-than", "0s")):
         done = light.run(*words)
-        assert (done.code, "'slipway[coordinator]'" in done.err) == (6, True), done.err
+        assert (done.code, "'slipway-ml[coordinator]'" in done.err) == (6, True), done.err
     (light.home / "exports" / "e-1").rmdir()
     assert light.run("cache", "gc", "--older-than", "0s", "--json").json["artifacts"] == [digest]
 
@@ -168,7 +169,7 @@ def test_doctor_says_what_each_stage_lacks(light: LightInstall) -> None:
     }
     for name, extra in {**extras, "torch_export": "torchscript", "importance": "quantize"}.items():
         assert stages[name]["available"] is False
-        assert f"pip install 'slipway[{extra}]'" in stages[name]["missing"]
+        assert f"pip install 'slipway-ml[{extra}]'" in stages[name]["missing"]
     formats = {each["name"]: each for each in told["formats"]}
     for name in (
         "adapter",
@@ -184,7 +185,7 @@ def test_doctor_says_what_each_stage_lacks(light: LightInstall) -> None:
         "torchscript",
     ):
         assert formats[name]["available"] is False
-        assert f"slipway[{extras.get(name.partition('-')[0], 'torchscript')}]" in formats[name]["detail"]
+        assert f"slipway-ml[{extras.get(name.partition('-')[0], 'torchscript')}]" in formats[name]["detail"]
     assert told["machine"]["memory_bytes"] > 1 << 30
 
 
@@ -231,7 +232,9 @@ def test_without_templates_there_is_a_report_for_programs(light: LightInstall) -
         [python, "-P", "-c", script], env=light.environment, capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith("('report.json', (")
-    assert "report.html and README.md were not written: they need jinja2; pip install 'slipway[report]'" in done.stdout
+    assert (
+        "report.html and README.md were not written: they need jinja2; pip install 'slipway-ml[report]'" in done.stdout
+    )
 
 
 @pytest.mark.slow
@@ -255,7 +258,7 @@ def test_a_whole_export_through_a_coordinator(light: LightInstall, tmp_path: Pat
     folder = Path(done.json["output_directory"])
     assert Path(done.json["validation_report_path"]) == folder / "report.json"
     assert json.loads((folder / "report.json").read_text())["result"]["success"] is True
-    assert any("pip install 'slipway[report]'" in warning for warning in done.json["warnings"])
+    assert any("pip install 'slipway-ml[report]'" in warning for warning in done.json["warnings"])
     assert not (folder / "report.html").exists()
     assert light.run("verify", folder).code == 0
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from slipway.distribution import own_version
 from slipway.models.model_files import copy_companions
 from slipway.stage import Context, installed_version
 from slipway_gguf import modelfile, vocabulary
@@ -24,7 +25,7 @@ from slipway_gguf.weights.tensors import EMBEDDING
 from slipway_gguf.weights.writing import Written, write_file
 
 DESCRIPTION = "gguf.json"
-_LIBRARIES = ("slipway", "gguf", "numpy", "xllamacpp")
+_LIBRARIES = ("gguf", "numpy", "xllamacpp")
 
 
 def export_model(inputs: Mapping[str, Path], params: GGUFParams, ctx: Context) -> Path:
@@ -97,5 +98,5 @@ def _facts(written: Written, level: Level, parameters: Parameters, lineage: str)
         "bytes_by_type": dict(sorted(sizes.items())),
         "stored_wider": list(written.widened),
         "lineage": lineage,
-        "tools": {name: installed_version(name) for name in _LIBRARIES},
+        "tools": {"slipway": own_version(), **{name: installed_version(name) for name in _LIBRARIES}},
     }

@@ -6,7 +6,7 @@ import math
 
 import gguf
 
-from slipway.stage import installed_version
+from slipway.distribution import own_version
 from slipway_gguf.levels import Level
 from slipway_gguf.metadata import Field
 from slipway_gguf.params import GGUFParams, NamedParams
@@ -57,7 +57,7 @@ def _texts(architecture: str, kind: str, params: NamedParams, lineage: str, *, s
         "general.type": kind,
         "general.name": params.name,
         "general.size_label": size,
-        "general.quantized_by": f"slipway {installed_version('slipway')}".strip(),
+        "general.quantized_by": f"slipway {own_version()}".strip(),
         "slipway.lineage": lineage,
     }
     if params.base_model:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from slipway.distribution import install_command
 from slipway.errors import TensorRTBuildError
 from slipway.stage import Provider, installed_version
 from slipway_tensorrt_build.gpus import Gpu, find_gpus
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 # The targets of TensorRT-RTX 1.7; it has no names for the data-centre architectures sm90, sm100 and sm103.
 RTX_TARGETS = ("sm75", "sm80", "sm86", "sm89", "sm120", "sm121")
 
-_INSTALL_RTX = "pip install 'slipway[tensorrt_build]' brings tensorrt-rtx, which builds without a GPU"
-_INSTALL_TENSORRT = "pip install 'slipway[tensorrt]' on a machine with an NVIDIA GPU and its driver"
+_INSTALL_RTX = f"{install_command('tensorrt_build')} brings tensorrt-rtx, which builds without a GPU"
+_INSTALL_TENSORRT = f"{install_command('tensorrt')} on a machine with an NVIDIA GPU and its driver"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from slipway.distribution import own_version
 from slipway.errors import TensorRTLLMExportError
 from slipway.files.links import real_file
 from slipway.models.base_format import read_config
@@ -24,7 +25,7 @@ from slipway_tensorrt_llm.weights.planning import Plan
 from slipway_tensorrt_llm.weights.writing import Written, file_bytes, rank_file, write_rank
 
 DESCRIPTION = "tensorrt_llm.json"
-_LIBRARIES = ("slipway", "ml_dtypes", "numpy")
+_LIBRARIES = ("ml_dtypes", "numpy")
 _TYPES = {DTYPES[name].torch: name for name in ("F16", "BF16", "F32")}
 
 
@@ -124,5 +125,5 @@ def _facts(written: list[Written], fields: Mapping[str, Any], plan: Plan, lineag
             for each in written
         },
         "lineage": lineage,
-        "tools": {name: installed_version(name) for name in _LIBRARIES},
+        "tools": {"slipway": own_version(), **{name: installed_version(name) for name in _LIBRARIES}},
     }

@@ -54,9 +54,9 @@ app.add_typer(artifacts.cache, name="cache", rich_help_panel=_ARTIFACTS)
 
 def _version(asked: bool) -> None:
     if asked:
-        from slipway.stage import installed_version
+        from slipway.distribution import own_version
 
-        typer.echo(f"slipway {installed_version('slipway')}")
+        typer.echo(f"slipway {own_version()}")
         raise typer.Exit
 
 

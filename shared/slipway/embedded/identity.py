@@ -9,9 +9,9 @@ from typing import Any
 
 from slipway.base_match import BaseMatch
 from slipway.configuration import ExportConfiguration
+from slipway.distribution import own_version
 from slipway.errors import ConfigurationError
 from slipway.registry import load_stage, stage_names
-from slipway.stage import installed_version
 
 
 def export_identity(
@@ -26,7 +26,7 @@ def export_identity(
         "configuration": configuration.model_dump(mode="json", exclude={"log"}),
         "sources": dict(sorted(digests.items())),
         "base_match": base_match.status.value if base_match else "",
-        "software": {"slipway": installed_version("slipway"), **_stages()},
+        "software": {"slipway": own_version(), **_stages()},
     }
     canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))
     return f"e-{hashlib.sha256(canonical.encode()).hexdigest()[:18]}"

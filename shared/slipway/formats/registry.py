@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from slipway.distribution import DISTRIBUTION, install_command
 from slipway.errors import ConfigurationError, ModelExportError
 from slipway.formats.contract import Format, Runtime
 from slipway.settings.export_variables import EXPORT_VARIABLES
@@ -18,8 +19,6 @@ from slipway.settings.problems import did_you_mean
 from slipway.texts import one_line
 
 GROUP = "slipway.formats"
-_OWN = "slipway"
-"""The distribution whose formats others cannot replace."""
 
 
 class _Found(NamedTuple):
@@ -61,8 +60,8 @@ def _installed() -> tuple[dict[str, Format[Any]], tuple[RefusedFormat, ...]]:
             loaded.append(_Found(distribution, _load(entry)))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a third-party module may raise anything
             refused.append(RefusedFormat(entry.name, distribution, _fault(error)))
-    own = [each for each in loaded if each.distribution == _OWN]
-    others = _without_clashes([each for each in loaded if each.distribution != _OWN], own, refused)
+    own = [each for each in loaded if each.distribution == DISTRIBUTION]
+    others = _without_clashes([each for each in loaded if each.distribution != DISTRIBUTION], own, refused)
     others = _without_clashes(others, others, refused)
     usable = {each.format.name: each.format for each in (*own, *others)}
     return dict(sorted(usable.items(), key=lambda item: (item[1].rank, item[0]))), tuple(refused)
@@ -79,7 +78,7 @@ def formats() -> dict[str, Format[Any]]:
         raise ConfigurationError(
             "no format is installed: no distribution has a usable entry point in the group slipway.formats",
             reason="FORMAT_INVALID",
-            remedy="install it again: pip install --force-reinstall slipway",
+            remedy=f"install it again: {install_command(options='--force-reinstall')}",
         )
     return found
 

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from slipway.distribution import install_command, own_version
 from slipway.errors import ModelExportError
 from slipway.extras import WORKER, stage_extra
 from slipway.formats.contract import Format
@@ -21,7 +22,7 @@ from slipway.machine.cgroup import ControlGroup, available_memory, machine_memor
 from slipway.machine.gpu import first_gpu
 from slipway.registry import load_stage, stage_names, stage_of
 from slipway.settings import Settings
-from slipway.stage import Provider, Role, Stage, installed_version, library_provider
+from slipway.stage import Provider, Role, Stage, library_provider
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def stage_health(name: str) -> StageHealth:
     try:
         stage = load_stage(name)
     except ModelExportError as error:
-        return StageHealth(name, available=False, missing=f"pip install 'slipway[{name}]' ({error.message})")
+        return StageHealth(name, available=False, missing=f"{install_command(name)} ({error.message})")
     providers = stage.providers()
     return StageHealth(
         name, available=runnable(stage, providers), providers=providers, missing=_missing(stage, providers)
@@ -162,7 +163,7 @@ def _missing(stage: Stage[Any], providers: tuple[Provider, ...]) -> str:
     libraries = [provider.name for provider in lacking if provider == library_provider(provider.name)]
     extra = stage_extra(stage.params.__module__)
     if len(libraries) == len(lacking) and extra != WORKER:
-        return f"pip install 'slipway[{extra}]' ({', '.join(libraries)} missing)"
+        return f"{install_command(extra)} ({', '.join(libraries)} missing)"
     joint = " or: " if stage.alternatives else "; "
     return joint.join(provider.detail or f"pip install {provider.name}" for provider in lacking)
 
@@ -173,7 +174,7 @@ def _machine(settings: Settings) -> Machine:
     existing = next(folder for folder in (settings.home, *settings.home.parents) if folder.is_dir())
     gpu = first_gpu()
     return Machine(
-        slipway=installed_version("slipway"),
+        slipway=own_version(),
         python=f"{platform.python_version()} ({sys.executable})",
         platform=platform.platform(),
         processor=_processor(),

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+from slipway.distribution import install_command
 from slipway.machine.gpu import first_gpu
 from slipway.stage import Provider, installed_version, library_provider
 from slipway.texts import one_line
@@ -22,7 +23,7 @@ CPU_BUILD, GPU_BUILD = "onnxruntime", "onnxruntime-gpu"
 _EXACT = {"use_tf32": "0"}
 """Products of float32 keep 24 bits: the provider rounds them to 11 by default, which no comparison with PyTorch passes."""
 _CUDA_LIBRARY = "libonnxruntime_providers_cuda.so"
-_REPLACE = "pip uninstall --yes onnxruntime onnxruntime-gpu, then pip install 'slipway[onnxruntime-gpu]'"
+_REPLACE = f"pip uninstall --yes onnxruntime onnxruntime-gpu, then {install_command(GPU_BUILD)}"
 
 
 @dataclass(frozen=True, slots=True)

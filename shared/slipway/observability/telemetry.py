@@ -71,13 +71,13 @@ def recording(exporter: SpanExporter, *, service: str = "slipway") -> Iterator[N
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    from slipway.stage import installed_version
+    from slipway.distribution import own_version
 
     # A resource of our own: the default one runs detectors and reads the environment.
     resource = Resource(
         {
             "service.name": service,
-            "service.version": installed_version("slipway"),
+            "service.version": own_version(),
             "service.instance.id": f"{socket.gethostname()}-{os.getpid()}",
         }
     )

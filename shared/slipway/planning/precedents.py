@@ -15,9 +15,9 @@ from typing import Any, Self
 import pydantic
 
 from slipway.artifacts.actions import ActionResult
+from slipway.distribution import own_version
 from slipway.formats.tasks import PlannedTask
 from slipway.registry import known_stage
-from slipway.stage import installed_version
 from slipway.texts import one_line
 
 PRECEDENT = "precedent"
@@ -96,7 +96,7 @@ def precedent_key(task: PlannedTask, model_class: str, *, project: str) -> str:
     document = {
         PRECEDENT: task.stage,
         "version": stage.version,
-        "slipway": installed_version("slipway"),
+        "slipway": own_version(),
         "libraries": stage.library_versions(),
         "model": model_class,
         "params": dict(task.params),

@@ -18,6 +18,7 @@ from typing import Any
 
 from slipway.artifacts import Artifacts
 from slipway.artifacts.files import SMALL_BYTES, copy_file, reflink
+from slipway.distribution import own_version
 from slipway.errors import ArtifactError, ConfigurationError
 from slipway.files.checksums import MANIFEST, read_checksums, verify_directory, write_checksums
 from slipway.files.json_documents import read_json
@@ -29,7 +30,6 @@ from slipway.planning.references import Output, Source
 from slipway.registry import IMPORT, load_stage
 from slipway.results.outcome import delivered_formats, export_id
 from slipway.rpc.structs import dict_of
-from slipway.stage import installed_version
 from slipway.texts import quoted
 from slipway_protos.v1 import export_pb2 as pb
 
@@ -136,7 +136,7 @@ def lineage(export: pb.Export) -> dict[str, Any]:
 
 def tool_versions(stages: list[str]) -> dict[str, Any]:
     """Return the installed versions of Slipway, Python and the libraries of some stages."""
-    found: dict[str, Any] = {"slipway": installed_version("slipway"), "python": platform.python_version()}
+    found: dict[str, Any] = {"slipway": own_version(), "python": platform.python_version()}
     for name in stages:
         with contextlib.suppress(ConfigurationError):  # it ran on another machine, and is not installed here
             stage = load_stage(name)

@@ -17,7 +17,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-pytest.importorskip("xllamacpp", reason="llama.cpp runs the files: pip install 'slipway[gguf]'")
+pytest.importorskip("xllamacpp", reason="llama.cpp runs the files: pip install 'slipway-ml[gguf]'")
 from slipway.errors import ModelExportError
 from slipway_gguf.runtime.beside import load as load_beside
 from slipway_validate.runner.model import Unusable

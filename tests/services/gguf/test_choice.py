@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("gguf", reason="names types: pip install 'slipway[gguf]'")
+pytest.importorskip("gguf", reason="names types: pip install 'slipway-ml[gguf]'")
 from slipway.configuration import parse
 from slipway.errors import GGUFExportError
 from slipway.formats.tasks import FormatRequest, PlannedTask

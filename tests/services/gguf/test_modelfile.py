@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("gguf", reason="names types: pip install 'slipway[gguf]'")
+pytest.importorskip("gguf", reason="names types: pip install 'slipway-ml[gguf]'")
 from slipway_gguf import conversations
 from slipway_gguf.conversations import ollama_template
 from slipway_gguf.modelfile import NAME, quoted, write

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("xllamacpp", reason="llama.cpp runs the files: pip install 'slipway[gguf]'")
+pytest.importorskip("xllamacpp", reason="llama.cpp runs the files: pip install 'slipway-ml[gguf]'")
 import transformers
 
 from slipway.stage import Context

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("xllamacpp", reason="llama.cpp splits the texts: pip install 'slipway[gguf]'")
+pytest.importorskip("xllamacpp", reason="llama.cpp splits the texts: pip install 'slipway-ml[gguf]'")
 from tokenizers import AddedToken, normalizers
 
 from slipway.errors import GGUFExportError

@@ -51,10 +51,10 @@ def test_choice(here: Machine, params: dict[str, object], expected: Choice) -> N
     ("here", "params", "reason", "says"),
     [
         (machine(rtx="1.7"), {}, "UNSUPPORTED", "targets: [sm89]"),
-        (machine(), {"targets": ("sm89",)}, "UNSUPPORTED", "slipway[tensorrt_build]"),
+        (machine(), {"targets": ("sm89",)}, "UNSUPPORTED", "slipway-ml[tensorrt_build]"),
         (machine(tensorrt="10.13"), {}, "UNSUPPORTED", "needs an NVIDIA GPU" ),
         (machine(rtx="1.7"), {"builder": "tensorrt"}, "UNSUPPORTED", "tensorrt is not installed and no NVIDIA GPU"),
-        (machine(ADA, rtx="1.7"), {"builder": "tensorrt"}, "UNSUPPORTED", "slipway[tensorrt]"),
+        (machine(ADA, rtx="1.7"), {"builder": "tensorrt"}, "UNSUPPORTED", "slipway-ml[tensorrt]"),
         (machine(rtx="1.7"), {"targets": ("sm90",)}, "TENSORRT_TARGET_UNSUPPORTED", "data-centre"),
         (machine(H100, rtx="1.7"), {}, "TENSORRT_TARGET_UNSUPPORTED", "sm90"),
         (machine(H100, tensorrt="10.13"), {"builder": "tensorrt", "targets": ("sm89",)}, "TENSORRT_TARGET_UNSUPPORTED", "H100"),

@@ -232,7 +232,7 @@ def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("slipway_validate.answers.scores.find_spec", lambda name: None)
     found, missing = scores.run(lambda: scores.translation(["a"], ["a"]))
     assert found == {}
-    assert missing == "chrf, bleu: sacrebleu is not installed: pip install 'slipway[metrics]'"
+    assert missing == "chrf, bleu: sacrebleu is not installed: pip install 'slipway-ml[metrics]'"
 
 
 def test_what_was_skipped_is_said() -> None:

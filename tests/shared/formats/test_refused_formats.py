@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from slipway.configuration import conflicts, load, parse
+from slipway.distribution import DISTRIBUTION
 from slipway.errors import ConfigurationError
 from slipway.formats import registry
 from slipway.formats.registry import formats, load_format, refused_formats
@@ -100,7 +101,7 @@ def test_slipways_own_format_is_not_replaced(site: Site) -> None:
     assert list(formats()) == OWN
     assert load_format("onnx").title == "ONNX"
     (refused,) = refused_formats()
-    assert (refused.name, refused.fault) == ("onnx", "slipway has a format of this name too")
+    assert (refused.name, refused.fault) == ("onnx", f"{DISTRIBUTION} has a format of this name too")
     parse({"formats": {"onnx": {"enabled": True}}})
 
 

@@ -42,7 +42,7 @@ def test_the_cpu_computes_where_no_gpu_can(graph: Path, choice: ProviderChoice, 
     opened = open_session(graph, session_options(1), provider=choice)
     assert opened.provider == CPU
     assert opened.session.run(None, {"x": np.ones(2, np.float32)})[0].tolist() == [-1, -1]
-    assert ("no CUDA provider" in opened.note, "slipway[onnxruntime-gpu]" in opened.note) == (told, told)
+    assert ("no CUDA provider" in opened.note, "slipway-ml[onnxruntime-gpu]" in opened.note) == (told, told)
 
 
 def test_a_provider_that_does_not_load_is_told(graph: Path) -> None:

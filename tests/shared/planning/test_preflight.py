@@ -172,7 +172,7 @@ def test_a_stage_that_is_not_installed_rules_out_or_warns(base: Path, tmp_path: 
     findings = {finding.check: finding for finding in checked.findings}
     assert findings["stage: merge"].verdict is Verdict.OK
     assert findings["stage: nonesuch"].verdict is Verdict.WARNING
-    assert "pip install 'slipway[nonesuch]'" in findings["stage: nonesuch"].remedy
+    assert "pip install 'slipway-ml[nonesuch]'" in findings["stage: nonesuch"].remedy
 
 
 def test_elsewhere_only_the_disk_is_checked(base: Path, tmp_path: Path) -> None:

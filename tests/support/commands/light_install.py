@@ -1,4 +1,4 @@
-"""Run ``slipway`` as after ``pip install slipway``: without the modules that only extras install."""
+"""Run ``slipway`` as after ``pip install slipway-ml``: without the modules that only extras install."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
+from slipway.distribution import DISTRIBUTION
 from support.commands.cli import SLIPWAY, Done
 
 ROOT = Path(__file__).parents[3]
@@ -84,7 +85,7 @@ class LightInstall:
 
 
 def light_distributions(*extras: str) -> set[str]:
-    """Return the distributions that ``pip install slipway[EXTRAS]`` brings, by their normal names."""
+    """Return the distributions that ``pip install slipway-ml[EXTRAS]`` brings, by their normal names."""
     found: set[tuple[str, frozenset[str]]] = set()
     own = PROJECT["dependencies"] + [line for extra in extras for line in PROJECT["optional-dependencies"][extra]]
     waiting = [(Requirement(line), frozenset[str]()) for line in own]
@@ -99,15 +100,15 @@ def light_distributions(*extras: str) -> set[str]:
             lines = requires(name) or []
         except PackageNotFoundError:  # for another platform
             continue
-        if name == "slipway":
+        if name == DISTRIBUTION:
             lines = [line for extra in sorted(wanted) for line in PROJECT["optional-dependencies"][extra]]
         waiting += [(Requirement(line), wanted) for line in lines]
     return {name for name, _ in found}
 
 
 def hidden_modules(*extras: str) -> list[str]:
-    """Return the modules of installed distributions that ``pip install slipway[EXTRAS]`` does not bring."""
-    light = light_distributions(*extras) | {"slipway"}
+    """Return the modules of installed distributions that ``pip install slipway-ml[EXTRAS]`` does not bring."""
+    light = light_distributions(*extras) | {DISTRIBUTION}
     modules = packages_distributions()
     return sorted(
         module
@@ -123,7 +124,7 @@ def with_extras_hidden(folder: Path, *extras: str) -> LightInstall:
         folder: Folder for its home and for the module that hides the others.
         extras: Extras that are installed.
     """
-    light = light_distributions(*extras) | {"slipway"}
+    light = light_distributions(*extras) | {DISTRIBUTION}
     (folder / "sitecustomize.py").write_text(_HIDING.format(hidden=set(hidden_modules(*extras)), light=light))
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
     return LightInstall(SLIPWAY, folder / "home", {**os.environ, "PYTHONPATH": path})

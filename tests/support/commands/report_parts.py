@@ -64,7 +64,7 @@ def output(name: str, kl: float | None = 0.004, *, limit: float = 0.02) -> Outpu
             with_expected=18,
             agreement=0.9,
             scores=(Score(name="as_expected", value=0.8, reference=0.85),),
-            not_run=("chrf, bleu: sacrebleu is not installed: pip install 'slipway[metrics]'",),
+            not_run=("chrf, bleu: sacrebleu is not installed: pip install 'slipway-ml[metrics]'",),
             examples=(AnswerExample(input="What is 1 + 1?", expected="2", reference="2", output="11"),),
         ),
         perplexity=76.4,

@@ -16,7 +16,7 @@ from support.coordinators.harness import process, wait_for
 from support.servers.free_ports import free_port
 
 VARIABLE = "SLIPWAY_TEST_ENVIRONMENTS"
-"""Names a folder with an environment per extra: ``FOLDER/litert/bin/slipway`` after ``pip install slipway[litert]``."""
+"""Names a folder with an environment per extra: ``FOLDER/litert/bin/slipway`` after ``pip install slipway-ml[litert]``."""
 
 
 def own_environments() -> dict[str, Path]:

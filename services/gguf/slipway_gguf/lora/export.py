@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from slipway.distribution import own_version
 from slipway.errors import AdapterExportError
 from slipway.models.adapters.saved import Saved, read_saved
 from slipway.stage import Context, installed_version
@@ -19,7 +20,7 @@ from slipway_gguf.weights.checks import check_file
 from slipway_gguf.weights.planning import plan_file
 from slipway_gguf.weights.writing import write_file
 
-_LIBRARIES = ("slipway", "gguf", "numpy", "xllamacpp")
+_LIBRARIES = ("gguf", "numpy", "xllamacpp")
 
 
 def export_adapter(inputs: Mapping[str, Path], params: AdapterParams, ctx: Context) -> Path:
@@ -60,7 +61,7 @@ def export_adapter(inputs: Mapping[str, Path], params: AdapterParams, ctx: Conte
         "folded": factors.folded,
         "precision": {"F32": "float32", "F16": "float16"}[label],
         "lineage": lineage,
-        "tools": {name: installed_version(name) for name in _LIBRARIES},
+        "tools": {"slipway": own_version(), **{name: installed_version(name) for name in _LIBRARIES}},
         **checks,
     }
     described = {**facts, "weights": [each.name.removesuffix(HALVES[0]) for each in factors.tensors[::2]]}

@@ -14,6 +14,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
+from slipway.distribution import install_command
 from slipway.errors import GGUFExportError
 
 _DIMENSIONS = 4
@@ -41,7 +42,7 @@ def unavailable(why: str) -> GGUFExportError:
     return GGUFExportError(
         f"ggml's code for GGUF files cannot be used: {why}",
         reason="UNSUPPORTED",
-        remedy="pip install 'slipway[gguf]'; xllamacpp has wheels for Linux, macOS and Windows",
+        remedy=f"{install_command('gguf')}; xllamacpp has wheels for Linux, macOS and Windows",
     )
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import version
 
 import onnx_ir as ir
 
 from slipway.counts import counted
+from slipway.distribution import own_version
 from slipway.errors import ONNXExportError
 from slipway_onnx_export.interface import Component
 from slipway_onnx_export.loading.conversion import Stack, Weight, place_of
@@ -174,7 +174,7 @@ def _strip_traces(model: ir.Model) -> None:
     model.graph.doc_string = None
     model.metadata_props.clear()
     model.doc_string = None
-    model.producer_name, model.producer_version = "slipway", version("slipway")
+    model.producer_name, model.producer_version = "slipway", own_version()
 
 
 def declare_interface(model: ir.Model, component: Component) -> None:

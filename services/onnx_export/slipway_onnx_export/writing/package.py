@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from slipway.distribution import own_version
 from slipway.models.families import DECODER, ENCODER_DECODER, SPEECH
 from slipway.models.model_files import copy_companions
 from slipway.stage import installed_version
@@ -71,6 +72,6 @@ def metadata_of(source: ModelSource, *, lineage: str) -> dict[str, str]:
         "architecture": source.architecture,
         "model_type": str(source.config.model_type),
         "family": source.family.name,
-        "tools": ", ".join(f"{name} {installed_version(name)}" for name in ("slipway", *LIBRARIES)),
+        "tools": ", ".join([f"slipway {own_version()}", *(f"{name} {installed_version(name)}" for name in LIBRARIES)]),
         **({"lineage": lineage} if lineage else {}),
     }

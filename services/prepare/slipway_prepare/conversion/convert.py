@@ -8,13 +8,14 @@ from pathlib import Path
 
 from torch import Tensor
 
+from slipway.distribution import own_version
 from slipway.errors import ArtifactError, CheckpointValidationError
 from slipway.files.links import files_in, real_file
 from slipway.folders.disk_full import disk_full_is_typed
 from slipway.models.model_files import ADAPTER_CONFIG, CONFIG, MODEL_INDEX, companion_files
 from slipway.models.safetensors_layout import PlannedFile, TensorSpec, index_file, plan_file
 from slipway.models.weights.conversion import Conversion, ConvertedWeights
-from slipway.stage import Context, installed_version
+from slipway.stage import Context
 from slipway_prepare.conversion.found import Weights, find_weights
 from slipway_prepare.conversion.params import ConvertParams
 from slipway_prepare.faults import invalid
@@ -152,7 +153,7 @@ def _plan(filename: str, tensors: Mapping[str, Tensor], source: str, ties: froze
         for name, value in sorted(tensors.items())
         if name not in ties
     ]
-    return plan_file(filename, specs, metadata={"source": source, "tool": f"slipway {installed_version('slipway')}"})
+    return plan_file(filename, specs, metadata={"source": source, "tool": f"slipway {own_version()}"})
 
 
 def _write(target: Path, files: Sequence[PlannedFile], mapped: MappedTensors, *, indexed: bool, ctx: Context) -> None:

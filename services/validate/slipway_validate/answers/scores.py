@@ -17,10 +17,12 @@ from importlib.util import find_spec
 import numpy as np
 import numpy.typing as npt
 
+from slipway.distribution import install_command
+
 Texts = Sequence[str]
 Scores = Mapping[str, float]
 
-INSTALL = "pip install 'slipway[metrics]'"
+INSTALL = install_command("metrics")
 
 
 class NotInstalledError(Exception):

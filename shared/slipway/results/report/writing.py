@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from slipway.distribution import install_command
 from slipway.extras import missing
 from slipway.results.report.document import Report
 from slipway.results.report.junit import junit
@@ -22,7 +23,7 @@ def main_file() -> tuple[str, tuple[str, ...]]:
     if not lacking:
         return HTML, ()
     files = f"{HTML} and {CARD} were not written: they need {', '.join(lacking)}"
-    return JSON, (f"{files}; pip install 'slipway[report]', and deliver into another folder",)
+    return JSON, (f"{files}; {install_command('report')}, and deliver into another folder",)
 
 
 def write_report(
