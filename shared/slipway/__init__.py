@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from slipway.advice.for_target import load_configuration
     from slipway.client import AsyncClient, Client
     from slipway.configuration import ExportConfiguration, LoadedConfiguration
-    from slipway.configuration import load as load_configuration
     from slipway.configuration import parse as parse_configuration
     from slipway.errors import (
         AdapterExportError,
@@ -100,7 +100,7 @@ _HOMES = {
     "Security": "slipway.settings.security",
     "Stage": "slipway.stage",
     "StageParams": "slipway.stage",
-    "load_configuration": "slipway.configuration:load",
+    "load_configuration": "slipway.advice.for_target",
     "parse_configuration": "slipway.configuration:parse",
 }
 """Where each public name is defined, and under which name if that is another one; all others are errors."""

@@ -78,8 +78,8 @@ def test_every_recipe_can_be_planned(
 
 def test_the_advice_is_given(project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(project)
-    (words,) = RECIPES["Which format for which target"]
-    assert run_here(*words) == 0
+    advice, *_ = RECIPES["Which format for which target"]
+    assert run_here(*advice) == 0
     assert "gguf" in capfd.readouterr().out
 
 

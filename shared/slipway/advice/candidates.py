@@ -10,9 +10,10 @@ from slipway.advice.subject import Subject
 from slipway.errors import ConfigurationError
 from slipway.formats.contract import Format
 from slipway.formats.registry import formats, translate_format_errors
-from slipway.formats.targets import TARGETS, Fit
+from slipway.formats.targets import ALIASES, TARGETS, Fit, target_name
 from slipway.formats.tasks import FormatRequest
 from slipway.registry import known_stage
+from slipway.settings.problems import near_names
 from slipway.sizes import format_size
 
 _RUNTIME_BYTES = 200 << 20
@@ -52,24 +53,30 @@ class Candidate:
         return f"{self.format}-{kind}" if kind else self.format
 
 
-def recommend(target: str, *, subject: Subject | None = None, memory: int | None = None) -> tuple[Candidate, ...]:
+def recommend(
+    target: str, *, subject: Subject | None = None, memory: int | None = None, family: str = ""
+) -> tuple[Candidate, ...]:
     """Return what runs on a target, the best first, and after it what does not fit.
 
     Formats are in the order of their ranks, and the levels of each in the order that it names: the usual one first.
 
     Args:
-        target: One of :data:`slipway.formats.targets.TARGETS`.
+        target: One of :data:`slipway.formats.targets.TARGETS`, or another name of one, in any case.
         subject: The model; None for a recommendation without sizes.
         memory: Bytes of memory on the target.
+        family: Family of a model that is not known otherwise; empty for any.
 
     Raises:
         ConfigurationError: ``TARGET_UNKNOWN``; ``TARGET_UNFIT``: nothing installed fits.
     """
+    target = target_name(target)
     if target not in TARGETS:
         raise ConfigurationError(
-            f"{target!r} is no known target", reason="TARGET_UNKNOWN", remedy=f"use one of {', '.join(TARGETS)}"
+            f"{target!r} is no known target",
+            reason="TARGET_UNKNOWN",
+            remedy=near_names(target, (*TARGETS, *ALIASES)),
         )
-    family = subject.family if subject else ""
+    family = subject.family if subject else family
     fits = [(fit, each) for each in formats().values() for fit in each.fits if fit.target == target]
     about = [(fit, each) for fit, each in fits if fit.takes(family) and _takes(each, family)]
     about.sort(key=lambda pair: (pair[0].rank, pair[1].rank))

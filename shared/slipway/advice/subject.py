@@ -39,17 +39,18 @@ class Subject:
     config: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, name: str) -> Subject:
+    def read(cls, name: str, *, config: Mapping[str, Any] | None = None) -> Subject:
         """Read a model by the headers of its files.
 
         Args:
             name: Its folder, or its id in the local cache.
+            config: Its configuration, if it is not that in the folder: a fine-tune may bring a head of another kind.
 
         Raises:
             CheckpointValidationError: It is no model folder.
         """
         folder = resolve_base_model(name)
-        config = read_config(folder)
+        config = read_config(folder) if config is None else config
         family = family_of(config)
         cached = family is not None and family.generates
         return cls(

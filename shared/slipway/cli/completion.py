@@ -1,19 +1,21 @@
-"""Complete ``KEY=VALUE`` words in a shell: settings of an export, and parameters of a stage."""
+"""Complete words in a shell: settings of an export, formats with their levels, targets, and parameters of a stage."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 
-_KEY = "_SLIPWAY_COMPLETED_KEY"
-"""Variable with the key whose value is completed, if the shell splits key and value."""
+_HEAD = "_SLIPWAY_COMPLETED_HEAD"
+"""Variable with the beginning of the completed word, if the shell splits it and completes the rest alone."""
+_SPLITTING = ("=", ":")
+"""Signs at which bash splits a word."""
 
 
 def join_words(environment: MutableMapping[str, str]) -> None:
-    """Join the words of ``KEY=VALUE`` again, which bash splits to complete the value alone.
+    """Join the words again that bash splits at an equals sign or colon, to complete their last part alone.
 
     Args:
-        environment: Environment of the process; changed if bash asks for the completion of such a value.
+        environment: Environment of the process; changed if bash asks for the completion of such a word.
     """
     if environment.get("_SLIPWAY_COMPLETE") != "complete_bash":
         return
@@ -21,18 +23,35 @@ def join_words(environment: MutableMapping[str, str]) -> None:
         words, at = environment["COMP_WORDS"].split("\n"), int(environment["COMP_CWORD"])
     except (KeyError, ValueError):
         return
-    if "=" not in words[: at + 1]:
+    if not {*_SPLITTING} & {*words[: at + 1]}:
         return
-    before, current = words[:at], words[at] if at < len(words) else ""
-    if current == "=":
-        before, current = [*before, "="], ""
-    # An option's value is a separate word, after a space or an equals sign.
-    before = [word for number, word in enumerate(before) if not (word == "=" and before[number - 1].startswith("-"))]
-    if before[-1] == "=":
-        environment[_KEY] = before[-2]
-        del before[-2:]
+    before, joins = list[str](), False
+    for number, word in enumerate(words[:at]):
+        if word == "=" and number and words[number - 1].startswith("-"):
+            joins = False  # an option's value is a separate word, after a space or an equals sign
+        elif word in _SPLITTING and before:
+            before[-1] += word
+            joins = True
+        elif joins:
+            before[-1] += word
+            joins = False
+        else:
+            before.append(word)
+    current = words[at] if at < len(words) else ""
+    if current == "=" and before[-1].startswith("-"):
+        current = ""
+    elif current in _SPLITTING:
+        environment[_HEAD], current = before.pop() + current, ""
+    elif joins:
+        environment[_HEAD] = before.pop()
     environment["COMP_WORDS"] = "\n".join([*before, current])
     environment["COMP_CWORD"] = str(len(before))
+
+
+def _whole(incomplete: str, environment: Mapping[str, str], complete: Callable[[str], list[str]]) -> list[str]:
+    """Return the completions of a word, each without the beginning that the shell keeps to itself."""
+    head = environment.get(_HEAD, "")
+    return [found.removeprefix(head) for found in complete(head + incomplete) if found.startswith(head)]
 
 
 def assignments(
@@ -41,26 +60,25 @@ def assignments(
     """Return the completions of a ``KEY=VALUE`` word.
 
     Args:
-        incomplete: Beginning of the word; only that of the value if the shell splits the word.
+        incomplete: Beginning of the word; only that of its last part if the shell splits the word.
         keys: All keys.
         values: Function that returns the values of a key with a fixed set of them.
         environment: Environment, after :func:`join_words`.
     """
-    alone = environment.get(_KEY, "")
-    key, equals, value = (alone, "=", incomplete) if alone else incomplete.partition("=")
-    if equals:
-        *done, last = value.split(",")  # levels may be a list
-        start = "".join(f"{part}," for part in done)
-        found = (
-            [f"{start}{each}" for each in values(key) if each.startswith(last) and each not in done]
-            if key in keys
-            else []
-        )
-        return found if alone else [f"{key}={each}" for each in found]
-    found = [each for each in keys if each.startswith(key)]
-    if len(found) == 1 and (possible := values(found[0])):
-        return [f"{found[0]}={each}" for each in possible]
-    return [f"{each}=" for each in found]
+
+    def complete(word: str) -> list[str]:
+        key, equals, value = word.partition("=")
+        if equals:
+            *done, last = value.split(",")  # levels may be a list
+            start = f"{key}=" + "".join(f"{part}," for part in done)
+            possible = values(key) if key in keys else ()
+            return [f"{start}{each}" for each in possible if each.startswith(last) and each not in done]
+        found = [each for each in keys if each.startswith(key)]
+        if len(found) == 1 and (possible := values(found[0])):
+            return [f"{found[0]}={each}" for each in possible]
+        return [f"{each}=" for each in found]
+
+    return _whole(incomplete, environment, complete)
 
 
 def settings(incomplete: str) -> list[str]:
@@ -70,6 +88,39 @@ def settings(incomplete: str) -> list[str]:
     from slipway.configuration.schema import keys, usual_values
 
     return assignments(incomplete, tuple(keys()), usual_values, os.environ)
+
+
+def formats(incomplete: str) -> list[str]:
+    """Complete formats for ``-f``, their levels and settings, and the values of settings with a fixed set of them."""
+    import os
+
+    from slipway.configuration.requested_formats import options_of, values_of
+    from slipway.formats.registry import formats as installed
+
+    def complete(word: str) -> list[str]:
+        before, comma, item = word.rpartition(",")
+        name, colon, options = item.partition(":")
+        if not colon:
+            return [f"{before}{comma}{each}" for each in installed() if each.startswith(name)]
+        each = installed().get(name.lower())
+        if each is None:
+            return []
+        done, plus, option = options.rpartition("+")
+        start = f"{before}{comma}{name}:{done}{plus}"
+        setting, equals, value = option.partition("=")
+        if equals:
+            return [f"{start}{setting}={known}" for known in values_of(each, setting) if known.startswith(value)]
+        return [f"{start}{known}" for known in options_of(each) if known.startswith(option)]
+
+    return _whole(incomplete, os.environ, complete)
+
+
+def targets(incomplete: str) -> list[tuple[str, str]]:
+    """Complete the names of targets, each with what it is."""
+    from slipway.formats.targets import ALIASES, TARGETS
+
+    known = {**TARGETS, **{other: TARGETS[name] for other, name in ALIASES.items()}}
+    return [(name, what) for name, what in known.items() if name.startswith(incomplete)]
 
 
 def arguments(parser: argparse.ArgumentParser, before: str, incomplete: str) -> list[tuple[str, str]]:

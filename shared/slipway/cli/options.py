@@ -42,6 +42,29 @@ Checkpoint = Annotated[
     str | None,
     typer.Option("--checkpoint", metavar="DIR|URL", help="Training run or one checkpoint: folder, s3://…, or digest."),
 ]
+Run = Annotated[
+    str | None,
+    typer.Argument(metavar="RUN", help="Training run or one checkpoint, as --checkpoint.", show_default=False),
+]
+Formats = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--formats",
+        "-f",
+        metavar="FORMAT[:OPTION[+OPTION…]],…",
+        help="The formats to make, and no others. An option is a level, none (unquantized), or setting=value.",
+        autocompletion=completion.formats,
+    ),
+]
+Target = Annotated[
+    str | None,
+    typer.Option(
+        "--target",
+        metavar="NAME",
+        help="Where the model shall run (ollama, vllm, cpu-server …); chooses the format if none is named.",
+        autocompletion=completion.targets,
+    ),
+]
 BringSources = Annotated[
     bool,
     flag(

@@ -21,6 +21,7 @@ def conflicts(configuration: Sections) -> tuple[Problem, ...]:
     return (
         *_no_format(configuration),
         *_nf4_without_4bit(configuration),
+        *_levels_of_formats_that_are_off(configuration),
         *_refused_levels(configuration),
         *_asymmetric_without_data(configuration),
         *_budget_of_dense_weights(configuration),
@@ -151,6 +152,20 @@ def _no_format(configuration: Sections) -> list[Problem]:
     return [
         Problem("formats", "no format is enabled, so there is nothing to deliver", f"set formats.{first}.enabled: true")
     ]
+
+
+def _levels_of_formats_that_are_off(configuration: Sections) -> Iterable[Problem]:
+    """Yield the formats that are asked for a level and are not made."""
+    for name in formats():
+        section = configuration.formats[name]
+        if section.enabled or not isinstance(section, LevelSettings) or not section.quantization:
+            continue
+        levels = ", ".join(section.quantization)
+        yield Problem(
+            f"formats.{name}.quantization",
+            f"{levels} {'is' if len(section.quantization) == 1 else 'are'} asked for, and the format {name} is off",
+            f"set formats.{name}.enabled: true, or export with -f {name}:{'+'.join(section.quantization)}, or leave the level out",
+        )
 
 
 def _refused_levels(configuration: Sections) -> Iterable[Problem]:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from slipway.configuration.layers import Layer, Setting, put_setting
-from slipway.configuration.schema import is_table, keys, parse_text, unknown_setting
+from slipway.configuration.assignments import read_text
+from slipway.configuration.layers import Layer
+from slipway.configuration.requested_formats import read_requested
 from slipway.formats.registry import formats
-from slipway.settings.problems import Problem, did_you_mean
-from slipway.texts import MalformedText
+from slipway.settings.problems import Problem
 
 _COMMON: Mapping[str, str] = {
     "--base-model": "base_model.name",
     "--checkpoint": "checkpoint.path",
     "--out": "output.directory",
+    "--target": "output.target",
+    "RUN": "checkpoint.path",
 }
 FLAGS: Mapping[str, str] = {
     **_COMMON,
@@ -22,12 +24,13 @@ FLAGS: Mapping[str, str] = {
 """Setting of each flag; formats bring the flags of their own settings."""
 
 
-def read_flags(flags: Mapping[str, str | None], assignments: Sequence[str]) -> Layer:
-    """Read the settings in the flags of :data:`FLAGS` and in ``--set key.path=value``.
+def read_flags(flags: Mapping[str, str | None], assignments: Sequence[str], *, requested: Sequence[str] = ()) -> Layer:
+    """Read the settings in the flags of :data:`FLAGS`, in ``--set key.path=value`` and in ``-f``.
 
     Args:
         flags: Text of each flag of :data:`FLAGS`; None if not given.
         assignments: ``key.path=value`` texts; later ones win.
+        requested: Texts of ``-f``: the formats to make, each with its levels and settings.
     """
     layer = Layer()
     for assignment in assignments:
@@ -40,26 +43,13 @@ def read_flags(flags: Mapping[str, str | None], assignments: Sequence[str]) -> L
                 Problem(key, "--set needs a value", f"write --set {key or 'key.path'}=VALUE", "--set")
             )
         else:
-            _read(layer, key, text, f"--set {key}")
+            read_text(layer, key, text, f"--set {key}")
     for flag, given in flags.items():
         if given is None:
             continue
         if flag not in FLAGS:
             layer.problems.append(Problem(flag, "belongs to a format that is not installed", "leave it out", flag))
         else:
-            _read(layer, FLAGS[flag], given, flag)
+            read_text(layer, FLAGS[flag], given, flag)
+    read_requested(requested, layer)
     return layer
-
-
-def _read(layer: Layer, key: str, text: str, source: str) -> None:
-    table = next((name for name in keys() if is_table(name) and key.startswith(f"{name}.")), "")
-    if table:
-        key, text = table, f"{key.removeprefix(f'{table}.')}={text}"
-    if key not in keys():
-        layer.problems.append(unknown_setting(key, did_you_mean(key, keys()), source))
-        return
-    try:
-        put_setting(layer.settings, key, Setting(parse_text(key, text), source))
-    except MalformedText as error:
-        layer.problems.append(Problem(key, error.message, error.remedy, source))
-        layer.broken.add(key)

@@ -49,12 +49,14 @@ class Layer:
         problems: Faults of the source.
         warnings: One text for each thing that was ignored.
         broken: Keys whose value could not be read; no further problem is reported for them.
+        replaced: Keys whose values in earlier sources do not count any more, as other settings of this one replace them.
     """
 
     settings: dict[str, Setting] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     broken: set[str] = field(default_factory=set)
+    replaced: set[str] = field(default_factory=set)
 
     @property
     def is_full(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from slipway.configuration.values import is_none
 from slipway.configuration.yaml_file import read_yaml
 from slipway.files.local_folders import is_address
 from slipway.files.user_paths import has_unknown_home, user_path
+from slipway.formats.registry import formats
 from slipway.settings.problems import Problem, configuration_error, did_you_mean
 from slipway.texts import quoted
 
@@ -57,31 +58,40 @@ def load(
     environment: Mapping[str, str],
     flags: Mapping[str, str | None] | None = None,
     assignments: Sequence[str] = (),
+    requested: Sequence[str] = (),
     folder: Path | None = None,
+    choose: Callable[[Mapping[str, Setting]], Layer] | None = None,
 ) -> LoadedConfiguration:
     """Read the YAML file, then ``EXPORT_*``, then flags; for each setting, the last source wins.
 
     Args:
         path: The YAML file; None reads none.
         environment: Usually ``os.environ``.
-        flags: Texts of ``--base-model``, ``--checkpoint`` and ``--out``; None if not given.
+        flags: Texts of ``--base-model``, ``--checkpoint``, ``--target`` and ``--out``; None if not given.
         assignments: Texts of ``--set``.
+        requested: Texts of ``-f``: the formats to make, in place of those of the other sources.
         folder: Start of relative paths in variables, flags and defaults; the current folder by default.
+        choose: Function that returns the settings of formats for ``output.target``, given all settings; called where none names a format.
 
     Raises:
         ConfigurationError: All problems at once, or ``CONFIGURATION_NOT_FOUND``.
     """
     here = (folder or Path.cwd()).resolve()
     from_file = read_yaml(path) if path is not None else Layer()
-    layers = [from_file, read_environment(environment), read_flags(flags or {}, assignments)]
+    layers = [from_file, read_environment(environment), read_flags(flags or {}, assignments, requested=requested)]
     if path is not None:
         _make_paths_absolute(from_file, path.resolve().parent)
     for layer in layers[1:]:
         _make_paths_absolute(layer, here)
     settings: dict[str, Setting] = {"output.directory": Setting(str(here / default("output.directory")), "default")}
     for layer in layers:
+        for key in (*layer.replaced, *_levels_of_formats_turned_off(layer)):
+            settings.pop(key, None)
         for key, setting in layer.settings.items():
             put_setting(settings, key, setting)
+    if choose is not None and "output.target" in settings and not _names_a_format(settings):
+        layers.insert(0, choose(settings))
+        settings = {**layers[0].settings, **settings}
     problems = [problem for layer in layers for problem in layer.problems]
     broken = {key for layer in layers for key in layer.broken}
     problems += _without_checkpoint(settings, broken)
@@ -92,6 +102,20 @@ def load(
     origins = {key: settings[key].source if key in settings else "default" for key in keys()}
     warnings = [warning for layer in layers for warning in layer.warnings]
     return LoadedConfiguration(configuration, origins, (*warnings, *cautions(configuration)))
+
+
+def _levels_of_formats_turned_off(layer: Layer) -> Iterator[str]:
+    """Yield the levels, given by earlier sources, of formats that this one turns off: they are not missed."""
+    for name in formats():
+        enabled = layer.settings.get(f"formats.{name}.enabled")
+        if enabled is not None and enabled.value is False:
+            yield f"formats.{name}.quantization"
+
+
+def _names_a_format(settings: Mapping[str, Setting]) -> bool:
+    """Return whether a setting asks for a format, or for a level of one."""
+    asked = (settings.get(f"formats.{name}.{key}") for name in formats() for key in ("enabled", "quantization"))
+    return any(setting is not None and setting.value for setting in asked)
 
 
 def parse(data: Mapping[str, Any], *, source: str = "") -> ExportConfiguration:

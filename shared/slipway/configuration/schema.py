@@ -75,6 +75,11 @@ def usual_values(key: str) -> tuple[str, ...]:
     return values(key) or tuple(map(str, keys()[key].examples or ()))
 
 
+def is_list(key: str) -> bool:
+    """Return whether a key is a setting that holds a list of values."""
+    return key in keys() and get_origin(_type_of(key)) is tuple
+
+
 def is_table(key: str) -> bool:
     """Return whether a key is a setting that holds values by name, or rows of named values."""
     return key in keys() and get_origin(_type_of(key)) is Mapping

@@ -21,7 +21,8 @@ from slipway.configuration.values import (
 from slipway.files.local_folders import is_address
 from slipway.formats.registry import formats
 from slipway.formats.settings import LevelSettings
-from slipway.formats.targets import Target
+from slipway.formats.targets import ALIASES, TARGETS, Target, target_name
+from slipway.settings.problems import near_names
 from slipway.settings.sections import (
     LARGEST_BYTES,
     LARGEST_SEED,
@@ -42,6 +43,16 @@ from slipway.validation.limit_overrides import LimitOverrides
 def without_none(path: str) -> str:
     """Return the path of a checkpoint, empty for ``none``: a folder of that name is ``./none``."""
     return "" if is_none(path) else path
+
+
+def check_target(value: Any) -> Any:
+    """Return the name of a target; refuse an unknown one with the near ones."""
+    if not isinstance(value, str) or not value.strip():
+        return value
+    name = target_name(value)
+    if name not in TARGETS:
+        raise wrong_value(value, "is not a target", near_names(value, (*TARGETS, *ALIASES)))
+    return name
 
 
 class CheckpointConfiguration(Section):
@@ -211,13 +222,13 @@ class OutputConfiguration(Section):
     Attributes:
         directory: Folder that holds the exports.
         naming_pattern: Name of this export's folder: ``{model_name}``, ``{timestamp}``, ``{checkpoint}``, ``{export_id}``.
-        target: Where the outputs shall run: a warning names formats and levels that are unfit for it. ``slipway recommend`` says which
-            are fit.
+        target: Where the outputs shall run, in any case; ``ollama`` is another name of ``llama.cpp``. Where no format is named, the format and
+            level that ``slipway recommend`` puts first for it are made; otherwise a warning names what is unfit for it.
     """
 
     directory: Text = Field(default="exported_models", min_length=1)
     naming_pattern: Text = "{model_name}_{timestamp}"
-    target: Target = ""
+    target: Annotated[Target, BeforeValidator(check_target)] = ""
 
     @field_validator("directory")
     @classmethod

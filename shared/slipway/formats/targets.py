@@ -22,6 +22,15 @@ TARGETS: Mapping[str, str] = {
     "vllm": "vLLM, or SGLang, which takes the same folders",
 }
 """Targets by name, each with what it is."""
+ALIASES: Mapping[str, str] = {"ollama": "llama.cpp"}
+"""Other names of targets."""
+
+
+def target_name(text: str) -> str:
+    """Return a target's name as in :data:`TARGETS`, given in any case or by another name; any other text unchanged."""
+    lowered = text.strip().lower()
+    known = ALIASES.get(lowered, lowered)
+    return known if known in TARGETS else text
 
 
 @dataclass(frozen=True, slots=True, config=ConfigDict(strict=True, arbitrary_types_allowed=True))

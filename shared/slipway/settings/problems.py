@@ -70,6 +70,25 @@ def _fitting(problems: list[Problem]) -> list[Problem]:
     return found
 
 
+def near_names(name: str, known: Collection[str]) -> str:
+    """Return a remedy for an unknown name: up to three near ones, whatever its case and signs; otherwise all known names."""
+    by_letters = {_letters(other): other for other in known}
+    asked = _letters(name)
+    if asked in by_letters:
+        found = [by_letters[asked]]
+    else:
+        close = difflib.get_close_matches(asked, sorted(by_letters), n=3, cutoff=0.5)
+        close += [other for other in sorted(by_letters) if asked and other.startswith(asked) and other not in close]
+        found = [by_letters[letters] for letters in close[:3]]
+    if found:
+        return f"did you mean {' or '.join(found)}?"
+    return f"known here: {', '.join(known)}"
+
+
+def _letters(name: str) -> str:
+    return "".join(filter(str.isalnum, name.lower()))
+
+
 def did_you_mean(name: str, known: Collection[str]) -> str:
     """Return a remedy for an unknown name: the closest known name, otherwise the list of known names."""
     close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)

@@ -15,7 +15,7 @@ import pytest
 from slipway.cli.terminal.columns import Column, FittedTable, Prose
 from slipway.cli.terminal.console import show, unbroken
 from slipway.observability.logs import PlainFormatter
-from support.commands.cli import SLIPWAY, environment, in_process, slipway
+from support.commands.cli import SLIPWAY, Done, environment, in_process, slipway
 
 COMMANDS = (
     *("export", "submit", "get", "list", "watch", "cancel", "retry", "delete"),
@@ -295,6 +295,23 @@ def test_the_shell_completes_commands_flags_and_stages(home: Path) -> None:
     assert complete("exp") == ["export"]
     assert complete("export", "--base") == ["--base-model"]
     assert complete("stage", "onnx") == ["onnx_export"]
+
+
+def test_the_run_may_be_the_argument_and_is_given_once(
+    run: Path, home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def call(*words: str | Path) -> Done:
+        return in_process(capfd, "export", *words, "--base-model", run.parent / "base", "--plan", "--json", home=home)
+
+    plan = call(run, "-f", "gguf:q4_k_m").json
+    assert plan["sources"]["checkpoint"] == str(run / "checkpoint-5")
+    assert {task["format"] for task in plan["tasks"]} - {"", "validation"} == {"gguf-q4_k_m"}
+    assert plan["origins"]["checkpoint.path"] == "RUN"
+    assert plan["origins"]["formats.gguf.quantization"] == "-f gguf:q4_k_m"
+    for words, why in (((run, "--checkpoint", run), "give one of them"), (("export.yaml",), "-c export.yaml")):
+        done = call(*words)
+        assert done.code == 2
+        assert why in " ".join(done.err.replace("│", " ").split())
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 
 from slipway.cli.completion import assignments, settings
 from slipway.configuration.loading import load
+from slipway.configuration.requested_formats import options_of
 from slipway.configuration.schema import keys, parse_text, usual_values, values
 from slipway.formats.registry import formats
 from support.commands.cli import SLIPWAY, environment
@@ -24,7 +25,7 @@ printf '%s\n' "${COMPREPLY[@]}"
 
 
 def offered(home: Path, *words: str) -> list[str]:
-    """Return bash's completions of the last word; bash splits words at an equals sign."""
+    """Return bash's completions of the last word; bash splits words at equals signs and colons."""
     asked = ["bash", "--norc", "-c", ASK, "bash", "slipway", *words]
     installed = f"{Path(SLIPWAY).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(asked, env=environment(home, PATH=installed), capture_output=True, text=True, check=True)
@@ -46,6 +47,18 @@ def offered(home: Path, *words: str) -> list[str]:
         ),
         (["export", "--set", "=", "log.level", "=", "d"], ["debug"]),
         (["submit", "--set", "checkpoint.select", "=", "b"], ["best"]),
+        (["export", "-f", "ten"], ["tensorrt", "tensorrt_llm"]),
+        (["export", "run", "-f", "gguf", ":"], [*options_of(formats()["gguf"])]),
+        (["export", "-f", "gguf", ":", "q4"], ["q4_k_m", "q4_0"]),
+        (["export", "-f", "onnx", ":", "none+int8_d"], ["none+int8_dynamic"]),
+        (["submit", "--formats", "onnx", ":", "int8,GGUF", ":", "q8"], ["q8_0"]),
+        (["export", "-f", "onnx", ":", "int8,op"], ["int8,openvino"]),
+        (["export", "-f", "onnx", ":", "int4+save"], []),
+        (["export", "-f", "tensorrt", ":", "builder", "=", "tensorrt_"], ["tensorrt_rtx"]),
+        (["export", "-f", "adapter", ":", "targets", "=", "g"], ["gguf"]),
+        (["export", "--target", "v"], ["vllm"]),
+        (["recommend", "--target", "o"], ["ollama"]),
+        (["export", "--coordinator", "localhost", ":", "7070", "--target", "ed"], ["edge"]),
     ],
 )
 def test_bash_completes_settings_and_their_values(tmp_path: Path, words: list[str], expected: list[str]) -> None:
@@ -89,6 +102,11 @@ def test_every_value_that_is_offered_is_taken(key: str, tmp_path: Path) -> None:
     beside = ["base_model.load_in_4bit=true"] if key == "base_model.merge_onto" else []
     beside += ["optimization.method=auto"] if key == "optimization.symmetric" else []
     beside += ["optimization.quantization=int8"] if key.endswith(".unquantized") else []
+    beside += (
+        [f"{key.removesuffix('quantization')}enabled=true"]
+        if key.startswith("formats.") and key.endswith(".quantization")
+        else []
+    )
     for value in usual_values(key):
         parse_text(key, value)
         if (key, value) in {("optimization.remove_artifacts", "false")}:  # refused with what to do instead

@@ -62,6 +62,26 @@ def test_exports_are_submitted_with_a_priority_and_listed_by_a_filter(
     assert f"slipway watch {name} --coordinator {harness.address}" in told.err
     again = f"slipway export --base-model {run.parent / 'base'} --checkpoint {run} --coordinator {harness.address}"
     assert again in [line.strip() for line in told.err.splitlines()]
+    words = (
+        run,
+        "--base-model",
+        run.parent / "base",
+        "-f",
+        "GGUF:q4_k_m",
+        "-f",
+        "onnx:none+int8",
+        "--target",
+        "Ollama",
+    )
+    formats = call("submit", *words).json["configuration"]["formats"]
+    enabled = {name: each["quantization"]["levels"] for name, each in formats.items() if each.get("enabled")}
+    assert enabled == {"gguf": ["q4_k_m"], "onnx": ["int8"]}
+    assert (formats["gguf"]["unquantized"], formats["onnx"]["unquantized"]) == (False, True)
+    told = in_process(capfd, "submit", *words, "--coordinator", harness.address, home=home)
+    again = (
+        f"slipway export {' '.join(map(str, words[:3]))} --target Ollama -f GGUF:q4_k_m -f onnx:none+int8 --coordinator"
+    )
+    assert again in told.err
     wrong = call("list", "--filter", "colour=red")
     assert (wrong.code, wrong.json["reason"]) == (3, "REQUEST_INVALID")
     assert call("submit", "--priority", "1000").code == 2

@@ -23,6 +23,8 @@ _OTHER_TEXTS = (".j2", ".yaml")
 
 ALLOWED = {
     "shared/slipway/models/dtypes.py": {"onnx": "the column of a library's own names for types"},
+    "shared/slipway/cli/export/command.py": dict.fromkeys(("pytorch", "gguf", "onnx"), "examples of the help"),
+    "shared/slipway/cli/remote/commands.py": {"gguf": "an example of the help"},
     "shared/slipway/execution/child_main.py": {
         "prepare": "a phase of a task's span, of every stage; dashboards know it"
     },

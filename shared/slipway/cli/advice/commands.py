@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from slipway.cli import completion
 from slipway.cli.options import Debug, Json, examples
 
 RECOMMEND_EXAMPLES = examples(
@@ -16,17 +17,10 @@ RECOMMEND_EXAMPLES = examples(
 )
 
 
-def _targets(incomplete: str) -> list[tuple[str, str]]:
-    """Complete the names of targets."""
-    from slipway.formats.targets import TARGETS
-
-    return [(name, what) for name, what in TARGETS.items() if name.startswith(incomplete)]
-
-
 def recommend(  # noqa: PLR0917 - typer calls it by name
     target: Annotated[
         str,
-        typer.Option("--target", metavar="NAME", help="Where the model shall run.", autocompletion=_targets),
+        typer.Option("--target", metavar="NAME", help="Where the model shall run.", autocompletion=completion.targets),
     ],
     model: Annotated[
         str,
@@ -46,7 +40,7 @@ def recommend(  # noqa: PLR0917 - typer calls it by name
 ) -> None:
     """Recommend a format and level for a target, and print the configuration that makes it.
 
-    Targets: cpu-server, nvidia, apple, android, browser, edge, llama.cpp, vllm. Only installed formats are considered. Sizes are
+    Targets: cpu-server, nvidia, apple, android, browser, edge, llama.cpp (or ollama), vllm. Only installed formats are considered. Sizes are
     estimates from above; memory includes a cache of 4,096 tokens. Exit codes: 6 nothing fits.
     """
     from dataclasses import asdict
@@ -58,6 +52,7 @@ def recommend(  # noqa: PLR0917 - typer calls it by name
     from slipway.cli.advice.view import advice_view
     from slipway.cli.terminal.console import print_json, show
     from slipway.errors import ConfigurationError
+    from slipway.formats.targets import target_name
     from slipway.sizes import parse_size
 
     limit = parse_size(memory) if memory else None
@@ -68,6 +63,7 @@ def recommend(  # noqa: PLR0917 - typer calls it by name
             remedy="add --model DIR",
         )
     subject = Subject.read(model) if model else None
+    target = target_name(target)
     found = candidates_for(target, subject=subject, memory=limit)
     measured = read_measured(report) if report else {}
     text = settings_for(found[0], target, model=model)

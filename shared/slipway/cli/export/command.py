@@ -16,11 +16,14 @@ from slipway.cli.options import (
     Checkpoint,
     Config,
     Debug,
+    Formats,
     Json,
     Layers,
     Out,
     Progress,
     RequestId,
+    Run,
+    Target,
     examples,
     flag,
 )
@@ -30,9 +33,12 @@ if TYPE_CHECKING:
     from slipway.configuration import LoadedConfiguration
 
 EXAMPLES = examples(
+    "slipway export outputs/qwen3-finetuned -f gguf:q4_k_m",
+    "slipway export outputs/qwen3-finetuned -f pytorch,gguf:none+q4_k_m+q8_0,onnx:int8+opset_version=18",
+    "slipway export outputs/qwen3-finetuned --target ollama",
     "slipway export -c export.yaml",
     "slipway export -c export.yaml --plan",
-    "slipway export --checkpoint outputs/qwen3-finetuned --base-model Qwen/Qwen3-4B --out exported",
+    "slipway export outputs/qwen3-finetuned --base-model Qwen/Qwen3-4B --out exported",
     "slipway export -c export.yaml --layers 0,5,11",
     "slipway export -c export.yaml --set optimization.quantization=int8,int4 --set validation.test_samples=100",
 )
@@ -45,24 +51,46 @@ def load_configuration(
     checkpoint: str | None,
     out: str | None,
     assignments: list[str] | None,
+    run: str | None = None,
+    formats: list[str] | None = None,
+    target: str | None = None,
     layers: str | None = None,
 ) -> LoadedConfiguration:
-    """Load the configuration from file, environment and flags."""
+    """Load the configuration from file, environment and flags.
+
+    Raises:
+        BadParameter: The run is given twice, or is a configuration.
+    """
     import os
 
-    from slipway.configuration import load
+    from slipway.advice.for_target import load_configuration as load
 
+    if run is not None and checkpoint is not None:
+        raise typer.BadParameter(f"RUN ({run}) and --checkpoint ({checkpoint}) name the same; give one of them")
+    if run is not None and run.endswith((".yaml", ".yml")):
+        raise typer.BadParameter(f"RUN is the folder of a training run; a configuration is given as -c {run}")
     return load(
         config,
         environment=os.environ,
-        flags={"--base-model": base_model, "--checkpoint": checkpoint, "--out": out, "--layers": layers},
+        flags={
+            "RUN": run,
+            "--base-model": base_model,
+            "--checkpoint": checkpoint,
+            "--target": target,
+            "--out": out,
+            "--layers": layers,
+        },
         assignments=assignments or [],
+        requested=formats or [],
     )
 
 
 def export(  # noqa: PLR0917 - typer calls it by name
     ctx: typer.Context,
+    run: Run = None,
     config: Config = None,
+    formats: Formats = None,
+    target: Target = None,
     base_model: BaseModel = None,
     checkpoint: Checkpoint = None,
     out: Out = None,
@@ -89,6 +117,9 @@ def export(  # noqa: PLR0917 - typer calls it by name
         checkpoint=checkpoint,
         out=out,
         assignments=assignments,
+        run=run,
+        formats=formats,
+        target=target,
         layers="all" if all_layers else layers,
     )
     if plan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from slipway.results.outcome import delivered_formats
@@ -27,22 +27,22 @@ def submitted_commands(
     export: pb.Export,
     connection: Sequence[str],
     *,
+    run: str | None,
     config: Path | None,
-    given: Mapping[str, str | None],
-    settings: Sequence[str],
+    given: Sequence[tuple[str, str | None]],
 ) -> dict[str, str]:
     """Return commands to follow a new export and to fetch its results, by their purpose.
 
     Args:
         export: The export.
         connection: Options for the same coordinator.
+        run: Its run, if that was an argument.
         config: Its YAML file.
-        given: Other given options, by flag.
-        settings: Values of ``--set``.
+        given: Other options, each with its flag; None if not given.
     """
-    words = ["-c", str(config)] if config else []
-    words += [word for flag, value in given.items() if value is not None for word in (flag, value)]
-    words += [word for setting in settings for word in ("--set", setting)]
+    words = [run] if run else []
+    words += ["-c", str(config)] if config else []
+    words += [word for flag, value in given if value is not None for word in (flag, value)]
     name = export.name.rpartition("/")[2]
     return {
         "follow it": shlex.join(["slipway", "watch", name, *connection]),

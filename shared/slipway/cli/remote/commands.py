@@ -16,9 +16,12 @@ from slipway.cli.options import (
     Checkpoint,
     Config,
     Debug,
+    Formats,
     Json,
     Progress,
     RequestId,
+    Run,
+    Target,
 )
 from slipway.cli.progress.forms import ProgressForm
 
@@ -41,7 +44,10 @@ Priority = Annotated[
 
 def submit(  # noqa: PLR0917 - typer calls it by name
     ctx: typer.Context,
+    run: Run = None,
     config: Config = None,
+    formats: Formats = None,
+    target: Target = None,
     base_model: BaseModel = None,
     checkpoint: Checkpoint = None,
     assignments: Assignments = None,
@@ -62,7 +68,16 @@ def submit(  # noqa: PLR0917 - typer calls it by name
     from slipway.sources import SourceFolders
 
     connection = connection_of(ctx)
-    loaded = load_configuration(config, base_model=base_model, checkpoint=checkpoint, out=None, assignments=assignments)
+    loaded = load_configuration(
+        config,
+        base_model=base_model,
+        checkpoint=checkpoint,
+        out=None,
+        assignments=assignments,
+        run=run,
+        formats=formats,
+        target=target,
+    )
     settings = connection.settings()
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(connection.client())
@@ -80,8 +95,10 @@ def submit(  # noqa: PLR0917 - typer calls it by name
             source_formats=prepared.formats,
             request_id=prepared.request_id,
         )
-    given = {"--base-model": base_model, "--checkpoint": checkpoint, "--request-id": prepared.request_id or None}
-    commands = submitted_commands(export, connection.options(), config=config, given=given, settings=assignments or [])
+    given = [("--base-model", base_model), ("--checkpoint", checkpoint), ("--target", target)]
+    given += [("-f", each) for each in formats or []] + [("--set", each) for each in assignments or []]
+    given.append(("--request-id", prepared.request_id or None))
+    commands = submitted_commands(export, connection.options(), run=run, config=config, given=given)
     print_export(export, as_json=as_json, commands=commands)
 
 
@@ -179,7 +196,13 @@ def _require_local() -> None:
 
 
 COMMANDS: Mapping[str, tuple[Callable[..., None], tuple[str, ...]]] = {
-    "submit": (submit, ("slipway submit -c export.yaml --coordinator localhost:7070",)),
+    "submit": (
+        submit,
+        (
+            "slipway submit -c export.yaml --coordinator localhost:7070",
+            "slipway submit s3://runs/qwen3-finetuned -f gguf:q4_k_m --coordinator localhost:7070",
+        ),
+    ),
     "get": (get, (f"slipway get {_EXPORT}", f"slipway get projects/research/exports/{_EXPORT} --json")),
     "list": (list_exports, ("slipway list", "slipway list --filter 'state=running AND label.model_name=qwen3'")),
     "watch": (watch, (f"slipway watch {_EXPORT}",)),
