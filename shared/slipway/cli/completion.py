@@ -25,18 +25,7 @@ def join_words(environment: MutableMapping[str, str]) -> None:
         return
     if not {*_SPLITTING} & {*words[: at + 1]}:
         return
-    before, joins = list[str](), False
-    for number, word in enumerate(words[:at]):
-        if word == "=" and number and words[number - 1].startswith("-"):
-            joins = False  # an option's value is a separate word, after a space or an equals sign
-        elif word in _SPLITTING and before:
-            before[-1] += word
-            joins = True
-        elif joins:
-            before[-1] += word
-            joins = False
-        else:
-            before.append(word)
+    before, joins = _joined(words[:at])
     current = words[at] if at < len(words) else ""
     if current == "=" and before[-1].startswith("-"):
         current = ""
@@ -46,6 +35,20 @@ def join_words(environment: MutableMapping[str, str]) -> None:
         environment[_HEAD] = before.pop()
     environment["COMP_WORDS"] = "\n".join([*before, current])
     environment["COMP_CWORD"] = str(len(before))
+
+
+def _joined(words: Sequence[str]) -> tuple[list[str], bool]:
+    """Return the words as they were typed, and whether the next part belongs to the last of them."""
+    found, joins = list[str](), False
+    for number, word in enumerate(words):
+        if word == "=" and number and words[number - 1].startswith("-"):
+            joins = False  # an option's value is a separate word, after a space or an equals sign
+        elif found and (joins or word in _SPLITTING):
+            found[-1] += word
+            joins = word in _SPLITTING
+        else:
+            found.append(word)
+    return found, joins
 
 
 def _whole(incomplete: str, environment: Mapping[str, str], complete: Callable[[str], list[str]]) -> list[str]:

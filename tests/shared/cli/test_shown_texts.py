@@ -228,7 +228,7 @@ def test_log_lines_of_commands_and_services(capsys: pytest.CaptureFixture[str]) 
     "words",
     [
         ("export", "--no{}such"),
-        ("export", "extra{}"),
+        ("export", "run", "extra{}"),
         ("{}",),
         ("cache", "x{}"),
         ("export", "--progress", "{}"),
