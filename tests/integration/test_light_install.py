@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from slipway.client import Client
 from slipway.distribution import DISTRIBUTION
-from slipway.extras import MODULES
+from slipway.extras import MODULES, OWN_ENVIRONMENT
 from support.commands.cli import SLIPWAY
 from support.commands.light_install import (
     PROJECT,
@@ -169,7 +169,10 @@ def test_doctor_says_what_each_stage_lacks(light: LightInstall) -> None:
     }
     for name, extra in {**extras, "torch_export": "torchscript", "importance": "quantize"}.items():
         assert stages[name]["available"] is False
-        assert f"pip install 'slipway-ml[{extra}]'" in stages[name]["missing"]
+        wanted = f"all,{extra}" if extra in OWN_ENVIRONMENT else extra
+        assert f"pip install 'slipway-ml[{wanted}]'" in stages[name]["missing"]
+        said = [each["detail"] for each in stages[name]["providers"] if not each["available"]]
+        assert said == [stages[name]["missing"], *["the same"] * (len(said) - 1)]
     formats = {each["name"]: each for each in told["formats"]}
     for name in (
         "adapter",
@@ -185,7 +188,7 @@ def test_doctor_says_what_each_stage_lacks(light: LightInstall) -> None:
         "torchscript",
     ):
         assert formats[name]["available"] is False
-        assert f"slipway-ml[{extras.get(name.partition('-')[0], 'torchscript')}]" in formats[name]["detail"]
+        assert f"{extras.get(name.partition('-')[0], 'torchscript')}]'" in formats[name]["detail"]
     assert told["machine"]["memory_bytes"] > 1 << 30
 
 

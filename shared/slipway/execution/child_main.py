@@ -26,6 +26,7 @@ from slipway.execution.failures import failure_of
 from slipway.execution.memory import own_peak
 from slipway.execution.spans import Spans
 from slipway.execution.surroundings import with_surroundings
+from slipway.machine.libraries import lacking_library
 from slipway.registry import load_stage
 from slipway.stage import Context, Progress
 from slipway.stage_call import StageCall
@@ -117,7 +118,7 @@ def main() -> int:
 
 def _run(call: StageCall, ctx: Context, events: Events) -> Failure | None:
     """Run the stage; turn every exception into a failure."""
-    name = call.stage
+    name, stage = call.stage, None
     try:
         stage = load_stage(name)
         inputs = {key: Path(folder) for key, folder in call.inputs.items()}
@@ -133,7 +134,8 @@ def _run(call: StageCall, ctx: Context, events: Events) -> Failure | None:
     except BaseException as error:  # the boundary: a stage may raise anything
         if ctx.cancelled.is_set():
             return StageError(f"{name} was cancelled", reason="CANCELLED").failure()
-        failure = with_surroundings(failure_of(error, stage=name), scratch=ctx.workdir)
+        lacking = lacking_library(stage, error) if stage is not None else None
+        failure = with_surroundings(failure_of(lacking or error, stage=name), scratch=ctx.workdir)
         ctx.log.debug("the attempt ended with %s", failure.reason, exc_info=error)
         return failure
     return None

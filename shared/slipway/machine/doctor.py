@@ -13,16 +13,16 @@ from typing import Any
 
 from slipway.distribution import install_command, own_version
 from slipway.errors import ModelExportError
-from slipway.extras import WORKER, stage_extra
 from slipway.formats.contract import Format
 from slipway.formats.registry import formats, refused_formats, translate_format_errors
 from slipway.formats.settings import every_choice
 from slipway.formats.tasks import FormatRequest, PlannedTask
 from slipway.machine.cgroup import ControlGroup, available_memory, machine_memory, usable_cores
 from slipway.machine.gpu import first_gpu
+from slipway.machine.libraries import how_to_run, runnable, with_install_lines
 from slipway.registry import load_stage, stage_names, stage_of
 from slipway.settings import Settings
-from slipway.stage import Provider, Role, Stage, library_provider
+from slipway.stage import Provider, Role
 
 
 @dataclass(frozen=True)
@@ -95,17 +95,10 @@ def stage_health(name: str) -> StageHealth:
     except ModelExportError as error:
         return StageHealth(name, available=False, missing=f"{install_command(name)} ({error.message})")
     providers = stage.providers()
+    available, missing = runnable(stage, providers), how_to_run(stage, providers)
     return StageHealth(
-        name, available=runnable(stage, providers), providers=providers, missing=_missing(stage, providers)
+        name, available=available, providers=with_install_lines(stage, providers, missing), missing=missing
     )
-
-
-def runnable(stage: Stage[Any], providers: tuple[Provider, ...]) -> bool:
-    """Return whether a stage can run with these providers."""
-    if not providers:
-        return True
-    available = [provider.available for provider in providers]
-    return any(available) if stage.alternatives else all(available)
 
 
 def format_health(stages: tuple[StageHealth, ...]) -> tuple[FormatHealth, ...]:
@@ -154,18 +147,6 @@ def _format_health(output: str, needed: Iterable[str], by_name: Mapping[str, Sta
         f"{stage} cannot run: {by_name[stage].missing if stage in by_name else 'not installed'}" for stage in lacking
     )
     return FormatHealth(output, available=not lacking, detail=detail)
-
-
-def _missing(stage: Stage[Any], providers: tuple[Provider, ...]) -> str:
-    if runnable(stage, providers):
-        return ""
-    lacking = [provider for provider in providers if not provider.available]
-    libraries = [provider.name for provider in lacking if provider == library_provider(provider.name)]
-    extra = stage_extra(stage.params.__module__)
-    if len(libraries) == len(lacking) and extra != WORKER:
-        return f"{install_command(extra)} ({', '.join(libraries)} missing)"
-    joint = " or: " if stage.alternatives else "; "
-    return joint.join(provider.detail or f"pip install {provider.name}" for provider in lacking)
 
 
 def _machine(settings: Settings) -> Machine:

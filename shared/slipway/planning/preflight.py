@@ -24,6 +24,7 @@ from slipway.machine.doctor import StageHealth, stage_health
 from slipway.models.base_format import prepared_sizes, read_config
 from slipway.models.model_files import CONFIG
 from slipway.models.trained.adapter_kinds import is_plain_lora
+from slipway.planning.references import producers
 from slipway.registry import known_stage, plays
 from slipway.sizes import format_size
 from slipway.stage import Role
@@ -131,7 +132,7 @@ def preflight(
         *_disk(tasks, made, base=base, home=home, output=output),
     ]
     if here:
-        findings += [_memory(memory), *(_stage(stage_health(name)) for name in sorted({task.stage for task in tasks}))]
+        findings += [_memory(memory), *_stages(tasks)]
     return Preflight(
         findings=tuple(findings), disk_needed_bytes=sum(made.values()), task_bytes=made, memory_needed_bytes=memory
     )
@@ -285,13 +286,34 @@ def _memory(needed: int) -> Finding:
     return Finding("memory", Verdict.WARNING, message, remedy)
 
 
-def _stage(health: StageHealth) -> Finding:
+def _stages(tasks: Sequence[PlannedTask]) -> list[Finding]:
+    """Return a finding for each stage; one that cannot run is an error if no output could be made without it."""
+    found = {name: stage_health(name) for name in sorted({task.stage for task in tasks})}
+    lost: set[str] = set()
+    for task in tasks:
+        if not found[task.stage].available or lost & set(producers(task.inputs)):
+            lost.add(task.id)
+    outputs = [task for task in tasks if format_of_output(task.format) is not None]
+    needed = bool(outputs) and all(task.id in lost for task in outputs)
+    return [_stage(health, needed=needed and _delivers(health.name, tasks)) for health in found.values()]
+
+
+def _delivers(stage: str, tasks: Sequence[PlannedTask]) -> bool:
+    """Return whether an output is made by this stage, or from what it makes."""
+    made = {task.id for task in tasks if task.stage == stage}
+    for task in tasks:
+        made |= {task.id} if made & set(producers(task.inputs)) else set()
+    return any(task.id in made and format_of_output(task.format) is not None for task in tasks)
+
+
+def _stage(health: StageHealth, *, needed: bool) -> Finding:
     check = f"stage: {health.name}"
     versions = ", ".join(f"{p.name} {p.version}".strip() for p in health.providers if p.available)
     if health.available:
         return Finding(check, Verdict.OK, versions or "ready")
     message = "cannot run on this machine; other formats are still made"
-    if plays(health.name, Role.COMBINATION, Role.PREPARATION, Role.MERGE):  # all other tasks depend on these
+    # All other tasks depend on the first of these.
+    if needed or plays(health.name, Role.COMBINATION, Role.PREPARATION, Role.MERGE):
         return Finding(check, Verdict.ERROR, "cannot run on this machine", health.missing, "UNSUPPORTED")
     return Finding(check, Verdict.WARNING, message, health.missing)
 

@@ -215,3 +215,16 @@ def test_a_kill_by_the_kernel_for_memory_is_told_from_any_other(tmp_path: Path) 
                 break
             except OSError:
                 time.sleep(0.1)
+
+
+def test_a_stage_that_lacks_a_library_says_what_installs_it(tmp_path: Path) -> None:
+    """Also where the stage has put an error of its own around it."""
+    for stage in ("NEEDY", "WRAPPING"):
+        failure = run(stage, tmp_path / stage).failure
+        assert failure is not None
+        assert failure.reason == "UNSUPPORTED"
+        assert "No module named 'slipway_no_such_library'" in failure.message
+        assert failure.remedy == "pip install slipway-no-such-library"
+    failure = run("MISTAKEN", tmp_path / "mistaken").failure  # all its libraries are there
+    assert failure is not None
+    assert failure.reason == "STAGE_ERROR"

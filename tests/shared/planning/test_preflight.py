@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +175,35 @@ def test_a_stage_that_is_not_installed_rules_out_or_warns(base: Path, tmp_path: 
     assert findings["stage: merge"].verdict is Verdict.OK
     assert findings["stage: nonesuch"].verdict is Verdict.WARNING
     assert "pip install 'slipway-ml[nonesuch]'" in findings["stage: nonesuch"].remedy
+
+
+@pytest.fixture
+def without(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return a format whose library is not installed: importlib finds no distribution of it."""
+    from slipway import stage
+
+    def absent(name: str, found: Callable[[str], str] = stage.version) -> str:
+        if name == "litert-torch":
+            raise PackageNotFoundError(name)
+        return found(name)
+
+    monkeypatch.setattr(stage, "version", absent)  # every other library is what is installed
+    return "litert"
+
+
+def test_an_export_that_can_make_nothing_here_ends_before_anything_runs(
+    base: Path, tmp_path: Path, without: str
+) -> None:
+    alone = [Task("merge", "merge"), Task("x", without, inputs={"pytorch": "task:merge/pytorch"}, format=without)]
+    error = preflight(alone, base=base, home=tmp_path, output=tmp_path).error()
+    assert error is not None
+    assert (error.reason, error.message) == ("UNSUPPORTED", f"stage: {without}: cannot run on this machine")
+    assert "slipway-litert/bin/pip install 'slipway-ml[all,litert]'" in error.remedy
+    checked = preflight([*alone, Task("y", "gguf", format="gguf")], base=base, home=tmp_path, output=tmp_path)
+    assert checked.error() is None
+    (finding,) = [each for each in checked.findings if each.check == f"stage: {without}"]
+    assert finding.verdict is Verdict.WARNING
+    assert "slipway-litert/bin/pip install" in finding.remedy
 
 
 def test_elsewhere_only_the_disk_is_checked(base: Path, tmp_path: Path) -> None:

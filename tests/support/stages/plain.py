@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from slipway.errors import ModelMergeError
+from slipway.errors import ModelMergeError, StageError
 from slipway.stage import Context, Stage, StageParams
 
 
@@ -47,6 +47,21 @@ def speak(inputs: Mapping[str, Path], params: EchoParams, ctx: Context) -> dict[
     print(text, "\udcff", flush=True)
     (out / "text.txt").write_text(text)
     return {"out": out}
+
+
+def needy(inputs: Mapping[str, Path], params: EchoParams, ctx: Context) -> dict[str, Path]:
+    """Import a library that nobody has."""
+    import slipway_no_such_library  # type: ignore[import-not-found]
+
+    return {"out": slipway_no_such_library.made(ctx.workdir)}
+
+
+def wrapping(inputs: Mapping[str, Path], params: EchoParams, ctx: Context) -> dict[str, Path]:
+    """Do the same, and blame something else."""
+    try:
+        return needy(inputs, params, ctx)
+    except ImportError as error:
+        raise StageError("the model cannot be lowered", reason="STAGE_ERROR") from error
 
 
 def with_library(inputs: Mapping[str, Path], params: EchoParams, ctx: Context) -> dict[str, Path]:
@@ -185,6 +200,22 @@ LIBRARY = Stage(
     params=EchoParams,
     run=with_library,
     libraries=("slipway-test-library",),
+)
+NEEDY, WRAPPING, MISTAKEN = (
+    Stage(
+        name=run.__name__,
+        version=1,
+        inputs=(),
+        outputs=("out",),
+        params=EchoParams,
+        run=run,
+        libraries=libraries,
+    )
+    for run, libraries in (
+        (needy, ("slipway-no-such-library",)),
+        (wrapping, ("slipway-no-such-library",)),
+        (needy, ("pydantic",)),
+    )
 )
 KEEPING = Stage(
     name="keeping", version=1, inputs=(), outputs=("out",), params=KeepingParams, run=keeping, resumable=True
