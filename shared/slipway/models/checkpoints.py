@@ -22,7 +22,7 @@ from slipway.files.json_documents import check_texts, read_json
 from slipway.files.links import file_in, files_in
 from slipway.files.user_paths import user_path
 from slipway.models.config.limits import adapter_excess
-from slipway.models.foreign_adapters import foreign_adapter
+from slipway.models.foreign_adapters import foreign_adapter, foreign_file
 from slipway.models.model_files import (
     ADAPTER_CONFIG,
     ADAPTER_PICKLE,
@@ -39,6 +39,7 @@ from slipway.models.trainer_state import TRAINER_STATE, TrainerState, read_train
 
 _BASE = "base_model_name_or_path"
 _FOLDER = re.compile(r"checkpoint-([0-9]{1,18})")
+_PARTS = "adapter_model-*-of-*.safetensors"
 _UNFINISHED = re.compile(r"tmp-checkpoint-([0-9]{1,18})")  # Trainer's name before the final rename
 _MOST_NAMED = 5  # of the skipped checkpoints
 _REMEDIES = {
@@ -186,6 +187,11 @@ def list_checkpoints(folder: Path) -> list[Checkpoint]:
 
 def _survey(folder: Path) -> tuple[list[Checkpoint], str]:
     """Return the checkpoints of :func:`list_checkpoints`, and the best one's name by the newest state of the run, if any."""
+    if folder.is_file():
+        foreign = foreign_file(folder)
+        raise CheckpointValidationError(
+            foreign.message, reason="CHECKPOINT_NOT_FOUND", remedy=foreign.remedy, about={"checkpoint": folder}
+        )
     if not folder.is_dir():
         raise CheckpointValidationError(
             f"checkpoint folder {folder} does not exist",
@@ -355,20 +361,47 @@ def _config_error(what: str, folder: Path, reason: str = "ADAPTER_CONFIG_INVALID
 
 def _weight_problems(folder: Path) -> list[Problem]:
     weights = folder / ADAPTER_WEIGHTS
-    if not weights.is_file():
-        if sharded := sharded_weights(folder):
-            return [Problem("CHECKPOINT_SHARDED", sharded.message, sharded.remedy)]
-        if (folder / ADAPTER_PICKLE).is_file():
-            message = f"its weights are a pickle ({ADAPTER_PICKLE}), which can run code when it is loaded"
-            return [Problem("UNSAFE_PICKLE", message)]
-        return [Problem("CHECKPOINT_INCOMPLETE", f"no {ADAPTER_WEIGHTS}")]
+    problem = _problem_of(weights) if weights.is_file() else _problem_without_weights(folder)
+    return [problem] if problem else []
+
+
+def _problem_without_weights(folder: Path) -> Problem:
+    if sharded := sharded_weights(folder):
+        return Problem("CHECKPOINT_SHARDED", sharded.message, sharded.remedy)
+    if (folder / ADAPTER_PICKLE).is_file():
+        message = f"its weights are a pickle ({ADAPTER_PICKLE}), which can run code when it is loaded"
+        return Problem("UNSAFE_PICKLE", message)
+    if parts := sorted(path.name for path in folder.glob(_PARTS)):
+        message = f"its adapter is in {len(parts)} files ({parts[0]} …), and peft reads one {ADAPTER_WEIGHTS}"
+        remedy = (
+            f"write the tensors of all parts into one {ADAPTER_WEIGHTS} with safetensors' save_file, or save the adapter again "
+            "with max_shard_size above its size"
+        )
+        return Problem("CHECKPOINT_INCOMPLETE", message, remedy)
+    return Problem("CHECKPOINT_INCOMPLETE", f"no {ADAPTER_WEIGHTS}")
+
+
+def _problem_of(weights: Path) -> Problem | None:
     if weights.stat().st_size == 0:
-        return [Problem("CHECKPOINT_INCOMPLETE", f"{ADAPTER_WEIGHTS} is empty (half-written)")]
+        return Problem("CHECKPOINT_INCOMPLETE", f"{ADAPTER_WEIGHTS} is empty (half-written)")
     try:
         tensors = read_safetensors(weights).tensors
     except CheckpointValidationError as error:
-        return [Problem(error.reason, error.message)]
-    return [] if tensors else [Problem("CHECKPOINT_INCOMPLETE", f"{ADAPTER_WEIGHTS} holds no tensor")]
+        return Problem(error.reason, error.message)
+    if not tensors:
+        return Problem("CHECKPOINT_INCOMPLETE", f"{ADAPTER_WEIGHTS} holds no tensor")
+    empty = sorted(name for name, tensor in tensors.items() if 0 in tensor.shape)
+    if not empty:
+        return None
+    message = (
+        f"{len(empty)} of {len(tensors)} tensors in {ADAPTER_WEIGHTS} are empty, first {empty[0]!r}, as DeepSpeed ZeRO-3 leaves "
+        "them where weights are saved ungathered"
+    )
+    remedy = (
+        "save with stage3_gather_16bit_weights_on_model_save, or make the weights from the ZeRO files beside it with "
+        "zero_to_fp32.py"
+    )
+    return Problem("CHECKPOINT_INCOMPLETE", message, remedy)
 
 
 def _trainer_state(folder: Path) -> tuple[TrainerState | None, str]:

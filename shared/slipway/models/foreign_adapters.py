@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipway.models.model_files import ADAPTER_CONFIG
+from slipway.errors import ModelExportError
+from slipway.models.model_files import ADAPTER_CONFIG, ADAPTER_PREFIX
+from slipway.models.safetensors_file import read_safetensors
 
 #: Files that only one tool writes, the tool, and how to convert them.
 _TOOLS = (
@@ -49,3 +51,36 @@ def foreign_adapter(folder: Path) -> OtherForm | None:
         if found:
             return OtherForm(f"{found[0]} is an adapter of {tool}", remedy)
     return None
+
+
+_IMAGES = (
+    (("lora_unet_", "lora_te"), "kohya's scripts"),
+    (("unet.", "transformer.", "text_encoder.", "text_encoder_2."), "diffusers"),
+)
+"""Beginnings of the names in files with the LoRA of an image model, and what writes them."""
+
+
+def foreign_file(path: Path) -> OtherForm:
+    """Return what a file holds that is named where the folder of a checkpoint belongs."""
+    plain = OtherForm(f"{path} is a file", "name the folder of a training run, or of one checkpoint")
+    if path.suffix != ".safetensors":
+        return plain
+    try:
+        names = list(read_safetensors(path).tensors)
+    except (ModelExportError, OSError):
+        return OtherForm(f"{path} is a file, and cannot be read as safetensors", plain.remedy)
+    for beginnings, tool in _IMAGES:
+        if names and all(name.startswith(beginnings) for name in names):
+            what = f"{path} is the LoRA of an image model, as {tool} writes it"
+            return OtherForm(
+                what, "slipway exports models of text and speech; fuse this one with diffusers (fuse_lora)"
+            )
+    if any(name.startswith(ADAPTER_PREFIX) for name in names):
+        if (path.parent / ADAPTER_CONFIG).is_file():
+            return OtherForm(f"{path} is a file of a checkpoint", f"name its folder: {path.parent}")
+        what = f"{path} has the weights of an adapter, and no {ADAPTER_CONFIG} beside it says its rank and scale"
+        return OtherForm(what, f"put the {ADAPTER_CONFIG} that was saved with it beside it, and name their folder")
+    return OtherForm(
+        f"{path} is a file of weights, not a checkpoint's folder",
+        "name the folder with its config.json as --base-model to export a whole model, or a folder with adapter_config.json",
+    )

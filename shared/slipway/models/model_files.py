@@ -119,10 +119,13 @@ def model_files(folder: Path) -> list[Path]:
     """
     named = files_in(folder, (CONFIG, MODEL_WEIGHTS, MODEL_INDEX, MODEL_PICKLE, MODEL_PICKLE_INDEX, GENERATION_CONFIG))
     if folder / CONFIG not in named:
+        adapter = (folder / ADAPTER_CONFIG).is_file()
         raise CheckpointValidationError(
-            f"{folder} has no {CONFIG}",
+            f"{folder} is an adapter, not a base model" if adapter else f"{folder} has no {CONFIG}",
             reason="BASE_MODEL_INVALID",
-            remedy="name a Hugging Face model folder",
+            remedy=f"give it as the run ({folder}), and its base with --base-model, or leave that out: the adapter names its base"
+            if adapter
+            else "name a Hugging Face model folder",
             about={"folder": folder},
         )
     if has_safetensors(folder):
@@ -201,7 +204,7 @@ def cached_snapshot(name: str, revision: str | None = None) -> Path:
     Raises:
         CheckpointValidationError: ``BASE_MODEL_NOT_FOUND``.
     """
-    remedy = f"give the path of its folder, or download it first: hf download {name}"
+    remedy = f"download it first: hf download {name}; or let it be downloaded: --base-model hf://{name}; or give the path of its folder"
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
