@@ -109,6 +109,7 @@ FORMAT = Format(
             load="slipway_gguf.runtime.beside:load",
             on_base=True,
             reads_text=True,
+            rounds_inputs={"": "float16"},
         )
     },
     usage=Usage(

@@ -53,3 +53,11 @@ LEVELS: Mapping[str, Level] = {
     )
 }
 """Levels by name, the widest first. The format delivers all but ``f32``, which is twice as large as what it tells apart."""
+
+_BLOCKS = {"F32": "", "F16": "float16", "BF16": "bfloat16", "Q8_0": "int8/32", "Q4_0": "int8/32"}
+INPUT_ROUNDINGS: Mapping[str, str] = {
+    "": _BLOCKS["F16"],
+    **{name: _BLOCKS.get(level.type, "int8/256") for name, level in LEVELS.items()},
+}
+"""How llama.cpp rounds the inputs of a product on the CPU: to the type that ``type_traits_cpu`` of ggml names for each type of weights
+(``vec_dot_type``: F16, BF16, Q8_0 in blocks of 32, Q8_K in blocks of 256)."""

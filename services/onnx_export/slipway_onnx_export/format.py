@@ -262,6 +262,14 @@ FORMAT = Format(
         families=None,
         precision_file="onnx_export.json",
         stored_dtype="float32",
+        # MatMulNBits computes with inputs of 8 bits in blocks of its groups (accuracy_level 4).
+        rounds_inputs={
+            "fp16": "float16",
+            "int8": "int8/32",
+            "int4": "int8/32",
+            "int8_dynamic": "int8/tensor",
+            "int8_static": "static",
+        },
         inspect="slipway_onnx_export.inspection.stage:INSPECTION",
     ),
     calibrated=True,

@@ -12,7 +12,8 @@ from slipway.stage import Context
 from slipway.validation.inputs import NOT_OUTPUTS, input_of, output_of
 from slipway.validation.survival import AdapterSurvival
 from slipway_validate.protocol import process
-from slipway_validate.protocol.messages import SURVIVAL_FILE, Spec, SurvivalSpec
+from slipway_validate.protocol.messages import SURVIVAL_FILE, YARDSTICKS_FILE, Spec, SurvivalSpec, Yardsticks
+from slipway_validate.yardsticks import Measured, read_measured
 
 
 def survival_spec(inputs: Mapping[str, Path]) -> SurvivalSpec | None:
@@ -37,6 +38,7 @@ class StoredWeights:
         timeout_seconds: Longest time that it may take.
         beside: The process that compares them beside the first output, and its folder. If there is none, or it ends early, they are
             compared in a process of their own when they are asked for.
+        yardsticks: What outputs are measured with, computed in the same process; None for nothing.
     """
 
     def __init__(
@@ -47,8 +49,10 @@ class StoredWeights:
         folder: Path,
         timeout_seconds: float,
         beside: tuple[process.Runner, Path] | None = None,
+        yardsticks: Yardsticks | None = None,
     ) -> None:
         self._spec = spec
+        self._yardsticks = yardsticks
         self._ctx = ctx
         self._folder = folder
         self._timeout_seconds = timeout_seconds
@@ -63,17 +67,32 @@ class StoredWeights:
         """
         if self._spec is None:
             return {}
-        found = None
+        why = "the process that compared them ended early"
+        return _read(self._done) or dict.fromkeys(self._spec.outputs, AdapterSurvival(not_run=why))
+
+    @cached_property
+    def measured(self) -> Measured:
+        """Return what outputs are measured with, for which the first call waits.
+
+        Raises:
+            StageError: ``CANCELLED``, ``DISK_FULL``.
+        """
+        return Measured() if self._yardsticks is None else read_measured(self._done, self._yardsticks)
+
+    @cached_property
+    def _done(self) -> Path:
+        """Wait for the process, or run one, and return its folder."""
+        wanted = [SURVIVAL_FILE] * (self._spec is not None) + [YARDSTICKS_FILE] * (self._yardsticks is not None)
         if self._beside is not None:
             runner, folder = self._beside
             _ = runner.result  # until then the process compares
-            found = _read(folder)
-        if found is None:
+            if all((folder / name).is_file() for name in wanted):
+                return folder
+        if wanted:
             label, timeout = "stored weights", self._timeout_seconds
-            process.run(Spec(survival=self._spec), self._folder, self._ctx, label=label, timeout_seconds=timeout)
-            found = _read(self._folder)
-        why = "the process that compared them ended early"
-        return found or dict.fromkeys(self._spec.outputs, AdapterSurvival(not_run=why))
+            spec = Spec(survival=self._spec, yardsticks=self._yardsticks)
+            process.run(spec, self._folder, self._ctx, label=label, timeout_seconds=timeout)
+        return self._folder
 
 
 def _read(folder: Path) -> dict[str, AdapterSurvival] | None:

@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slipway.errors import ValidationError
@@ -24,11 +24,13 @@ from slipway.validation.findings import (
 from slipway.validation.inputs import NOT_OUTPUTS, TEST_INPUTS, input_of, output_of
 from slipway.validation.speed import Engine
 from slipway.validation.texts import TextComparison
+from slipway.validation.verdicts import Answer
 from slipway_validate.answers.records import FORMS, answered_records
 from slipway_validate.continuing import long_spec
 from slipway_validate.folders import float32_bytes, runtime_for
 from slipway_validate.judging.answers import Scorer
 from slipway_validate.judging.evaluate import MERGED, Evaluator, begin_result, result_not_run
+from slipway_validate.judging.fit import with_alternatives
 from slipway_validate.judging.limits import LIMITS, limits_by_level
 from slipway_validate.judging.reference_run import ReferenceRun
 from slipway_validate.outputs.explaining import explained
@@ -48,14 +50,16 @@ from slipway_validate.protocol.messages import (
     INPUTS_FILE,
     EncodedInputs,
     RunResult,
+    Yardsticks,
 )
 from slipway_validate.reference.describing import describe, warn_of_weak_effect
 from slipway_validate.reference.files import read_reference
-from slipway_validate.reference.running import merged_level, run_reference, start_timing
+from slipway_validate.reference.running import merged_level, reference_spec, run_reference, start_timing
 from slipway_validate.speed.slower import note_slower
 from slipway_validate.speed.stopwatch import NO_REFERENCE, QUICK, Stopwatch
 from slipway_validate.stored_weights import StoredWeights, survival_spec
 from slipway_validate.texts_read.reading import Texts, read_texts
+from slipway_validate.yardsticks import yardsticks
 
 REFERENCE = "reference"
 TIMING = "timing"
@@ -127,7 +131,10 @@ def _validated(
     if family is None:
         return _not_run(inputs, outputs, params, what=described(config))
     with ExitStack() as running:
-        begun = _begin({**inputs, "base": settings}, inputs, family, params, ctx, work=work, running=running)
+        folders = {name: inputs[input_of(name)] for name in outputs}
+        begun = _begin(
+            {**inputs, "base": settings}, inputs, family, params, ctx, outputs=folders, work=work, running=running
+        )
         prepared, reference, params = begun.prepared, begun.reference, begun.params
         stored = StoredWeights(
             survival_spec(inputs) if reference else None,
@@ -135,6 +142,7 @@ def _validated(
             folder=work / "stored_weights",
             timeout_seconds=params.output_timeout_seconds,
             beside=(begun.waiting, work / TIMING) if begun.waiting and REFERENCE in inputs else None,
+            yardsticks=begun.yardsticks,
         )
         evaluator = Evaluator(
             reference,
@@ -142,12 +150,12 @@ def _validated(
             limits_by_level(params.limits),
             decode=decoder(prepared.tokenizer),
             survival=lambda: stored.found,
+            measured=lambda: stored.measured,
             scorer=_scorer({**inputs, "base": settings}, prepared, params, ctx),
             threads=ctx.threads,
         )
         model_bytes = float32_bytes(inputs["base"])
         stopwatch = Stopwatch(begun.waiting, params, ctx, model_bytes=model_bytes, why=begun.alone)
-        folders = {name: inputs[input_of(name)] for name in outputs}
         timeout = params.output_timeout_seconds
         texts = read_texts(folders, prepared.tokenizer, ctx, folder=work / "texts", timeout_seconds=timeout)
         outputs_run = OutputRuns(
@@ -172,7 +180,7 @@ def _validated(
     return ValidationReport(
         reference=of_reference,
         inputs=prepared.described(params, vocabulary=reference.result.vocabulary if reference else 0),
-        outputs=tuple(sorted(results, key=lambda result: result.name)),
+        outputs=tuple(_said(sorted(results, key=lambda result: result.name), ctx)),
         warnings=(*begun.warnings, *ctx.facts.get("warnings", ())),
         seconds=time.monotonic() - begin,
     )
@@ -206,6 +214,7 @@ class _Begun:
         waiting: The process of the reference that is timed; None if outputs are timed alone.
         alone: Why they are.
         warnings: Warnings of the stage that ran the reference.
+        yardsticks: What outputs are measured with.
     """
 
     prepared: Prepared
@@ -214,6 +223,7 @@ class _Begun:
     waiting: process.Runner | None = None
     alone: str = NO_REFERENCE
     warnings: tuple[str, ...] = ()
+    yardsticks: Yardsticks | None = None
 
 
 def _begin(
@@ -223,6 +233,7 @@ def _begin(
     params: ValidateParams,
     ctx: Context,
     *,
+    outputs: Mapping[str, Path],
     work: Path,
     running: ExitStack,
 ) -> _Begun:
@@ -235,7 +246,8 @@ def _begin(
         found = run_reference(inputs, prepared, params, ctx, folder=work / "reference", benchmark=timed)
         reference, waiting = running.enter_context(found)
         warn_of_weak_effect(reference, ctx)
-        return _Begun(prepared, params, reference, waiting if timed else None, alone=QUICK)
+        measured = _yardsticks(inputs, reference, prepared, params, ctx, outputs=outputs)
+        return _Begun(prepared, params, reference, waiting if timed else None, alone=QUICK, yardsticks=measured)
     reference, prepared, file = read_reference(
         inputs[REFERENCE],
         inputs=inputs,
@@ -248,11 +260,39 @@ def _begin(
         raise ValidationError(message, reason="VALIDATION_IMPOSSIBLE", remedy="give the reference of this base model")
     of_samples = {name: value for name, value in file.params if name != "output_timeout_seconds"}  # that is its own
     params = params.model_copy(update=of_samples)
+    measured = _yardsticks(inputs, reference, prepared, params, ctx, outputs=outputs)
+    begun = _Begun(prepared, params, reference, alone=QUICK, warnings=file.warnings, yardsticks=measured)
     if timed is None:
-        return _Begun(prepared, params, reference, alone=QUICK, warnings=file.warnings)
-    survival = survival_spec(inputs)
-    started = start_timing(inputs, prepared, params, ctx, folder=work / TIMING, benchmark=timed, survival=survival)
-    return _Begun(prepared, params, reference, running.enter_context(started), alone=QUICK, warnings=file.warnings)
+        return begun
+    survival, folder = survival_spec(inputs), work / TIMING
+    started = start_timing(
+        inputs, prepared, params, ctx, folder=folder, benchmark=timed, survival=survival, yardsticks=measured
+    )
+    return replace(begun, waiting=running.enter_context(started))
+
+
+def _yardsticks(
+    inputs: Mapping[str, Path],
+    reference: ReferenceRun,
+    prepared: Prepared,
+    params: ValidateParams,
+    ctx: Context,
+    *,
+    outputs: Mapping[str, Path],
+) -> Yardsticks | None:
+    run, most = reference_spec(inputs, prepared, params, ctx), params.logit_bytes
+    return yardsticks(inputs, outputs, reference, run, threads=ctx.threads, logit_bytes=most)
+
+
+def _said(results: list[OutputValidation], ctx: Context) -> list[OutputValidation]:
+    """Return the results with what keeps more of the fine-tune, and warn of each that fails, or keeps little."""
+    found = with_alternatives(results)
+    for each in found:
+        if each.status is OutputStatus.FAILED:
+            ctx.warn(f"{failed_validation(each.name)}{each.explanation}; {each.remedy}")
+        elif each.fit.answer is Answer.WARNING:
+            ctx.warn(f"{each.name}: {each.fit.said}")
+    return found
 
 
 def _not_run(inputs: Mapping[str, Path], outputs: list[str], params: ValidateParams, *, what: str) -> ValidationReport:
@@ -308,8 +348,6 @@ def _judged(
         folder=run.folder.with_name(f"{run.folder.name}.explain"),
         timeout_seconds=timeout_seconds,
     )
-    if found.status is OutputStatus.FAILED:
-        ctx.warn(f"{failed_validation(run.name)}{found.explanation}; {found.remedy}")
     return found.model_copy(update={"speed": run.speed, "notes": (*found.notes, *filter(None, (run.note,)))})
 
 

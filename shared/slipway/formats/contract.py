@@ -71,6 +71,12 @@ class Runtime:
         explain: ``module:attribute`` of a function ``explain(folder, model)`` that says in words how the weights of an output differ from the
             merged model's, asked if its results do; with ``exact=False`` where the export delivers no merged model: then the model is the base,
             of which the adapter's layers differ rightly. Empty for none.
+        stored: ``module:attribute`` of a function ``stored(folder, model) -> StoredModel`` (``slipway_validate.runner.survival.stored``) that reads
+            the weights which an output stores, by the names that the model in ``model`` gives them. Empty where the validation reads them itself
+            (safetensors, ONNX), or nothing does.
+        rounds_inputs: How the runtime rounds what goes into a product while results are compared, by level; ``""`` stands for all other levels:
+            ``float16``, ``bfloat16``, ``int8/N`` (blocks of N values), ``int8/row``, ``int8/tensor``, ``float8/row``, or ``static`` for ranges
+            that lie in the output. A level without an entry rounds nothing: it computes in float32.
         inspect: ``module:ATTRIBUTE`` of a stage for ``slipway inspect``: input ``model``, parameter ``file``, and an output
             ``inspection`` as :class:`slipway.models.activations.inspection.Inspection` writes it; empty for none.
     """
@@ -85,6 +91,8 @@ class Runtime:
     stored_dtype: str = ""
     reads_text: bool = False
     explain: str = ""
+    stored: str = ""
+    rounds_inputs: Mapping[str, str] = field(default_factory=dict)
     inspect: str = ""
 
     def __post_init__(self) -> None:
@@ -96,6 +104,10 @@ class Runtime:
         wrong = [pattern for pattern in self.files if not pattern or pattern.startswith("/")]
         if wrong:
             raise ValueError(f"{wrong[0]!r} cannot be a pattern of files")
+
+    def rounding(self, level: str) -> str:
+        """Return how inputs of products are rounded at a level; empty if they are not."""
+        return self.rounds_inputs.get(level, self.rounds_inputs.get("", ""))
 
     def recognises(self, folder: Path) -> bool:
         """Return whether a folder holds an output of this format."""

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from slipway.validation.values import Value
+from slipway.validation.verdicts import Question
 
 
 class Check(Value):
@@ -18,8 +19,9 @@ class Check(Value):
         limit: The limit: an upper one (``<=``) or a lower one (``>=``).
         comparison: The kind of limit.
         passed: Whether the value keeps the limit.
-        against: The other side of the comparison: ``reference``, ``merged``, or ``itself`` (the same tokens computed
-            another way, for example through the KV cache instead of in one pass).
+        against: The other side of the comparison: ``reference``, ``merged``, ``stored`` (PyTorch on the weights that the output stores), or
+            ``itself`` (the same tokens computed another way, for example through the KV cache instead of in one pass).
+        question: The verdict that it belongs to (``slipway.validation.verdicts``).
         unit: Unit of value and limit: ``logits``, ``nats/token``, ``share`` (0 to 1), ``ratio`` or ``count``.
     """
 
@@ -28,7 +30,8 @@ class Check(Value):
     limit: float
     comparison: Literal["<=", ">="]
     passed: bool
-    against: Literal["reference", "merged", "itself"] = "reference"
+    against: Literal["reference", "merged", "stored", "itself"] = "reference"
+    question: Question = "faithful"
     unit: str = ""
 
     def __str__(self) -> str:

@@ -26,6 +26,7 @@ from slipway.validation.speed import Engine, Memory, Speed
 from slipway.validation.survival import AdapterSurvival
 from slipway.validation.texts import TextComparison
 from slipway.validation.values import Value
+from slipway.validation.verdicts import Verdict
 
 FILE_NAME = "validation.json"
 
@@ -57,6 +58,7 @@ class OutputValidation(Value):
         engine: The runtime that ran it; None if it could not be started.
         to_reference: Results compared with the reference.
         to_merged: Logits compared with the merged model; None for the merged model itself, or if it is not an output.
+        to_stored: Results compared with PyTorch on the weights that the output stores, over some of the windows; None if they were not read.
         to_base: Results compared with the base without adapter; an output close to the base has lost the adapter. None without an adapter.
         adapter_strength: Share of the adapter's effect on the logits that the output shows: 1 is right, 0 is the base
             model; a scale wrong by a tenth changes it by about 0.05, rounding to 4 bits by less than 0.01.
@@ -72,7 +74,12 @@ class OutputValidation(Value):
         speed: Measured speed; None if not benchmarked.
         memory: Memory of the output's own process.
         load_seconds: Time to load the model, seconds. An upper bound: other outputs are judged, and their libraries imported, meanwhile.
-        limits: Limits of the comparison with the reference.
+        faithful: Whether it computes what its own weights say.
+        fit: Whether enough of the fine-tune is left.
+        kept: Share of the fine-tune that is left, 0 to 1; None without an adapter, or if that was not measured.
+        level_cost: Distance from the reference of the same merged weights rounded to the nearest of this level, as ``to_reference`` measures it;
+            None if that is not known.
+        limits: Absolute limits.
         checks: All checks, passed or not.
         explanation: The failed checks, by how much they failed, and the likely cause. Empty if passed.
         remedy: What to change. Empty if passed.
@@ -88,6 +95,7 @@ class OutputValidation(Value):
     engine: Engine | None = None
     to_reference: LogitComparison | None = None
     to_merged: LogitComparison | None = None
+    to_stored: LogitComparison | None = None
     to_base: LogitComparison | None = None
     adapter_strength: float | None = None
     greedy: GreedyComparison | None = None
@@ -101,6 +109,10 @@ class OutputValidation(Value):
     speed: Speed | None = None
     memory: Memory | None = None
     load_seconds: float | None = None
+    faithful: Verdict = Verdict()
+    fit: Verdict = Verdict()
+    kept: float | None = None
+    level_cost: float | None = None
     limits: Limits | None = None
     checks: tuple[Check, ...] = ()
     explanation: str = ""

@@ -8,31 +8,32 @@ from slipway.validation.values import Value
 
 
 class Limits(Value):
-    """Limits for the differences of an output; the table in ``slipway_validate.judging.limits`` explains the figures.
+    """Absolute limits for an output: those that ``validation.limits`` asks for, and those of its stored weights.
+
+    All other limits follow from what was measured (``docs/verdicts.md``). None: not limited.
 
     Attributes:
-        level: Row of the table: one of ``slipway.levels.STORED_TYPES``.
-        max_abs_diff: Largest difference of a logit, as a share of the reference's logit scale; None: not limited.
+        level: One of ``slipway.levels.STORED_TYPES``.
+        max_abs_diff: Largest difference of a logit, as a share of the reference's logit scale.
         mean_kl: Largest mean KL, nats per token.
         top1_agreement: Smallest share of positions with the same first token.
         perplexity_ratio: Largest perplexity, as a multiple of the reference's.
-        case_mean_kl: Largest mean KL of a shape case; it has few positions, so the figure scatters more.
+        case_mean_kl: Largest mean KL of a shape case.
         adapter_strength_error: Largest difference between the adapter's strength and 1.
-        cosine_distance: Largest mean distance of embeddings; None in reports of versions that compared none.
-        relative_error: Largest relative error of values that are not logits; None as above.
-        module_strength_error: Largest difference between the strength of an adapted module's update and 1 (``slipway.validation.survival``);
-            None as above.
-        module_weight_error: Largest distance of an adapted module's weight from base + update, relative to it; None as above.
-        quality_loss: Largest loss of a score of the answers to test inputs, as a share, beside one changed answer; None as above.
+        cosine_distance: Largest mean distance of embeddings.
+        relative_error: Largest relative error of values that are not logits.
+        module_strength_error: Largest difference between the strength of an adapted module's update and 1 (``slipway.validation.survival``).
+        module_weight_error: Largest distance of an adapted module's weight from base + update, relative to it.
+        quality_loss: Largest loss of a score of the answers to test inputs, as a share, beside one changed answer.
     """
 
     level: str
-    max_abs_diff: float | None
-    mean_kl: float
-    top1_agreement: float
-    perplexity_ratio: float
-    case_mean_kl: float
-    adapter_strength_error: float
+    max_abs_diff: float | None = None
+    mean_kl: float | None = None
+    top1_agreement: float | None = None
+    perplexity_ratio: float | None = None
+    case_mean_kl: float | None = None
+    adapter_strength_error: float | None = None
     cosine_distance: float | None = None
     relative_error: float | None = None
     module_strength_error: float | None = None
@@ -41,7 +42,7 @@ class Limits(Value):
 
 
 class LimitOverrides(BaseModel):
-    """Limits that replace those of the table for one level; None keeps the table's."""
+    """Absolute limits for one level, judged as they are given; None adds none."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 

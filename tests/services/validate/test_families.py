@@ -73,23 +73,25 @@ def test_right_outputs_pass_and_wrong_ones_fail_by_name(name: str, tmp_path: Pat
     model = judged_families.make(name, tmp_path / name)
     outputs = model.outputs()
     run = validated(model, tmp_path / "work")
-    family, figure, second = FIGURES[name]
+    family, figure = FIGURES[name]
     assert run.reference.family.name == family
     for level, folder in outputs.items():
         found = run.output(level, folder)
         assert found.status is OutputStatus.PASSED, found.explanation
         judged = {check.name for check in found.checks}
-        assert {figure, second, "adapter_strength_error"} - {None} <= judged
+        assert judged & {"kept", figure}
+        assert found.fit.answer is Answer.PASSED
         assert bool(found.greedy) is (name in GENERATING)
-        assert (found.perplexity is not None) is ("perplexity_ratio" in judged) is (name in WITH_LABELS)
+        assert (found.perplexity is not None) is (name in WITH_LABELS)
         assert any(not case.skipped for case in found.cases)
         assert ("native_dtype.mean_kl" in judged or "native_dtype.relative_error" in judged) is (level[-2:] in ("16",))
     lost = run.output("pytorch-noop", model.output("noop", model.base_module()))
-    assert lost.explanation.startswith("it behaves like the base model: the adapter is missing from it")
-    assert {figure, "adapter_strength_error"} <= failed(lost)
+    assert lost.explanation.startswith("broken: it behaves like the base model: the adapter is missing from it")
+    assert figure in failed(lost)
+    assert lost.fit.answer is Answer.FAILED
     weak = run.output("pytorch-weak", model.output("weak", model.merged(factor=0.8)))
-    assert "times the adapter's effect" in weak.explanation
-    assert "adapter_strength_error" in failed(weak)
+    assert "further from the model than rounding its weights" in weak.explanation
+    assert weak.faithful.answer is Answer.FAILED
 
 
 @pytest.mark.parametrize("kind", family_models.CASES)
@@ -145,7 +147,7 @@ def test_a_plain_model_is_its_own_reference(name: str, tmp_path: Path) -> None:
         assert found.notes == ("there is no adapter: its presence and strength were not judged",)
     changed = run.output("pytorch-changed", model.output("changed", model.merged()))
     assert changed.status is OutputStatus.FAILED
-    assert "not those of the base model" in changed.explanation
+    assert "further from the model than rounding its weights" in changed.explanation
 
 
 def test_a_sentence_encoder_s_vectors_are_compared_too(tmp_path: Path) -> None:

@@ -9,24 +9,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipway.formats.registry import merged_output
+from slipway.levels import LEVELS
 from slipway.models.families import DECODER, Family
-from slipway.validation.comparisons import GreedyComparison, ShapeCase
+from slipway.validation.comparisons import GreedyComparison, LogitComparison, ShapeCase
 from slipway.validation.findings import OutputStatus, OutputValidation
 from slipway.validation.limit_overrides import Limits
 from slipway.validation.speed import Engine
 from slipway.validation.survival import AdapterSurvival
+from slipway.validation.verdicts import kept_share
 from slipway_validate import folders
 from slipway_validate.cases import native_case
 from slipway_validate.judging import explain, survival, texts
 from slipway_validate.judging.answers import Scorer
-from slipway_validate.judging.compare import CaseResults, compare_case, compare_greedy, load_logits
+from slipway_validate.judging.compare import CaseResults, compare_case, compare_greedy, compare_windows, load_logits
 from slipway_validate.judging.continuations import compare_long
-from slipway_validate.judging.judge import Judge, Rule
+from slipway_validate.judging.fit import fit_verdict
+from slipway_validate.judging.judge import Against, Judge, Rule
 from slipway_validate.judging.limits import coarser, own_level
 from slipway_validate.judging.measures import choose_measure, distance_of
 from slipway_validate.judging.reference_run import ReferenceRun
 from slipway_validate.judging.together import Together, compare_together
+from slipway_validate.numerics import Logits
 from slipway_validate.protocol.messages import LOGITS_FILE, RunResult, RunSpec
+from slipway_validate.yardsticks import STATIC, Measured, is_own_code, rounding_of, stands_beside
 
 MERGED = merged_output()
 """Name of the output that is the merged model; others are compared with it."""
@@ -49,6 +54,7 @@ class Evaluator:
         limits: Limits by level.
         decode: Function from token ids to text, for the example of a continuation.
         survival: Function that returns what the stored weights of each output hold of the adapter, by the output's name.
+        measured: Function that returns what the outputs are measured with.
         scorer: Scores the answers to the user's test inputs; None if there are none.
         threads: Threads that compare results.
     """
@@ -61,11 +67,13 @@ class Evaluator:
         *,
         decode: Callable[[Sequence[int]], str],
         survival: Callable[[], Mapping[str, AdapterSurvival]] = dict,
+        measured: Callable[[], Measured] = Measured,
         scorer: Scorer | None = None,
         threads: int = 1,
     ) -> None:
         self._reference = reference
         self._survival = survival
+        self._yardsticks = measured
         self._threads = threads
         self._family = family
         self._limits = limits
@@ -82,41 +90,58 @@ class Evaluator:
             return result_not_run(output, result)
         reference = self._reference
         if reference is None:
-            exact = self._limits["float32"]
-            judge = Judge(Rule(exact, exact, choose_measure(self._family.comparison, width=result.vocabulary)))
-            return self._verdict(output, result, judge)
+            rule = Rule(self._limits["float32"], choose_measure(self._family.comparison, width=result.vocabulary))
+            return self._verdict(output, result, rule, adapter=False)
         if result.vocabulary != reference.result.vocabulary:
             message = f"its results have {result.vocabulary} values, the reference's {reference.result.vocabulary}"
             return result_not_run(output, RunResult(status="failed", reason="VALIDATION_IMPOSSIBLE", message=message))
         measured = self._measured(output, reference, spec=spec, result=result, run_folder=run_folder)
-        rule = self._rule(measured, reference)
-        judge = Judge(rule, adapter=reference.with_adapter)
+        rule, unjudged = self._rule(measured, reference, folder)
         found = self._survival().get(name)
+        effect = rule.effect
         measured = measured.model_copy(
             update={
                 "limits": rule.limits,
+                "kept": kept_share(distance_of(measured.to_reference), effect),
+                "level_cost": self._level_cost(measured),
                 "survival": None if found is None else survival.judged(found, rule.limits),
-                "notes": (*judge.notes(), *survival.notes(found), *texts.notes(result.texts)),
+                "notes": (*survival.notes(found), *texts.notes(result.texts)),
             }
         )
-        verdict = self._verdict(measured, result, judge)
+        verdict = self._verdict(measured, result, rule, adapter=reference.with_adapter, unjudged=unjudged)
         if name == MERGED:
             self.merged = MergedRun(run_folder, verdict)
         else:
             shutil.rmtree(run_folder)
         return verdict
 
-    def _rule(self, output: OutputValidation, reference: ReferenceRun) -> Rule:
-        own = own_level(output.engine)
-        return Rule(
+    def _rule(self, output: OutputValidation, reference: ReferenceRun, folder: Path) -> tuple[Rule, str]:
+        """Return the limits of an output, and why its results are not compared with a yardstick; empty if they are."""
+        measured, own = self._yardsticks(), own_level(output.engine)
+        rounding = rounding_of(output.name, folder)
+        computes = output.engine.compute_dtype if output.engine else ""
+        if not rounding and computes in ("float16", "bfloat16"):
+            rounding = computes
+        noise = None if rounding == STATIC else measured.noise(rounding)
+        yardstick, cost, unjudged = _yardstick(output, measured, own=own, folder=folder)
+        if noise is None and yardstick is not None:
+            unjudged = (
+                "its ranges of activations are not read, so its results were not compared with its own weights"
+                if rounding == STATIC
+                else "the noise of its arithmetic was not measured"
+            )
+        rule = Rule(
             self._limits[coarser(own, reference.merged_level)],
-            self._limits[own],
             reference.measure,
-            logit_scale=reference.logit_scale,
-            noise=reference.noise,
             effect=distance_of(reference.adapter_effect),
-            values=reference.logits.size,
+            yardstick=yardstick,
+            noise=noise,
+            cost=cost,
+            exact=own == "float32" and not rounding and yardstick is not None and not cost,
+            logit_scale=reference.logit_scale,
+            arithmetic=reference.noise,
         )
+        return rule, unjudged
 
     def _measured(
         self, output: OutputValidation, reference: ReferenceRun, *, spec: RunSpec, result: RunResult, run_folder: Path
@@ -131,6 +156,7 @@ class Evaluator:
         return output.model_copy(
             update={
                 **compare_together(own, others, reference.measure, threads=self._threads),
+                "to_stored": self._to_stored(output.name, own, reference),
                 "reference_perplexity": reference.perplexity,
                 "greedy": self._greedy(reference, spec=spec, result=result),
                 "continuation": compare_long(
@@ -141,6 +167,19 @@ class Evaluator:
                 "cases": self._cases(run_folder, reference, spec=spec, result=result),
             }
         )
+
+    def _level_cost(self, output: OutputValidation) -> float | None:
+        """Return what the nearest rounding to the output's level costs; None where it has no such level, or rounds in a way of its own."""
+        own = own_level(output.engine)
+        known = output.level in LEVELS or output.level == "none"
+        return self._yardsticks().cost(own) if known and own != "float32" else None
+
+    def _to_stored(self, name: str, own: Logits, reference: ReferenceRun) -> LogitComparison | None:
+        """Compare the first windows with PyTorch on the output's own weights; None if those were not read."""
+        theirs = self._yardsticks().results(name)
+        if theirs is None or theirs.shape[1:] != own.shape[1:]:
+            return None
+        return compare_windows(theirs, own[: len(theirs)], reference.measure)
 
     def _greedy(self, reference: ReferenceRun, *, spec: RunSpec, result: RunResult) -> GreedyComparison | None:
         theirs, ours = reference.result.continuations, result.continuations
@@ -170,13 +209,47 @@ class Evaluator:
         with ThreadPoolExecutor(self._threads) as pool:
             return tuple(pool.map(lambda case: compare_case(case, where, skipped=skipped.get(case.name, "")), cases))
 
-    def _verdict(self, output: OutputValidation, result: RunResult, judge: Judge) -> OutputValidation:
-        checked = output.model_copy(update={"checks": judge.checks(output, non_finite=result.non_finite)})
-        explanation, remedy = explain.explain_checks(
-            checked, merged=self.merged.validation if self.merged else None, where=result.first_non_finite
+    def _verdict(
+        self, output: OutputValidation, result: RunResult, rule: Rule, *, adapter: bool, unjudged: str = ""
+    ) -> OutputValidation:
+        judge = Judge(rule, adapter=adapter)
+        checked = output.model_copy(
+            update={
+                "checks": judge.checks(output, non_finite=result.non_finite),
+                "notes": (*output.notes, *(judge.notes() if self._reference else ())),
+            }
         )
+        base_limit, where = rule.faithful_limit, result.first_non_finite
+        faithful = explain.faithful_verdict(
+            checked, yardstick=rule.yardstick or "", unjudged=unjudged, base_limit=base_limit, where=where
+        )
+        checked = checked.model_copy(update={"faithful": faithful, "fit": fit_verdict(checked, rule.fit)})
+        explanation, remedy = explain.explain_checks(checked, where=where, base_limit=base_limit)
         status = OutputStatus.FAILED if checked.failed_checks else OutputStatus.PASSED
         return checked.model_copy(update={"status": status, "explanation": explanation, "remedy": remedy})
+
+
+def _yardstick(
+    output: OutputValidation, measured: Measured, *, own: str, folder: Path
+) -> tuple[Against | None, float | None, str]:
+    """Return what an output is compared with, the cost of its level beside that, and why it is not compared; empty if it is."""
+    if stands_beside(output.name, folder):
+        return "reference", 0.0, ""
+    if output.to_stored is not None:
+        return "stored", 0.0, ""
+    cost = measured.cost(own)
+    if is_own_code(output.name, folder):
+        # PyTorch computes with what it stores; beyond that, its weights may be no further than rounding takes them.
+        said = "PyTorch computes with the weights that it stores"
+        return ("reference", cost, "") if cost is not None else ("reference", None, said)
+    why = measured.missing.get(output.name, "its weights are not read")
+    if cost is None:
+        return (
+            None,
+            None,
+            f"its results were not compared with its own weights: {why}, and what its level must cost is not known",
+        )
+    return ("merged" if output.to_merged is not None else "reference"), cost, ""
 
 
 def begin_result(name: str, folder: Path, result: RunResult) -> OutputValidation:

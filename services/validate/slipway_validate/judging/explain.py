@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from slipway.validation.comparisons import Check
 from slipway.validation.findings import OutputValidation
+from slipway.validation.verdicts import Answer, Verdict
 from slipway_validate.judging import survival, texts
 from slipway_validate.judging.measures import distance_of
 
@@ -44,142 +45,143 @@ def explain_failure(reason: str, message: str) -> tuple[str, str]:
     return f"it could not be loaded or run: {message}", remedy
 
 
-def explain_checks(output: OutputValidation, *, merged: OutputValidation | None, where: str = "") -> tuple[str, str]:
+def explain_checks(output: OutputValidation, *, where: str = "", base_limit: float | None = None) -> tuple[str, str]:
     """Return explanation and remedy for an output whose checks failed; both empty if none failed.
 
     Args:
-        output: The output with its figures and checks.
-        merged: The merged model's result, if it is an output too.
+        output: The output with its figures, checks and verdicts.
         where: Place of the first NaN or infinity.
+        base_limit: Distance from the base within which it is the base; None if that is unknown.
     """
     failed = output.failed_checks
     if not failed:
         return "", ""
-    of_modules, remedy = survival.explain(output.survival) if output.survival else ("", "")
-    causes, remedies = [of_modules], [remedy]
-    if any(check.name in texts.CHECKS for check in failed) and output.texts:
-        of_texts, remedy = texts.explain(output.texts)
-        causes, remedies = [of_texts, *causes], [remedy, *remedies]
-    others = tuple(check for check in failed if check.name not in (*survival.CHECKS, *texts.CHECKS))
-    # Of weights in the wrong place each is named; results would only allow a guess.
-    exchanged = output.survival is not None and any(each.exchanged for each in output.survival.faulty)
-    if others and not exchanged:
-        cause, remedy = _cause(output, others, merged=merged, where=where)
-        causes, remedies = [cause, *causes], [remedy, *remedies]
-    cause, remedy = "; ".join(filter(None, causes)), next(filter(None, remedies), "")
+    broken = _broken(output, tuple(each for each in failed if each.question == "faithful"), where, base_limit)
+    coarse = _coarse(output, tuple(each for each in failed if each.question == "fit"))
+    # What is broken is told first: a rounding cannot be judged before.
+    causes = list(filter(None, (broken[0], coarse[0] if not broken[0] else "")))
+    remedy = next(filter(None, (broken[1], coarse[1])), "")
     shown = "; ".join(str(check) for check in failed[:SHOWN_CHECKS])
     more = f"; and {len(failed) - SHOWN_CHECKS} more" if len(failed) > SHOWN_CHECKS else ""
-    return f"{cause} ({shown}{more})", remedy
+    return f"{'; '.join(causes)} ({shown}{more})", remedy
 
 
-def _cause(
-    output: OutputValidation, failed: tuple[Check, ...], *, merged: OutputValidation | None, where: str
+def faithful_verdict(
+    output: OutputValidation, *, yardstick: str, unjudged: str, base_limit: float | None, where: str
+) -> Verdict:
+    """Return whether an output whose checks are made computes what its own weights say.
+
+    Args:
+        output: The output.
+        yardstick: What its results were compared with; empty if with nothing.
+        unjudged: Why they were not.
+        base_limit: As :func:`explain_checks`.
+        where: As there.
+    """
+    checks = [each for each in output.checks if each.question == "faithful"]
+    failed = tuple(each for each in checks if not each.passed)
+    named = {"stored": "stored weights", "merged": "merged model", "reference": "reference"}.get(yardstick, "")
+    if failed:
+        said = _broken(output, failed, where, base_limit)[0]
+        return Verdict.model_validate({"answer": Answer.FAILED, "said": said, "yardstick": named})
+    compared = next((each for each in checks if each.against == yardstick), None)
+    if compared is None and not named:
+        return Verdict(said=unjudged)
+    if compared is None:
+        return Verdict.model_validate({"answer": Answer.PASSED, "said": unjudged, "yardstick": named})
+    of = {"stored": "PyTorch on its own weights", "merged": "the merged model", "reference": "base + adapter"}[
+        yardstick
+    ]
+    said = (
+        f"it is {compared.value or 0.0:.2g} {compared.unit} away from {of}, and rounding explains {compared.limit:.2g}"
+    )
+    return Verdict.model_validate({"answer": Answer.PASSED, "said": said, "yardstick": named})
+
+
+def _broken(
+    output: OutputValidation, failed: tuple[Check, ...], where: str, base_limit: float | None
 ) -> tuple[str, str]:
+    """Return what is broken and the remedy; both empty if nothing is."""
+    if not failed:
+        return "", ""
     names = {check.name for check in failed}
     if "non_finite_logits" in names:
         return (
-            f"its results contain NaN or infinity, first in {where or 'its output'}",
+            f"broken: its results contain NaN or infinity, first in {where or 'its output'}",
             _remedy_non_finite(output),
         )
-    if _is_base(output):
+    said, remedies = [], []
+    if any(check.name in texts.CHECKS for check in failed) and output.texts:
+        of_texts, remedy = texts.explain(output.texts)
+        said.append(of_texts)
+        remedies.append(remedy)
+    others = [check for check in failed if check.name not in (*survival.CHECKS, *texts.CHECKS)]
+    # Of weights in the wrong place each is named; results would only allow a guess.
+    exchanged = output.survival is not None and any(each.exchanged for each in output.survival.faulty)
+    if others and not exchanged:
+        cause, remedy = _results(output, others, base_limit)
+        said.append(cause)
+        remedies.append(remedy)
+    if output.survival and any(check.name in survival.CHECKS for check in failed):
+        of_modules, remedy = survival.explain(output.survival)
+        said.append(of_modules)
+        remedies.insert(0, remedy)  # stored weights show what results only suggest
+    return f"broken: {'; '.join(filter(None, said))}", next(filter(None, remedies), "")
+
+
+def _results(output: OutputValidation, failed: list[Check], base_limit: float | None) -> tuple[str, str]:
+    to_base = distance_of(output.to_base)
+    if to_base is not None and base_limit is not None and to_base <= base_limit:
         return (
             "it behaves like the base model: the adapter is missing from it",
-            "merge again, and export from the merged model; check that base model and checkpoint are those of the training",
+            "export it from the merged model; check that base model and checkpoint are those of the training",
         )
     shape = next((name for check in failed for name in [check.name.partition(".")[0]] if name in SHAPE_CAUSES), "")
     if shape and all("." in check.name for check in failed):
         return SHAPE_CAUSES[shape], _remedy_shape(output, shape)
-    if merged is not None and merged.failed_checks and _agrees_with_merged(output):
-        return (
-            "it agrees with the merged model, which itself differs from base + adapter",
-            "the merge is wrong, not this format: see the explanation of pytorch",
-        )
-    if "adapter_strength_error" in names and _strength_explains(output):
-        strength = f"{output.adapter_strength:.3g} times the adapter's effect instead of 1"
-        return (
-            f"it has {strength}: the scale is wrong (lora_alpha, r, rsLoRA), or some of the adapter's tensors are missing",
-            "merge again; check lora_alpha, r and the patterns in adapter_config.json",
-        )
-    return _distance_cause(output)
-
-
-def _is_base(output: OutputValidation) -> bool:
-    """Return whether the output is closer to the base without adapter than to the reference."""
-    to_reference, to_base = distance_of(output.to_reference), distance_of(output.to_base)
-    return to_reference is not None and to_base is not None and to_base < to_reference
-
-
-def _strength_explains(output: OutputValidation) -> bool:
-    """Return whether the adapter's wrong strength, rather than noise, explains the distance to the reference.
-
-    A scale wrong by s moves the strength by about s / 2, and the distance by about s² of the adapter's effect.
-    """
-    strength, to_base, to_reference = output.adapter_strength, output.to_base, output.to_reference
-    if strength is None or to_base is None or to_reference is None:
-        return False
-    expected = (2 * (strength - 1)) ** 2 * (distance_of(to_base) or 0.0)
-    return (distance_of(to_reference) or 0.0) < 4 * expected
-
-
-def _agrees_with_merged(output: OutputValidation) -> bool:
-    against = [check for check in output.checks if check.against == "merged"]
-    return bool(against) and all(check.passed for check in against)
-
-
-_HALF = (
-    "it is further from the reference than 16-bit rounding explains",
-    "use the other 16-bit type or none; if the unquantized format fails too, examine that first",
-)
-_FLOATS_OF_4_BITS = "rounding to floats of 4 bits moves this model too far"
-_BOTH_IN_8_BITS = "rounding weights and activations to 8 bits moves this model too far"
-_OUTLIERS = "its activations have outliers, beside which the integers of one range are too coarse"
-_ROUNDING = {
-    "fp16": _HALF,
-    "bf16": _HALF,
-    "int8": (
-        "it is further from the reference than rounding to 8 bits explains, or the model has outliers",
-        "use fp16 or bf16; if those pass, give int8 a smaller group_size",
-    ),
-    "w8a8": (_BOTH_IN_8_BITS, "use int8, which rounds weights alone"),
-    "fp8": (_BOTH_IN_8_BITS, "use int8, which rounds weights alone"),
-    "fp8_static": (
-        _BOTH_IN_8_BITS,
-        "use fp8, which finds the ranges of activations while it runs, or text closer to what it is used for",
-    ),
-    "int8_dynamic": (_OUTLIERS, "use int8, which rounds weights alone, or int8_static, which chooses ranges on text"),
-    "int8_static": (_OUTLIERS, "use int8, which rounds weights alone, or text closer to what it is used for"),
-    "int4": (
-        "rounding to 4 bits moves this model too far",
-        "use int8, or a smaller group_size (16 instead of 32) for int4",
-    ),
-    "8da4w": (
-        "rounding weights to 4 bits and activations to 8 bits moves this model too far",
-        "use none, or the smallest group_size (32)",
-    ),
-    "nvfp4": (_FLOATS_OF_4_BITS, "use int4, which text can calibrate (optimization.method), or int8"),
-    "mxfp4": (_FLOATS_OF_4_BITS, "use nvfp4 or int4, which are closer at nearly the same size"),
-    "int3": ("rounding to 3 bits moves this model too far", "calibrate it (optimization.method: auto), or use int4"),
-}
-"""Cause and remedy of a distance that is too large, by level."""
-
-
-def _distance_cause(output: OutputValidation) -> tuple[str, str]:
-    if output.level in _ROUNDING:
-        return _ROUNDING[output.level]
-    if output.format == "pytorch" and output.to_base is None:
-        return (
-            "its weights are not those of the base model from which it was made",
-            "export it again; check that the base model was not changed meanwhile",
-        )
+    if any(check.against == "stored" for check in failed):
+        return "it computes something else than its own weights", _REMEDY_GRAPH
     if output.format == "pytorch":
         return (
-            "the merged weights are not base + adapter: wrong scale (lora_alpha, r, rsLoRA), a missing tensor, or another base",
-            "merge again from the checkpoint's own base model; check lora_alpha, r and the patterns in adapter_config.json",
+            "it is further from the model than rounding its weights to their type explains",
+            "export it again; if it fails again, check that base model and checkpoint are those of the training",
         )
-    return (
-        f"the {output.format} graph computes something else than the model",
-        "export with another engine (mobius, dynamo, legacy) or opset, or with optimize_graph off",
-    )
+    return "it computes something else than the merged model, beyond what rounding its weights explains", _REMEDY_GRAPH
+
+
+_REMEDY_GRAPH = (
+    "export with another engine (mobius, dynamo, legacy) or opset, or with optimize_graph off; or leave this format out"
+)
+
+
+def _coarse(output: OutputValidation, failed: tuple[Check, ...]) -> tuple[str, str]:
+    """Return what is lost and what keeps more; both empty if enough is kept."""
+    if not failed:
+        return "", ""
+    if all(check.name.startswith(("native_dtype.", "continuation.", "answers.")) for check in failed):
+        shape = failed[0].name.partition(".")[0]
+        return SHAPE_CAUSES[shape], _remedy_shape(output, shape)
+    said = output.fit.said or "it is further from the model than its limits allow"
+    level = "" if output.level == "none" else f"{output.level} "
+    return f"too coarse: {level}{said.removeprefix('it ')}", _WIDER.get(output.level, _WIDER_OTHERS)
+
+
+_WIDER = {
+    "int4": "calibrate it (optimization.method: auto), give the layers that matter most 8 bits (optimization.size_budget), or use int8",
+    "int3": "calibrate it (optimization.method: auto), or use int4",
+    "nvfp4": "use int4, which text can calibrate (optimization.method), or int8",
+    "mxfp4": "use nvfp4 or int4, which are closer at nearly the same size",
+    "int8_dynamic": "use int8, which rounds weights alone, or int8_static, which chooses ranges on text",
+    "int8_static": "use int8, which rounds weights alone, or text closer to what it is used for",
+    "fp8_static": "use fp8, which finds the ranges of activations while it runs, or int8",
+    "w8a8": "use int8, which rounds weights alone",
+    "fp8": "use int8, which rounds weights alone",
+    "q4_0": "use q4_k_m, q5_k_m or q8_0",
+    "iq4_xs": "use q4_k_m, q5_k_m or q8_0",
+    "q4_k_m": "use q5_k_m, q6_k or q8_0, or give text like the training data (optimization.calibration), which weighs the rounding",
+    "q5_k_m": "use q6_k or q8_0",
+}
+_WIDER_OTHERS = "use a wider level, or the unquantized format"
 
 
 def _remedy_non_finite(output: OutputValidation) -> str:

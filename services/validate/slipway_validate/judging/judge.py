@@ -1,4 +1,4 @@
-"""Check each figure of an output against its limit."""
+"""Check each figure of an output against its limit, for two questions that are never mixed: is it faithful, and does it fit?"""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from slipway.validation.answers import AnswerComparison, LongContinuation
 from slipway.validation.comparisons import Check, LogitComparison, ShapeCase
 from slipway.validation.findings import OutputValidation
 from slipway.validation.limit_overrides import Limits
+from slipway.validation.verdicts import Question
 from slipway_validate.judging import survival, texts
+from slipway_validate.judging.fit import FitRule, fit_checks
 from slipway_validate.judging.limits import (
-    ALONG_EFFECT,
-    CASE_FACTOR,
-    LIKELY,
-    MERGED_FLOAT32_MAX_ABS_DIFF,
-    NATIVE_MEAN_KL,
-    NATIVE_RELATIVE_ERROR,
+    CASE_TIMES,
+    COST_TIMES,
+    EXACT_DIFFERENCE,
+    FLOOR,
+    NOISE_TIMES,
+    VALUES_FLOOR,
     absolute_limit,
 )
-from slipway_validate.judging.measures import Measure
+from slipway_validate.judging.measures import Measure, distance_of
 
-Against = Literal["reference", "merged", "itself"]
+Against = Literal["reference", "merged", "stored", "itself"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,22 +32,44 @@ class Rule:
     """The limits and figures by which one output is judged.
 
     Attributes:
-        limits: Limits against the reference.
-        merged_limits: Limits against the merged model, which differ if the merged weights are rounded themselves.
+        limits: Absolute limits: of the stored weights, and those that were asked for.
         measure: How results are compared.
-        logit_scale: The reference's scale of logits.
-        noise: The reference's arithmetic noise, in logits.
         effect: Distance of base and reference: the effect of the adapter on this text. None: there is no adapter, or it is unknown.
-        values: Number of values that are compared.
+        yardstick: The model that it is compared with for faithfulness; None if there is none.
+        noise: Distance that rounding the inputs of products makes, as its runtime does; 0 if it rounds none, None if that is unknown.
+        cost: Distance that rounding the merged weights to its level makes; 0 for the same weights, None if that is unknown.
+        exact: Whether weights and arithmetic are float32.
+        logit_scale: The reference's scale of logits.
+        arithmetic: The reference's arithmetic noise, in logits.
     """
 
     limits: Limits
-    merged_limits: Limits
     measure: Measure
-    logit_scale: float = 1.0
-    noise: float | None = None
     effect: float | None = None
-    values: int = 1 << 30
+    yardstick: Against | None = None
+    noise: float | None = 0.0
+    cost: float | None = 0.0
+    exact: bool = False
+    logit_scale: float = 1.0
+    arithmetic: float | None = None
+
+    @property
+    def fit(self) -> FitRule:
+        """Return the part that judges what is left of the fine-tune."""
+        return FitRule(self.measure, self.effect)
+
+    @property
+    def own_noise(self) -> float | None:
+        """Return the largest distance between two computations of the same weights; None if it is unknown."""
+        floor = FLOOR if self.measure.logits else VALUES_FLOOR
+        return None if self.noise is None else floor + NOISE_TIMES * self.noise
+
+    @property
+    def faithful_limit(self) -> float | None:
+        """Return the largest distance from the yardstick; None if it is unknown."""
+        if self.own_noise is None or self.cost is None:
+            return None
+        return self.own_noise + COST_TIMES * self.cost
 
 
 class Judge:
@@ -54,79 +78,75 @@ class Judge:
     def __init__(self, rule: Rule, *, adapter: bool = True) -> None:
         self._rule = rule
         self._adapter = adapter
-        # If rounding may move the model further than the adapter does, the adapter's strength cannot be measured.
-        drowning = rule.measure.limit(rule.limits)
-        self._sees_adapter = rule.effect is not None and rule.effect >= drowning
-        self._strength_limit = rule.limits.adapter_strength_error
-        if rule.effect and not rule.measure.many:
-            # With few values, noise is not orthogonal to the effect: it moves the strength by a part of its own size.
-            along = min(1.0, max(ALONG_EFFECT, LIKELY / math.sqrt(max(1, rule.values))))
-            self._strength_limit = max(self._strength_limit, along * math.sqrt(drowning / rule.effect))
 
     def notes(self) -> tuple[str, ...]:
         """Return remarks on properties that could not be judged."""
-        if not self._adapter:
-            return ("there is no adapter: its presence and strength were not judged",)
-        if self._sees_adapter:
-            return ()
-        return (
-            "the adapter has almost no effect on this text, so its strength was not judged: give text like its training data",
-        )
+        return () if self._adapter else ("there is no adapter: its presence and strength were not judged",)
 
     def checks(self, output: OutputValidation, *, non_finite: int) -> tuple[Check, ...]:
         """Return all checks that the output's figures allow."""
         found = [_at_most("non_finite_logits", float(non_finite), 0.0, unit="count", against="itself")]
-        is_merged = output.name == "pytorch"
-        if output.to_reference:
-            found += self._distance(output.to_reference, self._rule.limits, against="reference", is_merged=is_merged)
-        if output.to_merged:
-            found += self._distance(output.to_merged, self._rule.merged_limits, against="merged", is_merged=False)
-        if output.reference_perplexity is not None:
-            ratio = None if output.perplexity is None else output.perplexity / output.reference_perplexity
-            found.append(_at_most("perplexity_ratio", ratio, self._rule.limits.perplexity_ratio, unit="ratio"))
-        if output.to_base and self._sees_adapter:
-            strength = output.adapter_strength
-            error = None if strength is None else abs(strength - 1)
-            found.append(_at_most("adapter_strength_error", error, self._strength_limit, unit="share"))
+        found += self._faithful(output)
         if output.survival is not None:
             found += survival.checks(output.survival, self._rule.limits)
-        if output.continuation and not output.continuation.skipped:
-            found += self._continuation(output.continuation)
-        if output.answers:
-            found += self._answers(output.answers)
-        found += texts.checks(output.texts)
-        native = output.engine.native_dtype if output.engine else ""
         for case in output.cases:
             if not case.skipped:
-                found += self._case(case, native_dtype=native)
-        return tuple(found)
+                found += self._case(case)
+        if output.continuation and not output.continuation.skipped:
+            found += self._continuation(output.continuation)
+        found += texts.checks(output.texts)
+        found += fit_checks(output, self._rule.fit)
+        if output.answers:
+            found += self._answers(output.answers)
+        return (*found, *self._asked(output))
 
-    def _distance(self, figures: LogitComparison, limits: Limits, *, against: Against, is_merged: bool) -> list[Check]:
-        found = (
-            self._logits(figures, limits, against) if self._rule.measure.logits else _values(figures, limits, against)
-        )
-        largest = self._absolute(limits, is_merged=is_merged)
-        if largest is not None:
-            unit = "logits" if self._rule.measure.logits else ""
-            found.insert(0, _at_most("max_abs_diff", figures.max_abs_diff, largest, unit=unit, against=against))
+    def _faithful(self, output: OutputValidation) -> list[Check]:
+        """Check the results against the yardstick."""
+        rule = self._rule
+        sides = {"stored": output.to_stored, "merged": output.to_merged, "reference": output.to_reference}
+        figures = sides.get(rule.yardstick or "")
+        if figures is None or rule.yardstick is None or rule.faithful_limit is None:
+            return []
+        found = [self._distance(distance_of(figures), rule.faithful_limit, against=rule.yardstick)]
+        if rule.exact and rule.measure.logits and rule.yardstick != "reference":
+            limit = absolute_limit(EXACT_DIFFERENCE, logit_scale=rule.logit_scale, noise=rule.arithmetic)
+            found.append(_at_most("max_abs_diff", figures.max_abs_diff, limit, unit="logits", against=rule.yardstick))
         return found
 
-    def _logits(self, figures: LogitComparison, limits: Limits, against: Against) -> list[Check]:
-        agreement = "top1_agreement" if self._rule.measure.many else "choice_agreement"
-        value = getattr(figures, agreement)
-        return [
-            _at_most("mean_kl", figures.mean_kl, limits.mean_kl, unit="nats/token", against=against),
-            _check(agreement, value, limits.top1_agreement, ">=", unit="share", against=against),
-        ]
+    def _distance(
+        self, value: float | None, limit: float, *, against: Against, prefix: str = "", question: Question = "faithful"
+    ) -> Check:
+        logits = self._rule.measure.logits
+        name, unit, power = ("mean_kl", "nats/token", 1.0) if logits else ("relative_error", "share", 0.5)
+        shown = None if value is None or not math.isfinite(value) else value**power
+        return _at_most(f"{prefix}{name}", shown, limit**power, unit=unit, against=against, question=question)
+
+    def _case(self, case: ShapeCase) -> list[Check]:
+        """Check a case against the output itself, where no rounding of weights hides an error; in the native type, by what is left."""
+        rule, logits = self._rule, self._rule.measure.logits
+        prefix = f"{case.name}."
+        if case.name == "native_dtype":
+            value = case.mean_kl if logits else _square(case.relative_error)
+            return [self._distance(value, rule.fit.near, against="reference", prefix=prefix, question="fit")]
+        if rule.own_noise is None:
+            return []
+        value = case.self_mean_kl if logits else _square(case.self_relative_error)
+        found = [self._distance(value, CASE_TIMES * rule.own_noise, against="itself", prefix=prefix)]
+        if rule.exact and logits:
+            limit = absolute_limit(EXACT_DIFFERENCE, logit_scale=rule.logit_scale, noise=rule.arithmetic)
+            found.append(
+                _at_most(f"{prefix}max_abs_diff", case.self_max_abs_diff, limit, unit="logits", against="itself")
+            )
+        return found
 
     def _continuation(self, found: LongContinuation) -> list[Check]:
         """Check a long continuation: few tokens of one text, so the figure scatters as that of a case."""
-        limits, own = self._rule.limits, self._rule.merged_limits
-        unit = "nats/token"
-        return [
-            _at_most("continuation.mean_kl", found.mean_kl, limits.case_mean_kl, unit=unit),
-            _at_most("continuation.cache_kl", found.cache_kl, own.case_mean_kl, unit=unit, against="itself"),
-        ]
+        unit, rule = "nats/token", self._rule
+        checks = [_at_most("continuation.mean_kl", found.mean_kl, rule.fit.near, unit=unit, question="fit")]
+        if rule.own_noise is not None:
+            limit = CASE_TIMES * rule.own_noise
+            checks.append(_at_most("continuation.cache_kl", found.cache_kl, limit, unit=unit, against="itself"))
+        return checks
 
     def _answers(self, found: AnswerComparison) -> list[Check]:
         """Check the first score of the answers. One answer may change where two are equally likely."""
@@ -134,52 +154,73 @@ class Judge:
             return []
         score, allowed = found.scores[0], self._rule.limits.quality_loss or 0.0
         limit = allowed + 1 / max(found.with_expected, 1)
-        return [_at_most(f"answers.{score.name}_loss", score.loss, limit, unit="share")]
+        return [_at_most(f"answers.{score.name}_loss", score.loss, limit, unit="share", question="fit")]
 
-    def _case(self, case: ShapeCase, *, native_dtype: str) -> list[Check]:
-        """Check a case against the reference, and against the output itself, where no rounding of weights hides an error."""
-        limits, own_limits, logits = self._rule.limits, self._rule.merged_limits, self._rule.measure.logits
-        if logits:
-            figure, unit, native = "mean_kl", "nats/token", NATIVE_MEAN_KL
-            limit, own_limit = limits.case_mean_kl, own_limits.mean_kl
-        else:
-            figure, unit, native = "relative_error", "share", NATIVE_RELATIVE_ERROR
-            limit, own_limit = CASE_FACTOR * (limits.relative_error or 0.0), own_limits.relative_error or 0.0
-        name, value = f"{case.name}.{figure}", getattr(case, figure)
-        if case.name == "native_dtype":
-            return [_at_most(name, value, limit + native.get(native_dtype, max(native.values())), unit=unit)]
-        found = [
-            _at_most(name, value, limit, unit=unit),
-            _at_most(name, getattr(case, f"self_{figure}"), own_limit, unit=unit, against="itself"),
-        ]
-        largest = self._absolute(own_limits, is_merged=False) if logits else None
-        if largest is not None:
-            value = case.self_max_abs_diff
-            found.append(_at_most(f"{case.name}.max_abs_diff", value, largest, unit="logits", against="itself"))
+    def _asked(self, output: OutputValidation) -> list[Check]:
+        """Check the absolute limits that ``validation.limits`` asks for."""
+        limits, found = self._rule.limits, []
+        if output.to_reference is not None:
+            found += _absolute(output.to_reference, limits, scale=self._rule.logit_scale)
+        if limits.perplexity_ratio is not None and output.reference_perplexity is not None:
+            ratio = None if output.perplexity is None else output.perplexity / output.reference_perplexity
+            found.append(_at_most("perplexity_ratio", ratio, limits.perplexity_ratio, unit="ratio", question="fit"))
+        if limits.adapter_strength_error is not None and output.adapter_strength is not None:
+            error, limit = abs(output.adapter_strength - 1), limits.adapter_strength_error
+            found.append(_at_most("adapter_strength_error", error, limit, unit="share", question="fit"))
+        if limits.case_mean_kl is not None and self._rule.measure.logits:
+            found += [
+                _at_most(f"{case.name}.mean_kl", case.mean_kl, limits.case_mean_kl, unit="nats/token", question="fit")
+                for case in output.cases
+                if not case.skipped
+            ]
         return found
 
-    def _absolute(self, limits: Limits, *, is_merged: bool) -> float | None:
-        if is_merged and limits.max_abs_diff is not None:
-            tighter = min(limits.max_abs_diff, MERGED_FLOAT32_MAX_ABS_DIFF)
-            limits = limits.model_copy(update={"max_abs_diff": tighter})
-        return absolute_limit(limits, logit_scale=self._rule.logit_scale, noise=self._rule.noise)
+
+def _square(value: float | None) -> float | None:
+    return None if value is None else value**2
 
 
-def _values(figures: LogitComparison, limits: Limits, against: Against) -> list[Check]:
-    """Check values that are not logits; a single score has no direction and therefore no cosine distance."""
-    error, distance = figures.relative_error, figures.cosine_distance
-    found = [_at_most("relative_error", error, limits.relative_error or 0.0, unit="share", against=against)]
-    if distance is not None and limits.cosine_distance is not None:
-        found.append(_at_most("cosine_distance", distance, limits.cosine_distance, unit="1 - cos", against=against))
+def _absolute(figures: LogitComparison, limits: Limits, *, scale: float) -> list[Check]:
+    found = []
+    if limits.mean_kl is not None and figures.relative_error is None:
+        found.append(_at_most("mean_kl", figures.mean_kl, limits.mean_kl, unit="nats/token", question="fit"))
+    if limits.max_abs_diff is not None:
+        limit = limits.max_abs_diff * scale
+        found.append(_at_most("max_abs_diff", figures.max_abs_diff, limit, unit="logits", question="fit"))
+    if limits.top1_agreement is not None and figures.top1_agreement is not None:
+        limit = limits.top1_agreement
+        found.append(_check("top1_agreement", figures.top1_agreement, limit, ">=", unit="share", question="fit"))
+    if limits.relative_error is not None and figures.relative_error is not None:
+        found.append(
+            _at_most("relative_error", figures.relative_error, limits.relative_error, unit="share", question="fit")
+        )
+    if limits.cosine_distance is not None and figures.cosine_distance is not None:
+        limit = limits.cosine_distance
+        found.append(_at_most("cosine_distance", figures.cosine_distance, limit, unit="1 - cos", question="fit"))
     return found
 
 
-def _at_most(name: str, value: float | None, limit: float, *, unit: str, against: Against = "reference") -> Check:
-    return _check(name, value, limit, "<=", unit=unit, against=against)
+def _at_most(
+    name: str,
+    value: float | None,
+    limit: float,
+    *,
+    unit: str,
+    against: Against = "reference",
+    question: Question = "faithful",
+) -> Check:
+    return _check(name, value, limit, "<=", unit=unit, against=against, question=question)
 
 
 def _check(
-    name: str, value: float | None, limit: float, comparison: Literal["<=", ">="], *, unit: str, against: Against
+    name: str,
+    value: float | None,
+    limit: float,
+    comparison: Literal["<=", ">="],
+    *,
+    unit: str,
+    against: Against = "reference",
+    question: Question,
 ) -> Check:
     finite = value is not None and math.isfinite(value)
     kept = finite and value is not None and (value <= limit if comparison == "<=" else value >= limit)
@@ -190,5 +231,6 @@ def _check(
         comparison=comparison,
         passed=kept,
         against=against,
+        question=question,
         unit=unit,
     )

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from slipway.models.families import Comparison
 from slipway.validation.comparisons import LogitComparison
-from slipway.validation.limit_overrides import Limits
 from slipway_validate.numerics import LogitComparer
 from slipway_validate.vectors import VectorComparer
 
@@ -20,14 +19,12 @@ class Measure:
         comparer: Computes the figures.
         logits: Whether results are logits: softmax ignores a constant added to all logits of a position.
         many: Whether there are so many results (next tokens) that near ties and noise along the adapter's effect do not matter.
-        limit: Returns the distance (see :func:`distance_of`) that the limits allow.
         weak_effect: Distance of base and reference below which the adapter has almost no effect.
     """
 
     comparer: Callable[[], LogitComparer | VectorComparer]
     logits: bool
     many: bool
-    limit: Callable[[Limits], float]
     weak_effect: float
 
 
@@ -38,11 +35,10 @@ def choose_measure(comparison: Comparison, *, width: int) -> Measure:
             VectorComparer,
             logits=False,
             many=False,
-            limit=lambda limits: (limits.relative_error or 0.0) ** 2,
             weak_effect=1e-4,
         )
     many = comparison is Comparison.NEXT_TOKEN
-    return Measure(LogitComparer, logits=True, many=many, limit=lambda limits: limits.mean_kl, weak_effect=1e-3)
+    return Measure(LogitComparer, logits=True, many=many, weak_effect=1e-3)
 
 
 def distance_of(figures: LogitComparison | None) -> float | None:

@@ -26,6 +26,9 @@ IMPORTED, WAITING, ROUND = "imported", "waiting", "round"
 """Keys of a runner's lines: a held runner has imported its libraries; the result is written and the runner waits; the result of a round."""
 SURVIVAL_FILE = "survival.json"
 """What outputs hold of the adapter: an object of :class:`slipway.validation.survival.AdapterSurvival` by name of the output."""
+YARDSTICKS_FILE = "yardsticks.json"
+"""Of each pass of :class:`Yardsticks`, by its name: ``comparison`` with the reference (:class:`slipway.validation.comparisons.LogitComparison`) if
+its results are not kept, or ``why`` it was not made."""
 INPUTS_FILE = "inputs.json"
 """In the folder of the samples: :class:`EncodedInputs`; missing if the user gave none."""
 SOUNDS_FILE = "sounds.npy"
@@ -47,6 +50,11 @@ def plain_file(name: str) -> str:
 def long_file(index: int) -> str:
     """Return the file name of a long continuation's logits: (tokens, V) float32, each predicting one token of the reference's."""
     return f"long_{index}.npy"
+
+
+def pass_file(name: str) -> str:
+    """Return the file name of the results of a pass of :class:`Yardsticks`: (N, P, V) float32, of its windows."""
+    return f"pass_{name.replace('/', '_')}.npy"
 
 
 class _Message(BaseModel):
@@ -299,13 +307,54 @@ class SurvivalSpec(_Message):
     outputs: dict[str, Path]
 
 
+class Pass(_Message):
+    """One pass over windows with the reference's model, and with other weights or inputs than its own.
+
+    Attributes:
+        name: Its name; that of the output, if it computes with an output's weights.
+        output: Folder of the output whose stored weights it computes with; None for the reference's own. Its results are kept.
+        weights: How the merged weights are rounded (``weight_rounding`` of ``slipway_validate.runner.yardsticks.roundings``); empty: not.
+        outer: How those of embedding and head are; empty: as the others.
+        inputs: How the inputs of products are rounded (``slipway.formats.contract.Runtime.rounds_inputs``); empty: not.
+    """
+
+    name: str
+    output: Path | None = None
+    weights: str = ""
+    outer: str = ""
+    inputs: str = ""
+
+
+class Yardsticks(_Message):
+    """Passes that outputs are measured with.
+
+    Attributes:
+        base: Folder of the base.
+        adapter: Folder of the adapter; None without one.
+        run: Samples, family and padding.
+        reference: Folder of the reference's results.
+        windows: The first windows, which are computed.
+        threads: Threads to compute with.
+        passes: The passes.
+    """
+
+    base: Path
+    adapter: Path | None = None
+    run: RunSpec
+    reference: Path
+    windows: int
+    threads: int = 1
+    passes: tuple[Pass, ...]
+
+
 class Spec(_Message):
-    """Contents of ``spec.json``: at most one of the first four fields. ``survival`` is done last, after the result is written."""
+    """Contents of ``spec.json``: at most one of the first four fields. ``survival`` and ``yardsticks`` are done last, after the result is written."""
 
     run: RunSpec | None = None
     tokenize: TokenizeSpec | None = None
     texts: TextSpec | None = None
     explain: ExplainSpec | None = None
+    yardsticks: Yardsticks | None = None
     survival: SurvivalSpec | None = None
 
 

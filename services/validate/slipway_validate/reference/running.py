@@ -16,7 +16,7 @@ from slipway_validate.judging.reference_run import ReferenceRun
 from slipway_validate.params import SampleParams
 from slipway_validate.preparation import Prepared, require_success
 from slipway_validate.protocol import process
-from slipway_validate.protocol.messages import Benchmark, RunResult, RunSpec, Spec, SurvivalSpec
+from slipway_validate.protocol.messages import Benchmark, RunResult, RunSpec, Spec, SurvivalSpec, Yardsticks
 
 RUNTIME = "slipway_validate.runner.runtime_reference:load"
 
@@ -37,7 +37,7 @@ def run_reference(
         ValidationError: ``VALIDATION_IMPOSSIBLE``: the reference cannot be loaded, or its logits are not finite.
         StageError: ``CANCELLED``, ``DISK_FULL``.
     """
-    spec = _spec(inputs, prepared, params, ctx).model_copy(update={"benchmark": benchmark})
+    spec = reference_spec(inputs, prepared, params, ctx).model_copy(update={"benchmark": benchmark})
     long = long_spec(prepared, inputs["base"], params)
     if params.continuation_tokens and long is not None and long.new_tokens < params.continuation_tokens:
         ctx.warn(
@@ -58,16 +58,21 @@ def start_timing(
     folder: Path,
     benchmark: Benchmark,
     survival: SurvivalSpec | None,
+    yardsticks: Yardsticks | None,
 ) -> AbstractContextManager[process.Runner]:
     """Start the process that loads the reference only to be timed beside the outputs: what it computes is known.
 
     It compares the stored weights too, because it has imported the libraries for that. Nothing is waited for.
     """
-    spec = _spec(inputs, prepared, params, ctx)
+    spec = reference_spec(inputs, prepared, params, ctx)
     spec = spec.model_copy(update={"benchmark": benchmark, "only_timed": True, "cases": (), "prompts": ()})
     timeout = params.output_timeout_seconds
     return process.start_runner(
-        Spec(run=spec, survival=survival), folder, ctx, label="stored weights", timeout_seconds=timeout
+        Spec(run=spec, survival=survival, yardsticks=yardsticks),
+        folder,
+        ctx,
+        label="stored weights",
+        timeout_seconds=timeout,
     )
 
 
@@ -76,7 +81,8 @@ def merged_level(inputs: Mapping[str, Path]) -> str:
     return level_of(stored_dtype(inputs[MERGED] if MERGED in inputs else inputs["base"]))
 
 
-def _spec(inputs: Mapping[str, Path], prepared: Prepared, params: SampleParams, ctx: Context) -> RunSpec:
+def reference_spec(inputs: Mapping[str, Path], prepared: Prepared, params: SampleParams, ctx: Context) -> RunSpec:
+    """Return what the reference computes."""
     spec = prepared.spec(RUNTIME, inputs["base"], params=params, threads=ctx.threads)
     return spec.model_copy(update={"adapter": inputs["adapter"].absolute()}) if "adapter" in inputs else spec
 

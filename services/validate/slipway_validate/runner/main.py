@@ -50,6 +50,7 @@ from slipway_validate.protocol.messages import (
     SurvivalSpec,
     TextSpec,
     TokenizeSpec,
+    Yardsticks,
 )
 from slipway_validate.runner import guard
 from slipway_validate.runner.benchmark import time_round
@@ -269,6 +270,14 @@ def compare_weights(spec: SurvivalSpec, folder: Path) -> None:
     (folder / SURVIVAL_FILE).write_text(json.dumps(document), encoding="utf-8")
 
 
+def measure_yardsticks(spec: Yardsticks, folder: Path) -> None:
+    """Compute what outputs are measured with. What goes wrong leaves the result of the run as it is: then it was not measured."""
+    with contextlib.suppress(Exception):
+        from slipway_validate.runner.yardsticks.computing import compute_yardsticks
+
+        compute_yardsticks(spec, folder, report=_report)
+
+
 def _failed(error: BaseException) -> RunResult:
     match error:
         case NotRunnable():
@@ -312,6 +321,8 @@ def main() -> int:
         temporary.replace(folder / RESULT_FILE)
         if spec.survival is not None:
             compare_weights(spec.survival, folder)
+        if spec.yardsticks is not None:
+            measure_yardsticks(spec.yardsticks, folder)
         if model is not None and spec.run is not None and spec.run.benchmark is not None:
             take_rounds(spec.run, model, commands)
     sys.stdout.flush()

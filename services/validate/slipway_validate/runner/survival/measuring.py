@@ -6,12 +6,15 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from slipway.errors import ModelExportError
+from slipway.formats import Runtime
+from slipway.formats.registry import runtime_of_output
 from slipway.validation.survival import AdapterSurvival, ModuleSurvival
 from slipway_validate.runner.model import Unusable
 from slipway_validate.runner.survival.adapted import AdaptedModule, adapted_modules
@@ -144,7 +147,7 @@ def _measure(
     opened: dict[str, _Output] = {}
     for name, folder in outputs.items():
         try:
-            opened[name] = _Output(_open(folder, weights.rows))
+            opened[name] = _Output(open_stored(folder, base, weights.rows, runtime_of_output(name)))
         except _FAULTS as error:
             found[name] = AdapterSurvival(not_run=_said(error))
     chosen = modules[:: max(1, math.ceil(len(modules) / MOST_MODULES))]
@@ -185,7 +188,25 @@ def _said(error: Exception) -> str:
     )
 
 
-def _open(folder: Path, rows: Callable[[str], int]) -> StoredModel:
+def open_stored(folder: Path, model: Path, rows: Callable[[str], int], runtime: Runtime | None) -> StoredModel:
+    """Open the weights that an output stores.
+
+    Args:
+        folder: Its folder.
+        model: Folder of a model of the same architecture.
+        rows: Function that returns the number of output features of a weight of that model; 0 if it has none of this name.
+        runtime: The runtime of its format.
+
+    Raises:
+        NotUnderstoodError: They are in no known form; reading them may raise others (``OSError``, ``ValueError``, ``ModelExportError``).
+    """
+    if runtime is not None and runtime.stored:
+        module, _, name = runtime.stored.partition(":")
+        try:
+            found: StoredModel = getattr(import_module(module), name)(folder, model)
+        except ImportError as error:
+            raise NotUnderstoodError(f"its weights cannot be read here: pip install {error.name}") from error
+        return found
     if any(folder.glob("*.onnx")) or (folder / "onnx-layered").is_dir():
         try:
             from slipway_validate.runner.survival.graphs import Graphs

@@ -1,0 +1,122 @@
+"""Read the weights that a GGUF file stores, in the order and by the names of the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from torch import Tensor
+
+from slipway_gguf.weights.planning import plan_file
+from slipway_gguf.weights.tensors import Array, Planned, transposed
+from slipway_validate.runner.survival.stored import (
+    Dense,
+    NotUnderstoodError,
+    Rows,
+    StoredWeight,
+    Turned,
+    count_non_finite,
+)
+
+_MATRIX = 2
+_EXACT = {gguf.GGMLQuantizationType.F32: torch.float32, gguf.GGMLQuantizationType.F16: torch.float16}
+
+
+def stored(folder: Path, model: Path) -> StoredFile:
+    """Open the file in a folder.
+
+    Args:
+        folder: Folder of the output.
+        model: Folder of a model of its architecture, whose names and order of rows are given.
+
+    Raises:
+        NotUnderstoodError: The folder has no file, or several.
+        GGUFExportError: The model has no place in a GGUF file.
+    """
+    files = sorted(folder.glob("*.gguf"))
+    if len(files) != 1:
+        raise NotUnderstoodError(f"the folder has {len(files)} GGUF files")
+    return StoredFile(files[0], plan_file(model).tensors)
+
+
+class StoredFile:
+    """The weights of a file, as :class:`slipway_validate.runner.survival.stored.StoredModel`.
+
+    Args:
+        file: The file.
+        planned: The tensors that a file of the model has.
+    """
+
+    def __init__(self, file: Path, planned: list[Planned]) -> None:
+        self._tensors = {each.name: each for each in gguf.GGUFReader(file).tensors}
+        # Of several tensors of the model that one of the file holds, as experts, none can be read alone here.
+        self._planned = {
+            each.parts[0].tensor.name: each
+            for each in planned
+            if len(each.parts) == 1 and len(each.shape) == _MATRIX and each.name in self._tensors and _is_whole(each)
+        }
+        self.names = frozenset(self._planned)
+
+    def weight(self, name: str, *, turned: bool) -> StoredWeight:
+        """As :meth:`slipway_validate.runner.survival.stored.StoredModel.weight`."""
+        planned = self._planned[name]
+        tensor = self._tensors[planned.name]
+        if tuple(int(size) for size in reversed(tensor.shape)) != planned.shape:
+            raise NotUnderstoodError(f"{planned.name} has the shape {tuple(tensor.shape)}")
+        whole = _Quantized(tensor, planned, _places(planned))
+        is_turned = planned.parts[0].view is transposed  # the file holds it (N, K), the model (K, N)
+        return whole if turned == is_turned else Turned(whole)
+
+    def non_finite(self) -> dict[str, int]:
+        """As :meth:`slipway_validate.runner.survival.stored.StoredModel.non_finite`."""
+        floats = {
+            name: torch.from_numpy(np.array(each.data)).view(_EXACT[each.tensor_type])
+            for name, each in self._tensors.items()
+            if each.tensor_type in _EXACT
+        }
+        return count_non_finite(floats)
+
+
+class _Quantized:
+    """A matrix of a file, (N, K), whose rows may lie in another order."""
+
+    def __init__(self, tensor: gguf.ReaderTensor, planned: Planned, places: Tensor | None) -> None:
+        self._tensor, self._planned, self._places = tensor, planned, places
+        self._data = tensor.data.reshape(planned.shape[0], -1)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return (N, K)."""
+        return self._planned.shape
+
+    def take(self, rows: slice) -> Rows:
+        """Read some rows."""
+        at = rows if self._places is None else self._places[rows].numpy()
+        found = gguf.quants.dequantize(self._data[at], self._tensor.tensor_type)
+        values = torch.from_numpy(np.ascontiguousarray(found, dtype=np.float32)).reshape(-1, self.shape[1])
+        if self._planned.factor != 1.0 or self._planned.offset:
+            values = (values - self._planned.offset) / self._planned.factor
+        dtype = _EXACT.get(self._tensor.tensor_type)
+        return Dense(values if dtype is None else values.to(dtype)).take(slice(None))
+
+
+def _is_whole(planned: Planned) -> bool:
+    """Return whether a tensor of the file is one of the model, all of it."""
+    part = planned.parts[0]
+    return part.tensor.shape == (planned.shape[::-1] if part.view is transposed else planned.shape)
+
+
+def _places(planned: Planned) -> Tensor | None:
+    """Return where each row of the model lies in the file; None if their order is the same."""
+    rows, view = planned.shape[0], planned.parts[0].view
+    if view is transposed:
+        return None
+    numbers: Array = np.arange(rows)[:, None]
+    order = np.asarray(view(numbers)).reshape(-1)
+    if bool((order == numbers[:, 0]).all()):
+        return None
+    places = np.empty(rows, dtype=np.int64)
+    places[order] = np.arange(rows)
+    return torch.from_numpy(places)

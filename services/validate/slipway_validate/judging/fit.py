@@ -1,0 +1,174 @@
+"""Judge how much of the fine-tune an output keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slipway.validation.comparisons import Check
+from slipway.validation.findings import OutputStatus, OutputValidation
+from slipway.validation.verdicts import (
+    CLOSE,
+    KEEPS_ENOUGH,
+    KEEPS_HALF,
+    NEAR,
+    WEAK_EFFECT,
+    Answer,
+    Verdict,
+    kept_share,
+)
+from slipway_validate.judging.measures import Measure, distance_of
+
+_CLOSE_VALUES, _NEAR_VALUES = 0.1**2, 0.3**2
+"""As :data:`slipway.validation.verdicts.CLOSE` and ``NEAR``, for values that are not logits: squares of relative errors."""
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class FitRule:
+    """By what the fine-tune in an output is measured.
+
+    Attributes:
+        measure: How results are compared.
+        effect: Distance of base and reference; None without an adapter.
+    """
+
+    measure: Measure
+    effect: float | None
+
+    @property
+    def is_weak(self) -> bool:
+        """Return whether the adapter moves the base so little that rounding noise may outweigh it."""
+        return self.effect is None or self.effect < (WEAK_EFFECT if self.measure.logits else _CLOSE_VALUES)
+
+    @property
+    def close(self) -> float:
+        """Return the distance up to which an output passes."""
+        return self._limit(1 - KEEPS_ENOUGH, CLOSE, _CLOSE_VALUES)
+
+    @property
+    def near(self) -> float:
+        """Return the distance up to which it passes with a warning."""
+        return self._limit(1 - KEEPS_HALF, NEAR, _NEAR_VALUES)
+
+    def _limit(self, share: float, logits: float, values: float) -> float:
+        if not self.is_weak and self.effect is not None:
+            return share * self.effect
+        return logits if self.measure.logits else values
+
+
+def fit_checks(output: OutputValidation, rule: FitRule) -> list[Check]:
+    """Return the checks that an output fails only if most of the fine-tune is lost."""
+    distance = distance_of(output.to_reference)
+    if output.to_reference is None:
+        return []
+    if not rule.is_weak:
+        kept = kept_share(distance, rule.effect)
+        return [_check("kept", kept, KEEPS_HALF, "share", at_least=True)]
+    name, unit = ("mean_kl", "nats/token") if rule.measure.logits else ("relative_error", "share")
+    root = 1.0 if rule.measure.logits else 0.5
+    value = None if distance is None else distance**root
+    found = [_check(name, value, rule.near**root, unit)]
+    if _can_see(output, rule) and output.adapter_strength is not None:
+        error = abs(output.adapter_strength - 1)
+        found.append(_check("adapter_strength_error", error, 1 - KEEPS_HALF, "share"))
+    return found
+
+
+def fit_verdict(output: OutputValidation, rule: FitRule) -> Verdict:
+    """Return the verdict on an output whose checks are made."""
+    distance = distance_of(output.to_reference)
+    checks = [check for check in output.checks if check.question == "fit"]
+    if not checks or distance is None:
+        failed = any(not check.passed for check in checks)
+        return Verdict(answer=Answer.FAILED, said="its results are not finite numbers") if failed else Verdict()
+    said = _said(output, rule, distance)
+    strength = abs((output.adapter_strength or 1.0) - 1) if rule.is_weak and _can_see(output, rule) else 0.0
+    if not all(check.passed for check in checks):
+        answer = Answer.FAILED
+    elif distance > rule.close or strength > 1 - KEEPS_ENOUGH:
+        answer = Answer.WARNING
+    else:
+        answer = Answer.PASSED
+    return Verdict(answer=answer, said=said, yardstick="reference")
+
+
+def with_alternatives(outputs: Sequence[OutputValidation]) -> list[OutputValidation]:
+    """Return the results; a verdict that too little is kept names the outputs that keep more."""
+    return [_with_alternatives(each, outputs) for each in outputs]
+
+
+def _with_alternatives(output: OutputValidation, others: Sequence[OutputValidation]) -> OutputValidation:
+    if output.fit.answer not in (Answer.FAILED, Answer.WARNING) or output.kept is None:
+        return output
+    better = sorted(
+        (
+            each
+            for each in others
+            if (each.kept or 0.0) > output.kept and each.status is OutputStatus.PASSED and each.level != "none"
+        ),
+        key=lambda each: each.size_bytes,
+    )
+    if not better:
+        return output
+    named = ", ".join(f"{each.name} {_percent(each.kept or 0.0)}" for each in better[:_SHOWN])
+    fit = output.fit.model_copy(update={"said": f"{output.fit.said}; of this export, {named}"})
+    changed: dict[str, object] = {"fit": fit}
+    if output.fit.said in output.explanation:
+        changed["explanation"] = output.explanation.replace(output.fit.said, fit.said)
+    return output.model_copy(update=changed)
+
+
+def _can_see(output: OutputValidation, rule: FitRule) -> bool:
+    """Return whether the adapter's strength can be told from noise: of few values, a part of the noise lies along its effect."""
+    distance = distance_of(output.to_reference)
+    return bool(rule.effect) and (rule.measure.many or (distance is not None and distance < (rule.effect or 0.0)))
+
+
+def _said(output: OutputValidation, rule: FitRule, distance: float) -> str:
+    cost = (
+        ""
+        if output.level_cost is None
+        else f"; the nearest rounding of these weights would be {_far(output.level_cost, rule)} away"
+    )
+    if rule.effect is None:
+        return f"it is {_far(distance, rule)} away from the model{cost}"
+    if output.kept is not None and not rule.is_weak:
+        least = "" if output.level_cost is None else kept_share(output.level_cost, rule.effect)
+        beside = "" if least in ("", None) else f" (the nearest rounding of these weights: {_percent(float(least))})"
+        return f"it keeps {_percent(output.kept)} of what the fine-tune changed{beside}"
+    shown = (
+        "" if output.adapter_strength is None else f", with {output.adapter_strength:.2f} times the adapter's effect"
+    )
+    return (
+        f"the adapter changes little on this text ({_far(rule.effect, rule)}), so its direction and the distance decide: "
+        f"{_far(distance, rule)} away{shown}{cost}"
+    )
+
+
+def _far(distance: float, rule: FitRule) -> str:
+    return f"{distance:.2g} nats per token" if rule.measure.logits else f"{distance**0.5:.2g} of the values"
+
+
+def _percent(share: float) -> str:
+    """Show a share in percent: no rounding makes all of what is not."""
+    percent = 100 * share
+    if percent < 99.5:
+        return f"{percent:.0f} %"
+    return "100 %" if percent > 99.995 else f"{min(percent, 99.99):.2f} %"
+
+
+def _check(name: str, value: float | None, limit: float, unit: str, *, at_least: bool = False) -> Check:
+    passed = value is not None and (value >= limit if at_least else value <= limit)
+    comparison = ">=" if at_least else "<="
+    return Check.model_validate(
+        {
+            "name": name,
+            "value": value,
+            "limit": limit,
+            "comparison": comparison,
+            "passed": passed,
+            "question": "fit",
+            "unit": unit,
+        }
+    )

@@ -1,0 +1,77 @@
+"""Round values as runtimes and levels do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+_BLOCKS = re.compile(r"int8/([1-9]\d{0,4})")
+_GROUPS = re.compile(r"int(?P<bits>[2-8])/(?P<size>[1-9]\d{0,4})")
+_LARGEST_FLOAT8 = 448.0
+"""Largest value of float8 E4M3. Source: Micikevicius et al., "FP8 Formats for Deep Learning", 2022."""
+_TINY = 1e-30
+Rounding = Callable[[Tensor], Tensor]
+
+
+def input_rounding(name: str) -> Rounding:
+    """Return the function that rounds the inputs of a product, float32 (…, K), as a runtime does (``Runtime.rounds_inputs``).
+
+    Raises:
+        LookupError: The name is unknown.
+    """
+    if found := _BLOCKS.fullmatch(name):
+        size = int(found[1])
+        return lambda values: _in_groups(values, size, top=127)
+    return _INPUTS[name]
+
+
+def weight_rounding(name: str) -> Rounding:
+    """Return the function that rounds a weight, float32 (N, K): to a float type, or to ``intB/G``, B bits in groups of G, symmetric.
+
+    Raises:
+        LookupError: The name is unknown.
+    """
+    if found := _GROUPS.fullmatch(name):
+        top, size = (1 << (int(found["bits"]) - 1)) - 1, int(found["size"])
+        return lambda values: _in_groups(values, size, top=top)
+    return _FLOATS[name]
+
+
+def _in_groups(values: Tensor, size: int, *, top: int) -> Tensor:
+    """Round to whole numbers of at most ``top`` that share a scale in groups of the last axis; the last group may be shorter."""
+    columns = values.shape[-1]
+    groups = torch.nn.functional.pad(values, (0, -columns % size)).unflatten(-1, (-1, size))
+    return _scaled(groups, top).flatten(-2)[..., :columns]
+
+
+def _scaled(values: Tensor, top: float) -> Tensor:
+    scale = values.abs().amax(dim=-1, keepdim=True).clamp_min(_TINY) / top
+    return torch.round(values / scale) * scale
+
+
+def _whole(values: Tensor) -> Tensor:
+    """Round all values to 256 steps between the smallest and the largest, of which one is zero."""
+    low, high = values.amin().clamp_max(0), values.amax().clamp_min(0)
+    scale = (high - low).clamp_min(_TINY) / 255
+    return torch.round(values / scale) * scale
+
+
+def _float8(values: Tensor) -> Tensor:
+    scale = values.abs().amax(dim=-1, keepdim=True).clamp_min(_TINY) / _LARGEST_FLOAT8
+    return (values / scale).to(torch.float8_e4m3fn).float() * scale
+
+
+_FLOATS: dict[str, Rounding] = {
+    "float16": lambda values: values.half().float(),
+    "bfloat16": lambda values: values.bfloat16().float(),
+    "float32": lambda values: values,
+}
+_INPUTS: dict[str, Rounding] = {
+    **_FLOATS,
+    "int8/row": lambda values: _scaled(values, 127),
+    "int8/tensor": _whole,
+    "float8/row": _float8,
+}

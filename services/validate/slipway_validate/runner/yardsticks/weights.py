@@ -1,0 +1,191 @@
+"""Let the reference's model compute with other weights: those that an output stores, or its own merged ones rounded to a level.
+
+Axes: N output features, K input features, R some of the N.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from slipway_validate.runner.survival.stored import Names, NotUnderstoodError, StoredModel, StoredWeight
+from slipway_validate.runner.yardsticks.roundings import Rounding
+
+_WRAPPERS = re.compile(r"\.(?:base_layer|modules_to_save|original_module)(?:\.default)?(?=\.|$)")
+_PREFIX = re.compile(r"^base_model\.model\.")
+_FACTORS = re.compile(r"\.lora_[A-Za-z_]+\.")
+_PIECE_VALUES = 1 << 22
+"""Values of a weight that are read at a time."""
+_FUSED = 3
+"""Axes of a weight that holds several experts."""
+_SMALL = 1 << 16
+
+Rows = Callable[[slice], Tensor]
+"""Reads rows of a weight, float32 (R, K)."""
+
+
+class Products:
+    """The layers of a model whose weights are products or lookups, by the names that the model gives their weights.
+
+    Raises:
+        NotUnderstoodError: The model has weights of another kind, such as fused experts.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.layers: dict[str, Any] = {}
+        within: set[int] = set()
+        for path, layer in model.named_modules():
+            if isinstance(layer, nn.Linear | nn.Embedding | Conv1D) and not _FACTORS.search(f"{path}."):
+                name = f"{_WRAPPERS.sub('', _PREFIX.sub('', path))}.weight"
+                self.layers.setdefault(name, layer)
+                within |= {id(each) for each in layer.parameters(recurse=False)}
+        for path, value in model.named_parameters():
+            if value.dim() >= _FUSED and value.numel() > _SMALL and id(value) not in within and ".conv" not in path:
+                raise NotUnderstoodError(f"{path} holds several matrices of {tuple(value.shape)}")
+        self._tied = _tied_names(self.layers)
+
+    def rows_of(self, name: str) -> int:
+        """Return N of a weight by its name; 0 if there is none."""
+        layer = self.layers.get(name)
+        return _shape(layer)[0] if layer is not None else 0
+
+    @contextmanager
+    def stored(self, model: StoredModel) -> Iterator[None]:
+        """Compute with the weights that an output stores.
+
+        Raises:
+            NotUnderstoodError: One of them is not there, or in an unknown form.
+        """
+        names = Names(model.names)
+        weights: dict[str, Rows] = {}
+        for name, layer in self.layers.items():
+            found = names.find(name) or next(filter(None, map(names.find, self._tied.get(name, ()))), None)
+            if found is None:
+                raise NotUnderstoodError(f"it has no weight {name}")
+            weight = model.weight(found, turned=isinstance(layer, Conv1D))
+            if tuple(weight.shape) != _shape(layer):
+                raise NotUnderstoodError(f"{name} has the shape {tuple(weight.shape)} instead of {_shape(layer)}")
+            weights[name] = _reader(weight)
+        with self._replaced(weights):
+            yield
+
+    @contextmanager
+    def rounded(self, model: nn.Module, rounding: Rounding, others: Rounding) -> Iterator[None]:
+        """Compute with the merged weights rounded to the nearest: those of products, and with ``others`` those of embedding and head."""
+        updates = {
+            f"{_WRAPPERS.sub('', _PREFIX.sub('', path))}.weight": each
+            for path, each in model.named_modules()
+            if isinstance(each, LoraLayer)
+        }
+        outer = {id(model.get_input_embeddings()), id(model.get_output_embeddings())}  # type: ignore[operator]
+        weights = {
+            name: _merged(layer, updates.get(name), others if _is_outer(layer, outer, updates.get(name)) else rounding)
+            for name, layer in self.layers.items()
+        }
+        with self._replaced(weights):
+            yield
+
+    @contextmanager
+    def rounded_inputs(self, rounding: Rounding) -> Iterator[None]:
+        """Round what goes into each product."""
+        products = [layer for layer in self.layers.values() if not isinstance(layer, nn.Embedding)]
+        hooks = [
+            layer.register_forward_pre_hook(lambda _, given: (rounding(given[0]), *given[1:])) for layer in products
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    @contextmanager
+    def _replaced(self, weights: dict[str, Rows]) -> Iterator[None]:
+        kept = {name: layer.__dict__.get("forward") for name, layer in self.layers.items()}
+        try:
+            for name, layer in self.layers.items():
+                layer.__dict__["forward"] = _forward(layer, weights[name])
+            yield
+        finally:
+            for name, layer in self.layers.items():
+                layer.__dict__.pop("forward", None)
+                if kept[name] is not None:
+                    layer.__dict__["forward"] = kept[name]
+
+
+def _reader(weight: StoredWeight) -> Rows:
+    return lambda rows: weight.take(rows).values
+
+
+def _is_outer(layer: Any, outer: set[int], wrapper: Any) -> bool:
+    return id(layer) in outer or id(wrapper) in outer or isinstance(layer, nn.Embedding)
+
+
+def _shape(layer: Any) -> tuple[int, int]:
+    if isinstance(layer, nn.Embedding):
+        return layer.num_embeddings, layer.embedding_dim
+    if isinstance(layer, nn.Linear):
+        return layer.out_features, layer.in_features
+    columns, rows = layer.weight.shape
+    return rows, columns
+
+
+def _tied_names(layers: dict[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Return for each weight the names of those that are the same tensor."""
+    alike: dict[int, list[str]] = {}
+    for name, layer in layers.items():
+        alike.setdefault(_own(layer).data_ptr(), []).append(name)
+    return {name: tuple(other for other in names if other != name) for names in alike.values() for name in names}
+
+
+def _own(layer: Any) -> Tensor:
+    """Return a layer's weight as it is kept, (N, K) but for a Conv1D."""
+    stored = layer.__dict__.get("stored")
+    weight: Tensor = stored if stored is not None else layer.weight
+    return weight
+
+
+def _merged(layer: Any, adapted: Any, rounding: Rounding) -> Rows:
+    """Return W + Δ rounded, computed once for all calls of a pass."""
+    weight = _own(layer).detach().float()
+    weight = weight.T if isinstance(layer, Conv1D) else weight
+    if adapted is not None:
+        for name in adapted.active_adapters:
+            if name in adapted.lora_A or name in getattr(adapted, "lora_embedding_A", {}):
+                update = adapted.get_delta_weight(name).detach().float()
+                weight = weight + (update.T if isinstance(layer, Conv1D) else update)
+    found = rounding(weight)
+    return lambda rows: found[rows]
+
+
+def _forward(layer: Any, rows: Rows) -> Callable[[Tensor], Tensor]:
+    count, columns = _shape(layer)
+    step = max(1, _PIECE_VALUES // columns)
+
+    @torch.no_grad()
+    def product(given: Tensor) -> Tensor:
+        flat = given.reshape(-1, columns).float()
+        found = torch.cat([flat @ rows(slice(at, min(at + step, count))).T for at in range(0, count, step)], dim=1)
+        if layer.bias is not None:
+            found = found + layer.bias.float()
+        return found.view(*given.shape[:-1], count)
+
+    @torch.no_grad()
+    def lookup(given: Tensor) -> Tensor:
+        ids = given.reshape(-1)
+        found = torch.empty(len(ids), columns)
+        for at in range(0, count, step):
+            inside = (ids >= at) & (ids < at + step)
+            if bool(inside.any()):
+                found[inside] = rows(slice(at, min(at + step, count)))[ids[inside] - at]
+        found = found.view(*given.shape, columns)
+        scale = getattr(layer, "embed_scale", None)  # of transformers' own embeddings that multiply what they look up
+        return found if scale is None else found * scale
+
+    return lookup if isinstance(layer, nn.Embedding) else product

@@ -1,0 +1,168 @@
+"""Say what the outputs of a validation are measured with, and read what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from slipway.files.json_documents import LARGEST_LIST, read_json_object
+from slipway.validation.comparisons import LogitComparison
+from slipway_validate.folders import format_and_level, runtime_for, stored_dtype
+from slipway_validate.judging.compare import load_logits
+from slipway_validate.judging.limits import level_of
+from slipway_validate.judging.measures import distance_of
+from slipway_validate.judging.reference_run import ReferenceRun
+from slipway_validate.numerics import Logits
+from slipway_validate.protocol.messages import YARDSTICKS_FILE, Pass, RunSpec, Yardsticks, pass_file
+
+MOST_WINDOWS = 4
+"""Windows that are computed: a fault of a graph shows in a few hundred tokens."""
+STATIC = "static"
+"""Rounding of inputs in ranges that lie in the output, which are not read."""
+_OURS = "slipway_validate.runner.runtime_transformers:load"
+_COSTS = {
+    "float16": ("float16", ""),
+    "bfloat16": ("bfloat16", ""),
+    "int8": ("int8/32", ""),
+    "int4": ("int4/32", "int8/32"),
+    "8da4w": ("int4/32", "int8/32"),
+    "int3": ("int3/32", "int8/32"),
+}
+"""The nearest rounding of the merged weights, by stored type: of products, and of embedding and head where it differs."""
+
+
+def inputs_pass(rounding: str) -> str:
+    """Return the name of the pass that rounds inputs."""
+    return f"inputs:{rounding}"
+
+
+def cost_pass(level: str) -> str:
+    """Return the name of the pass that rounds the merged weights to a stored type."""
+    return f"weights:{level}"
+
+
+def is_own_code(name: str, folder: Path) -> bool:
+    """Return whether transformers runs the output itself, from the weights that it stores: then it is its own yardstick."""
+    runtime = runtime_for(name, folder)
+    return runtime is not None and runtime.load == _OURS
+
+
+def stands_beside(name: str, folder: Path) -> bool:
+    """Return whether an output is the adapter alone: base and adapter are then the weights that it computes with."""
+    runtime = runtime_for(name, folder)
+    return runtime is not None and runtime.on_base
+
+
+def rounding_of(name: str, folder: Path) -> str:
+    """Return how the output's runtime rounds the inputs of products; empty if it does not."""
+    runtime = runtime_for(name, folder)
+    return runtime.rounding(format_and_level(name)[1]) if runtime is not None else ""
+
+
+def yardsticks(
+    inputs: Mapping[str, Path],
+    outputs: Mapping[str, Path],
+    reference: ReferenceRun,
+    run: RunSpec,
+    *,
+    threads: int,
+    logit_bytes: int,
+) -> Yardsticks | None:
+    """Return what is computed for a validation of these outputs; None if nothing has to be.
+
+    Args:
+        inputs: The inputs of the validation.
+        outputs: Folders of the outputs by name.
+        reference: The run of the reference.
+        run: Samples, family and padding of every run.
+        threads: Threads to compute with.
+        logit_bytes: Most disk for the results that are kept.
+    """
+    passes = tuple(_passes(outputs))
+    if not passes:
+        return None
+    kept = max(1, sum(each.output is not None for each in passes))
+    each_window = max(1, reference.logits[:1].nbytes)
+    windows = max(1, min(MOST_WINDOWS, len(reference.logits), logit_bytes // (2 * kept * each_window)))
+    return Yardsticks(
+        base=inputs["base"].absolute(),
+        adapter=inputs["adapter"].absolute() if "adapter" in inputs else None,
+        run=run.model_copy(update={"cases": (), "prompts": (), "benchmark": None}),
+        reference=reference.folder.absolute(),
+        windows=windows,
+        threads=threads,
+        passes=passes,
+    )
+
+
+def _passes(outputs: Mapping[str, Path]) -> Iterator[Pass]:
+    roundings: dict[str, None] = {}
+    costs: dict[str, None] = {}
+    for name, folder in outputs.items():
+        if runtime_for(name, folder) is None:
+            continue
+        level = level_of(stored_dtype(folder))
+        own, beside = is_own_code(name, folder), stands_beside(name, folder)
+        if not own and not beside:
+            yield Pass(name=name, output=folder.absolute())
+        if level in _COSTS and not beside:
+            costs[level] = None
+        rounding = rounding_of(name, folder)
+        if rounding not in ("", STATIC):
+            roundings[rounding] = None
+        if not own and level in ("float16", "bfloat16"):
+            roundings[level] = None  # its runtime may compute in that type
+    yield from (Pass(name=inputs_pass(each), inputs=each) for each in roundings)
+    for each in costs:
+        weights, outer = _COSTS[each]
+        yield Pass(name=cost_pass(each), weights=weights, outer=outer)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was computed.
+
+    Attributes:
+        folder: Where the kept results lie.
+        windows: Windows that were computed.
+        figures: Distance from the reference of each pass whose results were not kept.
+        missing: Why passes were not made, by name.
+    """
+
+    folder: Path = Path()
+    windows: int = 0
+    figures: Mapping[str, float] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+    def noise(self, rounding: str) -> float | None:
+        """Return the distance that rounded inputs alone make; None if it was not measured."""
+        return self.figures.get(inputs_pass(rounding)) if rounding else 0.0
+
+    def cost(self, level: str) -> float | None:
+        """Return the distance that the nearest rounding of the merged weights to a stored type makes; None if it is not known."""
+        return 0.0 if level == "float32" else self.figures.get(cost_pass(level))
+
+    def results(self, output: str) -> Logits | None:
+        """Return the results of PyTorch on the weights that an output stores, (N, P, V); None if there are none."""
+        path = self.folder / pass_file(output)
+        return load_logits(path) if path.is_file() else None
+
+
+def read_measured(folder: Path, asked: Yardsticks | None) -> Measured:
+    """Read what a process wrote; nothing if it ended early."""
+    if asked is None:
+        return Measured()
+    try:
+        found = read_json_object(folder / YARDSTICKS_FILE, largest=LARGEST_LIST)
+    except (OSError, ValueError):
+        return Measured(missing={each.name: "the process that computed it ended early" for each in asked.passes})
+    figures, missing = {}, {}
+    for name, said in found.items():
+        if "why" in said:
+            missing[name] = str(said["why"])
+        elif "comparison" in said:
+            distance = distance_of(LogitComparison.model_validate(said["comparison"]))
+            if distance is not None:
+                figures[name] = distance
+    return Measured(folder, asked.windows, figures, missing)
