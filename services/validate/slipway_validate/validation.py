@@ -177,11 +177,15 @@ def _validated(
             for run in running.enter_context(closing(taken))
         ]
         of_reference = describe(reference, stopwatch.reference_speed())
+    judged = with_alternatives(sorted(results, key=lambda result: result.name))
+    for each in judged:
+        if each.status is OutputStatus.FAILED:
+            ctx.warn(f"{failed_validation(each.name)}{each.explanation}; {each.remedy}")
     return ValidationReport(
         reference=of_reference,
         inputs=prepared.described(params, vocabulary=reference.result.vocabulary if reference else 0),
-        outputs=tuple(_said(sorted(results, key=lambda result: result.name), ctx)),
-        warnings=(*begun.warnings, *ctx.facts.get("warnings", ())),
+        outputs=tuple(judged),
+        warnings=(*begun.warnings, *ctx.facts.get("warnings", ()), *_kept_little(judged)),
         seconds=time.monotonic() - begin,
     )
 
@@ -284,15 +288,9 @@ def _yardsticks(
     return yardsticks(inputs, outputs, reference, run, threads=ctx.threads, logit_bytes=most)
 
 
-def _said(results: list[OutputValidation], ctx: Context) -> list[OutputValidation]:
-    """Return the results with what keeps more of the fine-tune, and warn of each that fails, or keeps little."""
-    found = with_alternatives(results)
-    for each in found:
-        if each.status is OutputStatus.FAILED:
-            ctx.warn(f"{failed_validation(each.name)}{each.explanation}; {each.remedy}")
-        elif each.fit.answer is Answer.WARNING:
-            ctx.warn(f"{each.name}: {each.fit.said}")
-    return found
+def _kept_little(outputs: list[OutputValidation]) -> list[str]:
+    """Return what is said of outputs that pass and yet keep too little to be silent about."""
+    return [f"{each.name}: {each.fit.said}" for each in outputs if each.passed and each.fit.answer is Answer.WARNING]
 
 
 def _not_run(inputs: Mapping[str, Path], outputs: list[str], params: ValidateParams, *, what: str) -> ValidationReport:

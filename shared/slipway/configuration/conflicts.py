@@ -71,7 +71,7 @@ def cautions(configuration: Sections) -> tuple[str, ...]:
         for name in unused
         if getattr(validation, name)
     ]
-    if validation.on_failure != "fail" and not compared:
+    if validation.on_failure == "keep" and not compared:
         found.append(
             f"validation.on_failure: {validation.on_failure} does nothing: outputs are judged only if validation.enabled and "
             "compare_outputs are true"

@@ -186,15 +186,14 @@ class ValidationConfiguration(Section):
         test_input_samples: Inputs of your own with the expected answers: a .jsonl, .json or .txt file, a folder with one, or a list. What an input holds
             depends on the kind of model (``services/validate/README.md``): ``{prompt: "…", expected: "…"}`` for a decoder, ``{text: "…", label: "…"}``
             for a classifier, ``{audio: "clip.wav", text: "…"}`` for a speech model, in a file beside the sounds. Each output is judged by how much worse it answers than the fine-tuned model. The first 100 are answered.
-        limits: Limits of the comparison that replace those of the table (``services/validate/slipway_validate/judging/limits.py``), by the
-            stored type of the weights (float32, float16, bfloat16, int8, int4 and others of that table): ``{int4: {mean_kl: 0.03}}``, or as text
-            ``int4.mean_kl=0.03,int8.top1_agreement=0.97``. The limits are ``max_abs_diff``, ``mean_kl``, ``top1_agreement``,
-            ``perplexity_ratio``, ``case_mean_kl``, ``adapter_strength_error``, ``cosine_distance``, ``relative_error``, ``module_strength_error``,
-            ``module_weight_error`` and ``quality_loss``.
-        on_failure: What follows if a quantized output exceeds its limits. ``fail`` fails the export, and still delivers the output for
-            examination. ``fallback`` makes it again by rule (smaller groups, integers chosen by a calibration, the worst layers kept
-            wider, the next wider level), validates it again, and fails if no rule is left. ``keep`` delivers it with a warning,
-            and the export succeeds. Whatever else fails validation (the merged model, an output that crashes) fails the export.
+        limits: Absolute limits beside those that follow from what is measured (``docs/verdicts.md``), by the stored type of the weights (float32,
+            float16, bfloat16, int8, int4 and others): ``{int4: {mean_kl: 0.03}}``, or as text ``int4.mean_kl=0.03,int8.top1_agreement=0.97``. The limits are
+            ``max_abs_diff``, ``mean_kl``, ``top1_agreement``, ``perplexity_ratio``, ``case_mean_kl``, ``adapter_strength_error``, ``cosine_distance``,
+            ``relative_error``, ``module_strength_error``, ``module_weight_error`` and ``quality_loss``.
+        on_failure: What follows if a quantized output fails. ``fallback`` makes it again by rule (smaller groups, integers chosen by a calibration,
+            the worst layers kept wider, the next wider level), validates it again, and fails if no rule is left. ``fail`` fails the
+            export, and still delivers the output for examination. ``keep`` delivers it with a warning, and the export succeeds.
+            Whatever else fails validation (the merged model, an output that crashes) fails the export.
     """
 
     enabled: bool = True
@@ -206,7 +205,7 @@ class ValidationConfiguration(Section):
     heldout: Text = ""
     test_input_samples: Annotated[Text | tuple[dict[str, Any], ...], BeforeValidator(check_test_inputs)] = ""
     limits: Annotated[Mapping[str, LimitOverrides], BeforeValidator(check_limit_names)] = Field(default_factory=dict)
-    on_failure: Literal["fail", "fallback", "keep"] = "fail"
+    on_failure: Literal["fail", "fallback", "keep"] = "fallback"
 
     @property
     def continued_tokens(self) -> int:

@@ -13,6 +13,7 @@ from transformers import WhisperFeatureExtractor
 from slipway.base_match.measurement import measure
 from slipway.stage import Context
 from slipway.validation.findings import OutputStatus, OutputValidation, ValidationReport
+from slipway.validation.verdicts import Answer
 from slipway_merge.params import MergeParams
 from slipway_merge.stage import run as merge
 from slipway_quantize.stage import STAGE as QUANTIZE
@@ -26,22 +27,22 @@ from support.models.validated_here import PARAMS, Validated
 from support.models.validation_models import TEXT
 
 FIGURES = {
-    "gpt2": ("decoder", "mean_kl", "top1_agreement"),
-    "marian": ("encoder-decoder", "mean_kl", "choice_agreement"),
-    "bart": ("encoder-decoder", "mean_kl", "choice_agreement"),
-    "t5": ("encoder-decoder", "mean_kl", "choice_agreement"),
-    "whisper": ("speech encoder-decoder", "mean_kl", "choice_agreement"),
-    "bert-classes": ("sequence classifier", "mean_kl", "choice_agreement"),
-    "bert-labels": ("sequence classifier", "mean_kl", "choice_agreement"),
-    "bert-score": ("sequence classifier", "relative_error", None),
-    "bert-tokens": ("token classifier", "mean_kl", "choice_agreement"),
-    "bert-answers": ("question answering", "mean_kl", "choice_agreement"),
-    "bert-masked": ("masked language model", "mean_kl", "choice_agreement"),
-    "bert-embeddings": ("feature extraction", "relative_error", "cosine_distance"),
-    "roberta-classes": ("sequence classifier", "mean_kl", "choice_agreement"),
-    "qwen3-classes": ("sequence classifier", "mean_kl", "choice_agreement"),
+    "gpt2": ("decoder", "mean_kl"),
+    "marian": ("encoder-decoder", "mean_kl"),
+    "bart": ("encoder-decoder", "mean_kl"),
+    "t5": ("encoder-decoder", "mean_kl"),
+    "whisper": ("speech encoder-decoder", "mean_kl"),
+    "bert-classes": ("sequence classifier", "mean_kl"),
+    "bert-labels": ("sequence classifier", "mean_kl"),
+    "bert-score": ("sequence classifier", "relative_error"),
+    "bert-tokens": ("token classifier", "mean_kl"),
+    "bert-answers": ("question answering", "mean_kl"),
+    "bert-masked": ("masked language model", "mean_kl"),
+    "bert-embeddings": ("feature extraction", "relative_error"),
+    "roberta-classes": ("sequence classifier", "mean_kl"),
+    "qwen3-classes": ("sequence classifier", "mean_kl"),
 }
-"""By model: its family, and the figures that it is judged by."""
+"""By model: its family, and the figure that its distance is."""
 GENERATING = ("gpt2", "marian", "bart", "t5", "whisper")
 WITH_LABELS = (*GENERATING, "bert-masked")
 

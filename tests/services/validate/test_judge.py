@@ -1,8 +1,6 @@
-"""Limits and what they lead to: which row applies, which checks fail, what is said about it."""
+"""Limits and what they lead to: what is measured sets them, which checks fail, and what is said about it."""
 
 from __future__ import annotations
-
-from itertools import pairwise
 
 import pytest
 from pydantic import ValidationError as PydanticError
@@ -10,12 +8,25 @@ from pydantic import ValidationError as PydanticError
 from slipway.models.families import Comparison
 from slipway.validation.comparisons import LogitComparison, ShapeCase
 from slipway.validation.findings import OutputStatus, OutputValidation
-from slipway_validate.judging import explain
+from slipway.validation.survival import AdapterSurvival, ModuleSurvival
+from slipway.validation.verdicts import Answer, kept_share
+from slipway_validate.judging import explain, survival
+from slipway_validate.judging.fit import fit_verdict, with_alternatives
 from slipway_validate.judging.judge import Judge, Rule
-from slipway_validate.judging.limits import LIMITS, LimitOverrides, absolute_limit, coarser, level_of, limits_by_level
+from slipway_validate.judging.limits import (
+    FLOOR,
+    LIMITS,
+    LimitOverrides,
+    absolute_limit,
+    coarser,
+    level_of,
+    limits_by_level,
+)
 from slipway_validate.judging.measures import choose_measure
 
 NEXT_TOKEN = choose_measure(Comparison.NEXT_TOKEN, width=100)
+EFFECT = 1.66
+"""Divergence of SmolLM2-135M's base from a fine-tune of it, nats per token."""
 
 
 def comparison(kl: float | None = 0.0, *, largest: float | None = 0.0, top1: float = 1.0) -> LogitComparison:
@@ -24,86 +35,129 @@ def comparison(kl: float | None = 0.0, *, largest: float | None = 0.0, top1: flo
     )
 
 
-def judged(level: str, name: str = "onnx", **figures: object) -> OutputValidation:
-    output = OutputValidation(name=name, format=name.partition("-")[0], level="none", status=OutputStatus.PASSED)
+def rule(level: str = "bfloat16", **figures: object) -> Rule:
+    return Rule(**{"limits": LIMITS[level], "measure": NEXT_TOKEN, "effect": EFFECT, **figures})  # type: ignore[arg-type]
+
+
+def judged(by: Rule, name: str = "onnx", **figures: object) -> OutputValidation:
+    name_of_format, _, level = name.partition("-")
+    output = OutputValidation(name=name, format=name_of_format, level=level or "none", status=OutputStatus.PASSED)
     output = output.model_copy(update=figures)
-    judge = Judge(Rule(LIMITS[level], LIMITS[level], NEXT_TOKEN, noise=1e-6))
-    return output.model_copy(update={"checks": judge.checks(output, non_finite=0)})
+    if output.to_reference is not None:
+        output = output.model_copy(update={"kept": kept_share(output.to_reference.mean_kl, by.effect)})
+    output = output.model_copy(update={"checks": Judge(by).checks(output, non_finite=0)})
+    status = OutputStatus.FAILED if output.failed_checks else OutputStatus.PASSED
+    found = output.model_copy(update={"fit": fit_verdict(output, by.fit), "status": status})
+    said, remedy = explain.explain_checks(found, base_limit=by.faithful_limit)
+    return found.model_copy(update={"explanation": said, "remedy": remedy})
 
 
 def names(output: OutputValidation) -> set[str]:
     return {check.name for check in output.failed_checks}
 
 
-def test_the_table_gets_looser_from_row_to_row() -> None:
-    rows = list(LIMITS.values())
-    for tighter, looser in pairwise(rows):
-        assert tighter.mean_kl < looser.mean_kl
-        assert tighter.perplexity_ratio < looser.perplexity_ratio
-        assert tighter.case_mean_kl < looser.case_mean_kl
+@pytest.mark.parametrize(
+    ("divergence", "answer"),
+    [
+        (2.4e-4, Answer.PASSED),
+        (0.2, Answer.PASSED),
+        (0.3, Answer.WARNING),
+        (0.8, Answer.WARNING),
+        (0.89, Answer.FAILED),
+    ],
+)
+def test_the_share_of_the_fine_tune_that_is_left_decides(divergence: float, answer: Answer) -> None:
+    assert judged(rule(), to_reference=comparison(divergence)).fit.answer is answer
 
 
-def test_limits_that_were_promised() -> None:
-    assert (LIMITS["int8"].mean_kl, LIMITS["int8"].top1_agreement) == (1e-3, 0.98)
-    assert (LIMITS["int4"].mean_kl, LIMITS["int4"].top1_agreement) == (2e-2, 0.90)
-    assert LIMITS["float32"].max_abs_diff == 1e-4
+def test_no_share_is_below_zero_or_known_without_an_adapter() -> None:
+    assert kept_share(2.0, 1.0) == 0.0
+    assert kept_share(0.5, None) is None
+    assert kept_share(None, 1.0) is None
+    assert kept_share(0.25, 1.0) == 0.75
 
 
-@pytest.mark.parametrize(("level", "kl"), [("int4", 1.9e-2), ("int8", 0.9e-3), ("bfloat16", 1e-4), ("float16", 1e-5)])
-def test_each_level_passes_below_its_limit_and_fails_above(level: str, kl: float) -> None:
-    assert not names(judged(level, to_reference=comparison(kl, largest=5.0)))
-    assert names(judged(level, to_reference=comparison(kl * 10, largest=5.0))) == {"mean_kl"}
+def test_a_weak_adapter_is_judged_by_its_direction_and_the_distance() -> None:
+    weak = rule(effect=0.01)
+    right = judged(weak, to_reference=comparison(0.02), adapter_strength=1.02)
+    assert right.fit.answer is Answer.PASSED
+    assert "its direction and the distance decide" in right.fit.said
+    assert judged(weak, to_reference=comparison(0.02), adapter_strength=0.8).fit.answer is Answer.WARNING
+    assert names(judged(weak, to_reference=comparison(0.02), adapter_strength=0.1)) == {"adapter_strength_error"}
+    assert names(judged(weak, to_reference=comparison(0.5), adapter_strength=1.0)) == {"mean_kl"}
 
 
-def test_float32_limits_single_logits_and_the_merged_model_tighter() -> None:
-    almost = comparison(0.0, largest=5e-5)
-    assert not names(judged("float32", to_reference=almost))
-    assert names(judged("float32", name="pytorch", to_reference=almost)) == {"max_abs_diff"}
+def test_without_an_adapter_the_distance_decides() -> None:
+    plain = rule(effect=None)
+    assert [judged(plain, to_reference=comparison(far)).fit.answer for far in (0.05, 0.2, 0.5)] == [
+        Answer.PASSED,
+        Answer.WARNING,
+        Answer.FAILED,
+    ]
+
+
+def test_a_merge_is_compared_with_the_best_one_that_its_type_holds() -> None:
+    best = rule(yardstick="reference", cost=2.4e-4)
+    assert not names(judged(best, "pytorch", to_reference=comparison(3.7e-4)))
+    broken = judged(best, "pytorch", to_reference=comparison(2e-3))
+    assert names(broken) == {"mean_kl"}
+    assert broken.explanation.startswith("broken: it is further from the model than rounding its weights")
+    assert "scale" not in broken.explanation
+
+
+def test_noise_that_the_runtime_makes_is_allowed_and_no_more() -> None:
+    exact, rounding = rule(yardstick="stored"), rule(yardstick="stored", noise=7e-3)
+    far = {"to_reference": comparison(1e-2), "to_stored": comparison(1e-2)}
+    assert names(judged(exact, **far)) == {"mean_kl"}
+    assert not names(judged(rounding, **far))
+    broken = judged(rounding, to_reference=comparison(0.1), to_stored=comparison(0.1))
+    assert "it computes something else than its own weights" in broken.explanation
+    assert rule(noise=0.0).faithful_limit == FLOOR
+
+
+def test_what_was_not_measured_gets_no_verdict() -> None:
+    unknown = rule(yardstick="merged", noise=None)
+    found = judged(unknown, to_merged=comparison(5.0), cases=(ShapeCase(name="decode", self_mean_kl=3.0),))
+    assert not found.failed_checks
+    assert unknown.faithful_limit is None
+    said = explain.faithful_verdict(found, yardstick="", unjudged="its weights are not read", base_limit=None, where="")
+    assert (said.answer, said.said) == (Answer.NOT_JUDGED, "its weights are not read")
+
+
+def test_float32_limits_single_logits() -> None:
+    exact = rule("float32", yardstick="stored", exact=True)
+    assert not names(judged(exact, to_stored=comparison(0.0, largest=5e-5)))
+    assert names(judged(exact, to_stored=comparison(0.0, largest=5e-3))) == {"max_abs_diff"}
 
 
 def test_figures_that_are_not_finite_fail() -> None:
-    assert names(judged("int4", to_reference=comparison(None, largest=None))) == {"mean_kl"}
-    assert names(judged("int4", perplexity=None, reference_perplexity=10.0)) == {"perplexity_ratio"}
-    judge = Judge(Rule(LIMITS["int4"], LIMITS["int4"], NEXT_TOKEN))
+    assert names(judged(rule(yardstick="stored"), to_stored=comparison(None, largest=None))) == {"mean_kl"}
+    assert names(judged(rule(), to_reference=comparison(None))) == {"kept"}
     output = OutputValidation(name="onnx", format="onnx", status=OutputStatus.PASSED)
-    assert [check.passed for check in judge.checks(output, non_finite=1)] == [False]
+    assert [check.passed for check in Judge(rule()).checks(output, non_finite=1)] == [False]
 
 
-def test_noise_of_deep_models_widens_float32_limits_up_to_a_bound() -> None:
-    exact = LIMITS["float32"]
-    assert absolute_limit(exact, logit_scale=2.0, noise=1e-6) == pytest.approx(2e-4)
-    assert absolute_limit(exact, logit_scale=2.0, noise=1e-4) == pytest.approx(8e-4)
-    assert absolute_limit(exact, logit_scale=2.0, noise=1.0) == pytest.approx(2e-3)
-    assert absolute_limit(LIMITS["int8"], logit_scale=2.0, noise=1e-6) is None
+def test_noise_of_deep_models_widens_the_limit_of_single_logits_up_to_a_bound() -> None:
+    assert absolute_limit(1e-4, logit_scale=2.0, noise=1e-6) == pytest.approx(2e-4)
+    assert absolute_limit(1e-4, logit_scale=2.0, noise=1e-4) == pytest.approx(8e-4)
+    assert absolute_limit(1e-4, logit_scale=2.0, noise=1.0) == pytest.approx(2e-3)
 
 
-def test_skipped_cases_are_not_judged() -> None:
+def test_skipped_cases_are_not_judged_and_others_only_beside_the_output_itself() -> None:
     skipped = ShapeCase(name="decode", skipped="no cache")
-    wrong = ShapeCase(name="chunked", mean_kl=1.0, self_mean_kl=1.0, self_max_abs_diff=3.0)
-    found = judged("int4", cases=(skipped, wrong))
+    wrong = ShapeCase(name="chunked", mean_kl=0.1, self_mean_kl=1.0, self_max_abs_diff=3.0)
+    found = judged(rule(), cases=(skipped, wrong))
     assert names(found) == {"chunked.mean_kl"}
-    assert {check.against for check in found.failed_checks} == {"reference", "itself"}
+    assert {check.against for check in found.failed_checks} == {"itself"}
+    assert "its causal mask ignores the cached tokens" in found.explanation
 
 
-def test_adapter_strength_is_judged_only_where_it_can_be_seen() -> None:
-    weak = OutputValidation(name="onnx", format="onnx", status=OutputStatus.PASSED)
-    weak = weak.model_copy(update={"to_base": comparison(0.3), "adapter_strength": 0.9})
-    seen = Judge(Rule(LIMITS["int4"], LIMITS["int4"], NEXT_TOKEN, effect=0.3))
-    drowned = Judge(Rule(LIMITS["int4"], LIMITS["int4"], NEXT_TOKEN, effect=0.01))
-    failed = [check.name for check in seen.checks(weak, non_finite=0) if not check.passed]
-    assert failed == ["adapter_strength_error"]
-    assert all(check.passed for check in drowned.checks(weak, non_finite=0))
-    assert drowned.notes()
-    assert not seen.notes()
-
-
-def test_the_fewer_values_are_compared_the_more_noise_may_lie_along_the_effect() -> None:
-    found = OutputValidation(name="onnx-int8", format="onnx", status=OutputStatus.PASSED)
-    found = found.model_copy(update={"to_base": comparison(0.3), "adapter_strength": 1.06})
-    scores = choose_measure(Comparison.CLASSES, width=1)
-    for values, passes in ((6, True), (600, False)):
-        judge = Judge(Rule(LIMITS["int8"], LIMITS["int8"], scores, effect=0.3, values=values))
-        assert all(check.passed for check in judge.checks(found, non_finite=0)) is passes
+def test_absolute_limits_are_judged_as_they_are_given() -> None:
+    asked = rule().limits.model_copy(update={"mean_kl": 1e-4, "top1_agreement": 0.99, "perplexity_ratio": 1.01})
+    found = judged(
+        rule(limits=asked), to_reference=comparison(2e-4, top1=0.98), perplexity=11.0, reference_perplexity=10.0
+    )
+    assert names(found) == {"mean_kl", "top1_agreement", "perplexity_ratio"}
 
 
 def test_levels() -> None:
@@ -111,19 +165,36 @@ def test_levels() -> None:
     assert level_of("float8_e4m3") == "float32"
     assert coarser("float32", "bfloat16") == coarser("bfloat16", "float32") == "bfloat16"
     assert limits_by_level({"int4": LimitOverrides(mean_kl=0.5)})["int4"].mean_kl == 0.5
-    assert limits_by_level({"int4": LimitOverrides(mean_kl=0.5)})["int4"].top1_agreement == 0.90
+    assert limits_by_level({"int4": LimitOverrides(mean_kl=0.5)})["int4"].top1_agreement is None
     with pytest.raises(PydanticError):
         LimitOverrides(mean_kl=-1.0)
 
 
-def test_explanations_name_the_cause() -> None:
-    merged = judged("float32", name="pytorch", to_reference=comparison(0.5, largest=3.0))
-    inherited = judged(
-        "float32", to_reference=comparison(0.5, largest=3.0), to_merged=comparison(0.0), to_base=comparison(0.9)
-    )
-    assert "the merge is wrong" in explain.explain_checks(inherited, merged=merged)[1]
-    int4 = judged("int4", name="onnx-int4", to_reference=comparison(0.5)).model_copy(update={"level": "int4"})
-    said, remedy = explain.explain_checks(int4, merged=None)
-    assert "mean_kl (against reference) is 0.5, limit <= 0.02" in said
-    assert "int8" in remedy
-    assert explain.explain_checks(judged("int4", to_reference=comparison(0.0)), merged=None) == ("", "")
+def test_too_coarse_is_said_with_what_keeps_more() -> None:
+    coarse = judged(rule(), "pytorch-int4", to_reference=comparison(0.89), size_bytes=132, level_cost=0.89)
+    assert coarse.explanation.startswith("too coarse: int4 keeps 46 % of what the fine-tune changed")
+    assert "calibrate it" in coarse.remedy
+    others = [
+        judged(rule(), "gguf-q4_k_m", to_reference=comparison(0.126), size_bytes=105),
+        judged(rule(), "onnx-int8", to_reference=comparison(9.8e-3), size_bytes=158),
+    ]
+    found = with_alternatives([coarse, *others])
+    assert "of this export, gguf-q4_k_m 92 %, onnx-int8 99 %" in found[0].fit.said
+    assert "gguf-q4_k_m 92 %" in found[0].explanation
+    assert found[1:] == others
+
+
+def test_the_merge_is_blamed_only_where_stored_weights_show_it() -> None:
+    module = ModuleSurvival(module="model.layers.1.mlp.up_proj", layer=1, strength=1.5, noise=1e-3)
+    shown = survival.judged(AdapterSurvival(modules=(module,)), LIMITS["bfloat16"])
+    blamed = judged(rule(yardstick="reference", cost=1e-4), "pytorch", survival=shown, to_reference=comparison(0.9))
+    assert "model.layers.1.mlp.up_proj holds 1.50 of its update instead of 1" in blamed.explanation
+    assert blamed.remedy.startswith("merge again")
+    unseen = judged(rule(yardstick="stored"), to_reference=comparison(0.9), to_stored=comparison(0.9))
+    assert "merge" not in unseen.remedy
+
+
+def test_the_base_model_is_named() -> None:
+    found = judged(rule(yardstick="reference"), "pytorch", to_reference=comparison(EFFECT), to_base=comparison(0.0))
+    assert "it behaves like the base model: the adapter is missing from it" in found.explanation
+    assert judged(rule(), to_reference=comparison(0.0)).explanation == ""

@@ -53,11 +53,11 @@ def test_the_right_head_passes_and_wrong_ones_fail(kind: str, tmp_path: Path) ->
     for name, module in wrong.items():
         found = run.output(f"pytorch-{name}", saved(name, module))
         assert not found.passed
-        assert {"mean_kl", "choice_agreement"} & {check.name for check in found.failed_checks}, name
+        assert {"mean_kl", "kept"} & {check.name for check in found.failed_checks}, name
     body = trained_with_peft(kind, base, adapter)
     head = body.get_base_model().get_submodule(HEADS[kind]).modules_to_save["default"].state_dict()
     lost = body.unload()
     lost.get_submodule(HEADS[kind]).load_state_dict(head)
     found = run.output("pytorch-noop", saved("noop", lost))
-    assert found.explanation.startswith("it behaves like the base model: the adapter is missing from it")
+    assert found.explanation.startswith("broken: it behaves like the base model: the adapter is missing from it")
     assert found.adapter_strength == pytest.approx(0, abs=0.01)

@@ -78,7 +78,7 @@ def test_right_graphs_pass_and_wrong_ones_fail_by_name(name: str, tmp_path: Path
         assert found.engine.runtime == "onnxruntime"
         assert any(case.name == "sentence_embedding" for case in found.cases) is (name == "bert-embeddings")
     lost = run.output("onnx-noop", exported(model.base, tmp_path / "noop"))
-    assert lost.explanation.startswith("it behaves like the base model: the adapter is missing from it")
+    assert lost.explanation.startswith("broken: it behaves like the base model: the adapter is missing from it")
     if name != "whisper":  # sound has one length and no mask
         blind = run.output("onnx-blind", ignore_mask(right, tmp_path / "blind"))
         broken = {check.name.partition(".")[0] for check in blind.failed_checks}

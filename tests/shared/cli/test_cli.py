@@ -163,7 +163,15 @@ def test_plan_shows_settings_graph_and_preflight_and_changes_nothing(
     plan = done.json
     assert plan["origins"]["formats.onnx.enabled"] == "--set formats.onnx.enabled"
     stages = [task["id"] for task in plan["tasks"]]
-    assert stages == ["merge", "quantize-pytorch-int8", "quantize-pytorch-int4", "reference", "validate"]
+    assert stages == [
+        "merge",
+        "calibration_data",
+        "calibrate-int4",
+        "quantize-pytorch-int8",
+        "quantize-pytorch-int4",
+        "reference",
+        "validate",
+    ]
     checks = {finding["check"]: finding for finding in plan["preflight"]["findings"]}
     assert {"disk: SLIPWAY_HOME", "memory", "stage: merge", "stage: quantize", "stage: validate"} <= set(checks)
     assert "needed" in checks["disk: SLIPWAY_HOME"]["message"]

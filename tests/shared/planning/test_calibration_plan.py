@@ -60,7 +60,7 @@ def test_a_method_that_is_named_calibrates_every_integer_level() -> None:
     ],
 )
 def test_nothing_is_calibrated_that_nobody_needs(data: dict[str, Any]) -> None:
-    tasks = planned(data, "calibration")
+    tasks = planned({**data, "validation": {"on_failure": "fail"}}, "calibration")
     assert not [name for name in tasks if name.startswith("calibra")]
     assert not [task for task in tasks.values() if "calibration" in task.inputs]
 
@@ -118,10 +118,12 @@ def test_bad_settings_are_refused_by_name(settings: dict[str, Any], fault: str) 
 def test_text_that_the_settings_name_has_to_be_brought() -> None:
     with pytest.raises(ServiceError, match="sources lacks calibration"):
         planned({"optimization": {**INT4, "calibration": "/data"}})
-    assert planned({"optimization": {"quantization": "int4", "calibration": "/data"}})  # rtn takes none
+    rounded = {"optimization": {"quantization": "int4", "calibration": "/data"}, "validation": {"on_failure": "fail"}}
+    assert planned(rounded)  # rtn takes none, and nothing is in reserve
 
 
-RESERVE = {"optimization": {"quantization": ["int4", "int8"]}, "validation": {"on_failure": "fallback"}}
+RESERVE = {"optimization": {"quantization": ["int4", "int8"]}}
+"""An output that fails is made again without being asked to."""
 
 
 def test_a_fallback_keeps_a_calibration_in_reserve() -> None:

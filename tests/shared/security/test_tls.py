@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
+import ssl
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,6 +26,7 @@ from slipway.security.channels import AsyncChannel, BlockingChannel
 from slipway.security.server import ServerSecurity, coordinator_security, worker_security
 from slipway.security.tls import load
 from slipway.settings.security import Security, TlsFiles
+from support.servers import tls_server
 from support.servers.certificates import Authority, replace
 from support.servers.tcp_proxy import TcpProxy
 
@@ -247,3 +253,32 @@ def test_why_there_is_no_tls_connection_is_said(
     failure = asyncio.run(run())
     assert said in f"{failure.message}; {failure.remedy}"
     assert failure.exit_code == (3 if trusted else 7)  # only what may pass by itself is worth another try
+
+
+@pytest.mark.parametrize("connections", [600, pytest.param(20_000, marks=pytest.mark.slow)])
+def test_broken_handshakes_and_renewals_do_not_end_a_server(connections: int, tmp_path: Path) -> None:
+    """In a process of its own: half of the connections say three bytes and close, and the files are renewed meanwhile."""
+    authority = Authority(tmp_path / "ours")
+    files = authority.files("server", "localhost")
+    program = Path(tls_server.__file__)
+    words = [sys.executable, "-P", str(program), str(files.certificate), str(files.key)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            port = int(server.stdout.readline())
+            for number in range(connections):
+                if number % (connections // 10) == 0:
+                    renewed = authority.files(f"renewed-{number}", "localhost")
+                    replace(files.certificate, renewed.certificate.read_bytes())
+                    replace(files.key, renewed.key.read_bytes())
+                with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+                    if number % 2:
+                        connection.sendall(b"\x16\x03\x01")
+                    else:
+                        trusting = ssl.create_default_context(cafile=str(files.ca))
+                        trusting.set_alpn_protocols(["h2"])
+                        with contextlib.suppress(ssl.SSLCertVerificationError):
+                            trusting.wrap_socket(connection, server_hostname="localhost").close()
+                assert server.poll() is None, f"it ended with {server.returncode} after {number} connections"
+        finally:
+            server.terminate()

@@ -7,6 +7,7 @@ guard, the defaults that the library fills in must be found where the layout say
 from __future__ import annotations
 
 import ctypes
+from collections import deque
 from ctypes import POINTER, Structure, c_bool, c_char_p, c_float, c_int8, c_int32, c_size_t, c_uint32, c_void_p
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -128,6 +129,16 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 }
 _LOG = ctypes.CFUNCTYPE(None, c_int32, c_char_p, c_void_p)
 LOG_ERROR = 4
+_MOST_ERRORS = 1000
+_errors: deque[str] = deque(maxlen=_MOST_ERRORS)
+"""What went wrong since errors were last asked for, in llama.cpp's words."""
+
+
+@_LOG
+def _note(level: int, text: bytes, _: Any) -> None:
+    """Keep an error. llama.cpp holds this function for as long as the process lives, so it belongs to no object that may end before."""
+    if level == LOG_ERROR:
+        _errors.append(text.decode(errors="replace"))
 
 
 class Llama:
@@ -160,21 +171,19 @@ class Llama:
             ) from error
         self.version = f"xllamacpp {xllamacpp.__version__}"
         self.functions = library
-        self._errors: list[str] = []
-        self._keep = _LOG(self._note)
-        library.llama_log_set(self._keep, None)
+        self.listen()
         library.llama_backend_init()
         self._check_layout()
 
     def errors(self) -> str:
         """Return what went wrong since the last call, in llama.cpp's words."""
-        said = " ".join("".join(self._errors).split())
-        self._errors.clear()
+        said = " ".join("".join(_errors).split())
+        _errors.clear()
         return said[:500] or "it says nothing more"
 
-    def _note(self, level: int, text: bytes, _: Any) -> None:
-        if level == LOG_ERROR:
-            self._errors.append(text.decode(errors="replace"))
+    def listen(self) -> None:
+        """Receive llama.cpp's log, which a server in this process takes over for itself."""
+        self.functions.llama_log_set(_note, None)
 
     def _check_layout(self) -> None:
         """Refuse a library whose defaults lie elsewhere."""

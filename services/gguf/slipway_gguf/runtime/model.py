@@ -156,6 +156,7 @@ class GGUFModel(LanguageModel):
         functions = self._llama.functions
         if self._context:
             functions.llama_free(self._context)
+            self._context = None  # what follows may fail, and nothing is freed twice
         params = functions.llama_context_default_params()
         params.n_ctx = self._size = max(_FIRST_CONTEXT, size)
         params.n_batch = params.n_ubatch = _CALL
@@ -165,6 +166,7 @@ class GGUFModel(LanguageModel):
         params.type_k = params.type_v = F32 if self._comparing else F16
         params.swa_full = True  # a cache that is cut back needs what left the window
         params.no_perf = True
+        self._llama.listen()
         self._context = functions.llama_init_from_model(self._model, params)
         if not self._context:
             raise Unusable(f"llama.cpp cannot open a context of {self._size} tokens: {self._llama.errors()}")

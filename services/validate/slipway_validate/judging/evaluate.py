@@ -137,6 +137,8 @@ class Evaluator:
             yardstick=yardstick,
             noise=noise,
             cost=cost,
+            from_reference=_sum(measured.cost(own), measured.cost(reference.merged_level)),
+            values=reference.logits.size,
             exact=own == "float32" and not rounding and yardstick is not None and not cost,
             logit_scale=reference.logit_scale,
             arithmetic=reference.noise,
@@ -250,6 +252,10 @@ def _yardstick(
             f"its results were not compared with its own weights: {why}, and what its level must cost is not known",
         )
     return ("merged" if output.to_merged is not None else "reference"), cost, ""
+
+
+def _sum(first: float | None, second: float | None) -> float | None:
+    return None if first is None or second is None else first + second
 
 
 def begin_result(name: str, folder: Path, result: RunResult) -> OutputValidation:

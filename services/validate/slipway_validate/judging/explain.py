@@ -26,6 +26,7 @@ SHAPE_CAUSES = {
     "chunked": "several tokens at once after a KV cache get other logits: its causal mask ignores the cached tokens",
     "continuation": "long texts go wrong where short ones are right: its KV cache or its positions fail after the first tokens",
     "answers": "its answers to the test inputs are worse than the reference's",
+    "sentence_embedding": "it makes another vector of a text than the model: its pooling or normalization is another",
     "native_dtype": "the data type in which it is served has too little range or precision for it",
 }
 SHOWN_CHECKS = 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from slipway_validate.judging.measures import Measure, distance_of
 
 _CLOSE_VALUES, _NEAR_VALUES = 0.1**2, 0.3**2
 """As :data:`slipway.validation.verdicts.CLOSE` and ``NEAR``, for values that are not logits: squares of relative errors."""
+_ALONG, _LIKELY = 0.25, 2.0
 _SHOWN = 3
 
 
@@ -31,10 +33,12 @@ class FitRule:
     Attributes:
         measure: How results are compared.
         effect: Distance of base and reference; None without an adapter.
+        values: Number of values that are compared.
     """
 
     measure: Measure
     effect: float | None
+    values: int = 1 << 30
 
     @property
     def is_weak(self) -> bool:
@@ -69,9 +73,9 @@ def fit_checks(output: OutputValidation, rule: FitRule) -> list[Check]:
     root = 1.0 if rule.measure.logits else 0.5
     value = None if distance is None else distance**root
     found = [_check(name, value, rule.near**root, unit)]
-    if _can_see(output, rule) and output.adapter_strength is not None:
-        error = abs(output.adapter_strength - 1)
-        found.append(_check("adapter_strength_error", error, 1 - KEEPS_HALF, "share"))
+    if rule.effect and output.adapter_strength is not None:
+        error, limit = abs(output.adapter_strength - 1), max(1 - KEEPS_HALF, _along(distance, rule))
+        found.append(_check("adapter_strength_error", error, limit, "share"))
     return found
 
 
@@ -83,10 +87,10 @@ def fit_verdict(output: OutputValidation, rule: FitRule) -> Verdict:
         failed = any(not check.passed for check in checks)
         return Verdict(answer=Answer.FAILED, said="its results are not finite numbers") if failed else Verdict()
     said = _said(output, rule, distance)
-    strength = abs((output.adapter_strength or 1.0) - 1) if rule.is_weak and _can_see(output, rule) else 0.0
+    strength = 0.0 if output.adapter_strength is None or not rule.is_weak else abs(output.adapter_strength - 1)
     if not all(check.passed for check in checks):
         answer = Answer.FAILED
-    elif distance > rule.close or strength > 1 - KEEPS_ENOUGH:
+    elif distance > rule.close or strength > max(1 - KEEPS_ENOUGH, _along(distance, rule)):
         answer = Answer.WARNING
     else:
         answer = Answer.PASSED
@@ -114,15 +118,20 @@ def _with_alternatives(output: OutputValidation, others: Sequence[OutputValidati
     named = ", ".join(f"{each.name} {_percent(each.kept or 0.0)}" for each in better[:_SHOWN])
     fit = output.fit.model_copy(update={"said": f"{output.fit.said}; of this export, {named}"})
     changed: dict[str, object] = {"fit": fit}
-    if output.fit.said in output.explanation:
-        changed["explanation"] = output.explanation.replace(output.fit.said, fit.said)
+    before = output.fit.said.removeprefix("it ")
+    if before in output.explanation:
+        changed["explanation"] = output.explanation.replace(before, fit.said.removeprefix("it "))
     return output.model_copy(update=changed)
 
 
-def _can_see(output: OutputValidation, rule: FitRule) -> bool:
-    """Return whether the adapter's strength can be told from noise: of few values, a part of the noise lies along its effect."""
-    distance = distance_of(output.to_reference)
-    return bool(rule.effect) and (rule.measure.many or (distance is not None and distance < (rule.effect or 0.0)))
+def _along(distance: float | None, rule: FitRule) -> float:
+    """Return the error of the adapter's strength that noise explains: of few values, a part of it lies along the adapter's effect.
+
+    Of noise in n values, about the share 1 / sqrt(n) lies along any direction; measured on small models: up to a fifth.
+    """
+    if rule.measure.many or not rule.effect or distance is None:
+        return 0.0
+    return min(1.0, max(_ALONG, _LIKELY / math.sqrt(max(1, rule.values)))) * math.sqrt(distance / rule.effect)
 
 
 def _said(output: OutputValidation, rule: FitRule, distance: float) -> str:

@@ -24,6 +24,7 @@ from slipway_validate.judging.limits import (
 )
 from slipway_validate.judging.measures import Measure, distance_of
 
+EMBEDDING_CASE = "sentence_embedding"
 Against = Literal["reference", "merged", "stored", "itself"]
 
 
@@ -38,6 +39,8 @@ class Rule:
         yardstick: The model that it is compared with for faithfulness; None if there is none.
         noise: Distance that rounding the inputs of products makes, as its runtime does; 0 if it rounds none, None if that is unknown.
         cost: Distance that rounding the merged weights to its level makes; 0 for the same weights, None if that is unknown.
+        from_reference: Distance from the reference that the rounding of the weights makes; None if that is unknown.
+        values: Number of values that are compared.
         exact: Whether weights and arithmetic are float32.
         logit_scale: The reference's scale of logits.
         arithmetic: The reference's arithmetic noise, in logits.
@@ -49,6 +52,8 @@ class Rule:
     yardstick: Against | None = None
     noise: float | None = 0.0
     cost: float | None = 0.0
+    from_reference: float | None = None
+    values: int = 1 << 30
     exact: bool = False
     logit_scale: float = 1.0
     arithmetic: float | None = None
@@ -56,7 +61,7 @@ class Rule:
     @property
     def fit(self) -> FitRule:
         """Return the part that judges what is left of the fine-tune."""
-        return FitRule(self.measure, self.effect)
+        return FitRule(self.measure, self.effect, self.values)
 
     @property
     def own_noise(self) -> float | None:
@@ -108,7 +113,7 @@ class Judge:
         if figures is None or rule.yardstick is None or rule.faithful_limit is None:
             return []
         found = [self._distance(distance_of(figures), rule.faithful_limit, against=rule.yardstick)]
-        if rule.exact and rule.measure.logits and rule.yardstick != "reference":
+        if rule.exact and rule.measure.logits:
             limit = absolute_limit(EXACT_DIFFERENCE, logit_scale=rule.logit_scale, noise=rule.arithmetic)
             found.append(_at_most("max_abs_diff", figures.max_abs_diff, limit, unit="logits", against=rule.yardstick))
         return found
@@ -130,6 +135,13 @@ class Judge:
             return [self._distance(value, rule.fit.near, against="reference", prefix=prefix, question="fit")]
         if rule.own_noise is None:
             return []
+        if (
+            case.name == EMBEDDING_CASE
+        ):  # there are no windows of it: the vector of a text is compared with the reference's
+            if rule.from_reference is None:
+                return []
+            limit = CASE_TIMES * (rule.own_noise + COST_TIMES * rule.from_reference)
+            return [self._distance(_square(case.relative_error), limit, against="reference", prefix=prefix)]
         value = case.self_mean_kl if logits else _square(case.self_relative_error)
         found = [self._distance(value, CASE_TIMES * rule.own_noise, against="itself", prefix=prefix)]
         if rule.exact and logits:
