@@ -41,7 +41,7 @@ def install_line(extra: str) -> str:
     folder = f"slipway-{extra}"
     command = install_command("all", extra).replace("pip", f"{folder}/bin/pip", 1)
     why = f"an environment of its own, as {OWN_ENVIRONMENT[extra]}"
-    return f"python3 -m venv {folder} && {command}, and export with {folder}/bin/slipway ({why})"
+    return f"python3 -P -m venv {folder} && {command}, and export with {folder}/bin/slipway ({why})"
 
 
 def missing(extra: str) -> tuple[str, ...]:

@@ -56,7 +56,6 @@ def test_a_method_that_is_named_calibrates_every_integer_level() -> None:
         {"optimization": {"quantization": "int4", "method": "rtn"}},
         {"optimization": {"quantization": "int8", "method": "auto"}},
         {"optimization": {"quantization": "fp16", "method": "autoround"}},
-        {"optimization": {"method": "auto"}, "formats": {"onnx": {"enabled": False, "quantization": "int4"}}},
     ],
 )
 def test_nothing_is_calibrated_that_nobody_needs(data: dict[str, Any]) -> None:
