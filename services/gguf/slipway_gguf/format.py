@@ -85,7 +85,7 @@ FORMAT = Format(
         load="slipway_gguf.runtime:load",
         reads_text=True,
         explain="slipway_gguf.diagnosis:explain",
-        stored="slipway_gguf.weights.stored:stored",
+        stored="slipway_gguf.runtime.stored:stored",
         rounds_inputs=INPUT_ROUNDINGS,
         precision_file="gguf.json",
     ),

@@ -11,9 +11,10 @@ from slipway.formats.registry import runtime_of_output
 from slipway.stage import Context
 from slipway.validation.inputs import NOT_OUTPUTS, input_of, output_of
 from slipway.validation.survival import AdapterSurvival
+from slipway_validate.judging.reference_run import ReferenceRun
+from slipway_validate.judging.yardsticks import Measured, read_measured
 from slipway_validate.protocol import process
 from slipway_validate.protocol.messages import SURVIVAL_FILE, YARDSTICKS_FILE, Spec, SurvivalSpec, Yardsticks
-from slipway_validate.yardsticks import Measured, read_measured
 
 
 def survival_spec(inputs: Mapping[str, Path]) -> SurvivalSpec | None:
@@ -39,6 +40,7 @@ class StoredWeights:
         beside: The process that compares them beside the first output, and its folder. If there is none, or it ends early, they are
             compared in a process of their own when they are asked for.
         yardsticks: What outputs are measured with, computed in the same process; None for nothing.
+        reference: The reference's run, with which that is compared.
     """
 
     def __init__(
@@ -50,7 +52,9 @@ class StoredWeights:
         timeout_seconds: float,
         beside: tuple[process.Runner, Path] | None = None,
         yardsticks: Yardsticks | None = None,
+        reference: ReferenceRun | None = None,
     ) -> None:
+        self._reference = reference
         self._spec = spec
         self._yardsticks = yardsticks
         self._ctx = ctx
@@ -77,7 +81,7 @@ class StoredWeights:
         Raises:
             StageError: ``CANCELLED``, ``DISK_FULL``.
         """
-        return Measured() if self._yardsticks is None else read_measured(self._done, self._yardsticks)
+        return Measured() if self._yardsticks is None else read_measured(self._done, self._yardsticks, self._reference)
 
     @cached_property
     def _done(self) -> Path:

@@ -33,6 +33,7 @@ from slipway_validate.judging.evaluate import MERGED, Evaluator, begin_result, r
 from slipway_validate.judging.fit import with_alternatives
 from slipway_validate.judging.limits import LIMITS, limits_by_level
 from slipway_validate.judging.reference_run import ReferenceRun
+from slipway_validate.judging.yardsticks import yardsticks
 from slipway_validate.outputs.explaining import explained
 from slipway_validate.outputs.runs import OutputRun, OutputRuns, has_room
 from slipway_validate.params import ValidateParams
@@ -59,7 +60,6 @@ from slipway_validate.speed.slower import note_slower
 from slipway_validate.speed.stopwatch import NO_REFERENCE, QUICK, Stopwatch
 from slipway_validate.stored_weights import StoredWeights, survival_spec
 from slipway_validate.texts_read.reading import Texts, read_texts
-from slipway_validate.yardsticks import yardsticks
 
 REFERENCE = "reference"
 TIMING = "timing"
@@ -143,6 +143,7 @@ def _validated(
             timeout_seconds=params.output_timeout_seconds,
             beside=(begun.waiting, work / TIMING) if begun.waiting and REFERENCE in inputs else None,
             yardsticks=begun.yardsticks,
+            reference=reference,
         )
         evaluator = Evaluator(
             reference,

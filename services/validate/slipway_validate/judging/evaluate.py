@@ -29,9 +29,9 @@ from slipway_validate.judging.limits import coarser, own_level
 from slipway_validate.judging.measures import choose_measure, distance_of
 from slipway_validate.judging.reference_run import ReferenceRun
 from slipway_validate.judging.together import Together, compare_together
+from slipway_validate.judging.yardsticks import STATIC, Measured, is_own_code, rounding_of, stands_beside
 from slipway_validate.numerics import Logits
 from slipway_validate.protocol.messages import LOGITS_FILE, RunResult, RunSpec
-from slipway_validate.yardsticks import STATIC, Measured, is_own_code, rounding_of, stands_beside
 
 MERGED = merged_output()
 """Name of the output that is the merged model; others are compared with it."""

@@ -147,7 +147,9 @@ def _results(output: OutputValidation, failed: list[Check], base_limit: float | 
             "it is further from the model than rounding its weights to their type explains",
             "export it again; if it fails again, check that base model and checkpoint are those of the training",
         )
-    return "it computes something else than the merged model, beyond what rounding its weights explains", _REMEDY_GRAPH
+    beside = any(check.against == "reference" for check in failed)
+    model = "base + adapter" if beside else "the merged model"
+    return f"it computes something else than {model}, beyond what rounding its weights explains", _REMEDY_GRAPH
 
 
 _REMEDY_GRAPH = (

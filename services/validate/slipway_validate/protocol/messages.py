@@ -27,8 +27,7 @@ IMPORTED, WAITING, ROUND = "imported", "waiting", "round"
 SURVIVAL_FILE = "survival.json"
 """What outputs hold of the adapter: an object of :class:`slipway.validation.survival.AdapterSurvival` by name of the output."""
 YARDSTICKS_FILE = "yardsticks.json"
-"""Of each pass of :class:`Yardsticks`, by its name: ``comparison`` with the reference (:class:`slipway.validation.comparisons.LogitComparison`) if
-its results are not kept, or ``why`` it was not made."""
+"""An object with the passes of :class:`Yardsticks` that were not made, each with the reason; written last."""
 INPUTS_FILE = "inputs.json"
 """In the folder of the samples: :class:`EncodedInputs`; missing if the user gave none."""
 SOUNDS_FILE = "sounds.npy"
@@ -312,7 +311,7 @@ class Pass(_Message):
 
     Attributes:
         name: Its name; that of the output, if it computes with an output's weights.
-        output: Folder of the output whose stored weights it computes with; None for the reference's own. Its results are kept.
+        output: Folder of the output whose stored weights it computes with; None for the reference's own.
         weights: How the merged weights are rounded (``weight_rounding`` of ``slipway_validate.runner.yardsticks.roundings``); empty: not.
         outer: How those of embedding and head are; empty: as the others.
         inputs: How the inputs of products are rounded (``slipway.formats.contract.Runtime.rounds_inputs``); empty: not.
@@ -332,7 +331,6 @@ class Yardsticks(_Message):
         base: Folder of the base.
         adapter: Folder of the adapter; None without one.
         run: Samples, family and padding.
-        reference: Folder of the reference's results.
         windows: The first windows, which are computed.
         threads: Threads to compute with.
         passes: The passes.
@@ -341,7 +339,6 @@ class Yardsticks(_Message):
     base: Path
     adapter: Path | None = None
     run: RunSpec
-    reference: Path
     windows: int
     threads: int = 1
     passes: tuple[Pass, ...]

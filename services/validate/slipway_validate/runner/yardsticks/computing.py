@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,7 @@ import numpy as np
 from slipway.errors import ModelExportError
 from slipway.formats.registry import runtime_of_output
 from slipway.models.trained.adapter_kinds import is_plain_lora
-from slipway_validate.cases import family_named
-from slipway_validate.judging.compare import compare_windows, load_logits
-from slipway_validate.judging.measures import choose_measure
-from slipway_validate.protocol.messages import LOGITS_FILE, YARDSTICKS_FILE, Pass, Yardsticks, pass_file
+from slipway_validate.protocol.messages import YARDSTICKS_FILE, Pass, Yardsticks, pass_file
 from slipway_validate.runner.collect import Collector
 from slipway_validate.runner.model import Unusable
 from slipway_validate.runner.runtime_reference import ReferenceModel, load
@@ -41,14 +38,14 @@ Report = Callable[[str, int, int], None]
 
 
 def compute_yardsticks(spec: Yardsticks, folder: Path, *, report: Report) -> None:
-    """Compute every pass; write the results of those that outputs are compared with, and the figures of the others.
+    """Compute every pass and write its results, and last a file that says which passes were not made, and why.
 
     Args:
         spec: The passes.
         folder: Where the results go.
         report: Called with the phase, the passes that are done, and all.
     """
-    found: dict[str, Any] = {}
+    found: dict[str, str] = {}
     try:
         if spec.adapter is not None and not is_plain_lora(spec.adapter):
             raise NotUnderstoodError("the adapter changes more than products by factors")
@@ -56,19 +53,19 @@ def compute_yardsticks(spec: Yardsticks, folder: Path, *, report: Report) -> Non
         model.prepare_comparison()
         bench = _Bench(spec, folder, model)
     except _FAULTS as error:
-        found = {each.name: {"why": str(error)} for each in spec.passes}
+        found = {each.name: str(error) or type(error).__name__ for each in spec.passes}
     else:
         for number, each in enumerate(spec.passes):
             report("yardsticks", number, len(spec.passes))
             try:
-                found[each.name] = bench.compute(each)
+                bench.compute(each)
             except _FAULTS as error:
-                found[each.name] = {"why": str(error) or type(error).__name__}
+                found[each.name] = str(error) or type(error).__name__
     (folder / YARDSTICKS_FILE).write_text(json.dumps(found), encoding="utf-8")
 
 
 class _Bench:
-    """The model, and how its results are compared."""
+    """The model, and its samples."""
 
     def __init__(self, spec: Yardsticks, folder: Path, model: Any) -> None:
         self._spec, self._folder, self._model = spec, folder, model
@@ -76,11 +73,9 @@ class _Bench:
         self._plain = module.get_base_model() if hasattr(module, "get_base_model") else module
         self._products = Products(self._plain)
         self._samples = _first(Samples.read(spec.run.samples), spec.windows)
-        self._reference = load_logits(spec.reference / LOGITS_FILE)[: spec.windows]
 
-    def compute(self, asked: Pass) -> Mapping[str, Any]:
-        """Compute one pass; return its figures, or nothing if its results are written."""
-        target = self._folder / pass_file(asked.name)
+    def compute(self, asked: Pass) -> None:
+        """Compute one pass and write its results."""
         with ExitStack() as changed:
             if asked.weights or asked.output is not None:
                 alone = self._model.without_adapter() if isinstance(self._model, ReferenceModel) else nullcontext()
@@ -96,13 +91,7 @@ class _Bench:
             if asked.inputs:
                 changed.enter_context(self._products.rounded_inputs(input_rounding(asked.inputs)))
             collector = Collector(self._model, self._spec.run, self._samples, self._folder, report=lambda *_: None)
-            collector.windows(target.name)
-        if asked.output is not None:
-            return {}
-        measure = choose_measure(family_named(self._spec.run.family).comparison, width=self._reference.shape[-1])
-        figures = compare_windows(self._reference, load_logits(target), measure)
-        target.unlink()
-        return {"comparison": figures.model_dump(mode="json")}
+            collector.windows(pass_file(asked.name))
 
 
 def _first(samples: Samples, count: int) -> Samples:

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slipway.files.json_documents import LARGEST_LIST, read_json_object
-from slipway.validation.comparisons import LogitComparison
 from slipway_validate.folders import format_and_level, runtime_for, stored_dtype
-from slipway_validate.judging.compare import load_logits
+from slipway_validate.judging.compare import compare_windows, load_logits
 from slipway_validate.judging.limits import level_of
 from slipway_validate.judging.measures import distance_of
 from slipway_validate.judging.reference_run import ReferenceRun
@@ -77,19 +76,17 @@ def yardsticks(
         reference: The run of the reference.
         run: Samples, family and padding of every run.
         threads: Threads to compute with.
-        logit_bytes: Most disk for the results that are kept.
+        logit_bytes: Most disk for logits, of which the passes take half.
     """
     passes = tuple(_passes(outputs))
     if not passes:
         return None
-    kept = max(1, sum(each.output is not None for each in passes))
     each_window = max(1, reference.logits[:1].nbytes)
-    windows = max(1, min(MOST_WINDOWS, len(reference.logits), logit_bytes // (2 * kept * each_window)))
+    windows = max(1, min(MOST_WINDOWS, len(reference.logits), logit_bytes // (2 * len(passes) * each_window)))
     return Yardsticks(
         base=inputs["base"].absolute(),
         adapter=inputs["adapter"].absolute() if "adapter" in inputs else None,
         run=run.model_copy(update={"cases": (), "prompts": (), "benchmark": None}),
-        reference=reference.folder.absolute(),
         windows=windows,
         threads=threads,
         passes=passes,
@@ -126,7 +123,7 @@ class Measured:
     Attributes:
         folder: Where the kept results lie.
         windows: Windows that were computed.
-        figures: Distance from the reference of each pass whose results were not kept.
+        figures: Distance from the reference of each pass that no output is compared with.
         missing: Why passes were not made, by name.
     """
 
@@ -149,20 +146,22 @@ class Measured:
         return load_logits(path) if path.is_file() else None
 
 
-def read_measured(folder: Path, asked: Yardsticks | None) -> Measured:
-    """Read what a process wrote; nothing if it ended early."""
-    if asked is None:
+def read_measured(folder: Path, asked: Yardsticks | None, reference: ReferenceRun | None) -> Measured:
+    """Read what a process wrote, and compare the passes that no output is compared with with the reference; nothing if it ended early."""
+    if asked is None or reference is None:
         return Measured()
     try:
-        found = read_json_object(folder / YARDSTICKS_FILE, largest=LARGEST_LIST)
+        said = read_json_object(folder / YARDSTICKS_FILE, largest=LARGEST_LIST)
     except (OSError, ValueError):
         return Measured(missing={each.name: "the process that computed it ended early" for each in asked.passes})
-    figures, missing = {}, {}
-    for name, said in found.items():
-        if "why" in said:
-            missing[name] = str(said["why"])
-        elif "comparison" in said:
-            distance = distance_of(LogitComparison.model_validate(said["comparison"]))
-            if distance is not None:
-                figures[name] = distance
-    return Measured(folder, asked.windows, figures, missing)
+    figures = {}
+    for each in asked.passes:
+        path = folder / pass_file(each.name)
+        if each.output is not None or not path.is_file():
+            continue
+        found = load_logits(path)
+        distance = distance_of(compare_windows(reference.logits[: len(found)], found, reference.measure))
+        path.unlink()
+        if distance is not None:
+            figures[each.name] = distance
+    return Measured(folder, asked.windows, figures, {name: str(why) for name, why in said.items()})

@@ -1,0 +1,95 @@
+"""What outputs are measured with: PyTorch on their own weights, the noise of their arithmetic, and the cost of their level."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from slipway.stage import Context
+from slipway_onnx_export.params import OnnxExportParams
+from slipway_onnx_export.stage import STAGE as EXPORT
+from slipway_validate.judging.compare import compare_windows, load_logits
+from slipway_validate.judging.yardsticks import cost_pass, inputs_pass, read_measured, yardsticks
+from slipway_validate.protocol.messages import pass_file
+from slipway_validate.reference.running import RUNTIME
+from slipway_validate.runner.yardsticks.computing import compute_yardsticks
+from slipway_validate.runner.yardsticks.roundings import input_rounding, weight_rounding
+from support.models.validated_here import Validated
+from support.models.validation_models import Models
+
+
+@pytest.mark.parametrize(
+    ("name", "steps"), [("int8/32", 127), ("int8/256", 127), ("int8/row", 127), ("int8/tensor", 255)]
+)
+def test_inputs_are_rounded_by_at_most_half_a_step(name: str, steps: int) -> None:
+    values = torch.randn(3, 80, generator=torch.Generator().manual_seed(1))
+    rounded = input_rounding(name)(values)
+    assert rounded.shape == values.shape
+    assert 0 < (rounded - values).abs().max() <= 1.01 * (values.amax() - values.amin()) / steps
+    assert not input_rounding(name)(torch.zeros(2, 80)).any()
+
+
+def test_weights_are_rounded_in_groups_and_to_floats() -> None:
+    values = torch.randn(4, 70, generator=torch.Generator().manual_seed(2))
+    for group in range(0, 70, 32):
+        part = values[:, group : group + 32]
+        step = part.abs().amax(dim=1, keepdim=True) / 7
+        assert ((weight_rounding("int4/32")(values)[:, group : group + 32] - part).abs() <= step / 2 + 1e-6).all()
+    assert torch.equal(weight_rounding("bfloat16")(values), values.bfloat16().float())
+    with pytest.raises(LookupError):
+        input_rounding("int7/what")
+
+
+@pytest.fixture(scope="module")
+def graph(tiny: Models, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The merged model as the stage exports it, whose constants have the names of its weights."""
+    work = tmp_path_factory.mktemp("graph")
+    return EXPORT.run({"pytorch": tiny.merged}, OnnxExportParams(parity="never"), Context(workdir=work))["onnx"]
+
+
+def test_pytorch_computes_with_what_an_output_stores(tiny: Models, graph: Path, tmp_path: Path) -> None:
+    """A right graph stores the merged weights, so PyTorch on them is base + adapter; of another model's weights it is not."""
+    run = Validated(tiny.base, tiny.adapter, tmp_path, merged=tiny.merged)
+    inputs = {"base": tiny.base, "adapter": tiny.adapter}
+    outputs = {"pytorch": tiny.merged, "onnx": graph, "onnx-int8": graph}
+    spec = run.spec(RUNTIME, tiny.base)
+    asked = yardsticks(inputs, outputs, run.reference, spec, threads=1, logit_bytes=1 << 30)
+    assert asked is not None
+    assert [each.name for each in asked.passes] == ["onnx", "onnx-int8", inputs_pass("int8/32")]
+    assert asked.windows == 4
+    folder = tmp_path / "measured"
+    folder.mkdir()
+    compute_yardsticks(asked, folder, report=lambda *_: None)
+    found = read_measured(folder, asked, run.reference)
+    assert not found.missing
+    twin = found.results("onnx")
+    assert twin is not None
+    assert (compare_windows(run.reference.logits[:4], twin, run.reference.measure).mean_kl or 0.0) < 1e-9
+    assert 0 < (found.noise("int8/32") or 0.0) < 1e-2
+    assert found.noise("") == found.cost("float32") == 0.0
+    assert found.cost("int4") is None
+    assert cost_pass("int4") not in found.figures
+
+
+def test_weights_that_are_not_understood_are_named_and_the_others_measured(
+    tiny: Models, graph: Path, tmp_path: Path
+) -> None:
+    run = Validated(tiny.base, tiny.adapter, tmp_path, merged=tiny.merged)
+    (strange := tmp_path / "strange").mkdir()
+    (strange / "model.onnx").write_bytes(b"\x08")
+    inputs, outputs = {"base": tiny.base, "adapter": tiny.adapter}, {"onnx": graph, "onnx-fp16": strange}
+    spec = run.spec(RUNTIME, tiny.base)
+    asked = yardsticks(inputs, outputs, run.reference, spec, threads=1, logit_bytes=1 << 30)
+    assert asked is not None
+    folder = tmp_path / "measured"
+    folder.mkdir()
+    compute_yardsticks(asked, folder, report=lambda *_: None)
+    found = read_measured(folder, asked, run.reference)
+    assert set(found.missing) == {"onnx-fp16"}
+    assert found.results("onnx") is not None
+    assert not (folder / pass_file(inputs_pass("float16"))).exists()  # compared, and removed
+    assert found.results("onnx-fp16") is None
+    assert load_logits(folder / pass_file("onnx")).shape[0] == asked.windows
+    assert read_measured(tmp_path, asked, run.reference).missing["onnx"] == "the process that computed it ended early"
