@@ -115,7 +115,8 @@ def test_what_servers_refuse_is_refused_before_anything_runs(project: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"), [({"lora_alpha": 1}, "something else than base + adapter"), ({"target_modules": ["q_proj"]}, "leaves out")]
+    ("fault", "said"),
+    [({"lora_alpha": 1}, "something else than base + adapter"), ({"target_modules": ["q_proj"]}, "leaves out")],
 )
 def test_a_folder_that_means_something_else_fails(
     project: Path, exported: dict[str, Any], tmp_path: Path, fault: dict[str, Any], said: str
