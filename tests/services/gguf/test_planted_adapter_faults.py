@@ -81,7 +81,7 @@ def test_a_good_file_passes(tiny: _Tiny, tmp_path: Path) -> None:
         pytest.param({"change": without_a_half}, f"has lost the factors of {_QUERIES}", marks=_SLOW),
         pytest.param(
             {"fields": {"adapter.lora.alpha": 12.0}},
-            "times the adapter's effect instead of 1: the scale is wrong",
+            "something else than base + adapter",
             marks=_SLOW,
         ),
         ({"change": in_own_order}, "something else than base + adapter"),
