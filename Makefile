@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 DOCS_INSTALLED := $(VENV)/.docs-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-cluster test-k8s lint format docs protos bench bench-merge bench-onnx bench-formats bench-quantize bench-quality bench-depth bench-proof images test-images up clean
+.PHONY: help install demo test test-all test-orders test-cluster test-k8s lint format docs protos bench bench-merge bench-onnx bench-formats bench-quantize bench-quality bench-depth bench-proof images test-images up clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,11 @@ test: $(INSTALLED) ## Run the tests, but for the slow ones, within 10 minutes on
 
 test-all: $(INSTALLED) test-cluster ## Run all tests, the slow ones and those of a cluster too
 	$(SHUFFLED)
+
+# Native runtimes and servers keep state in a process, so the order of their calls decides what they do.
+STATEFUL = tests/services/gguf tests/services/adapter tests/services/openvino tests/shared/worker tests/services/coordinator
+test-orders: $(INSTALLED) ## Run the tests of what keeps state in a process in another order, printed; SEED=… repeats one
+	$(SHUFFLED) -m 'not slow and not cluster' $(STATEFUL)
 
 test-cluster: $(INSTALLED) ## Run the tests of a cluster of processes that are killed; CLUSTER_FAULT_RUNS=50 for more kills
 	$(PYTEST) -m cluster

@@ -15,7 +15,9 @@ from hypothesis import HealthCheck, settings
 from support.harness.made_once import made_once
 from support.servers.s3_server import S3Server, s3_server
 
-pytest_plugins = [f"support.harness.{name}" for name in ("leftovers", "encodable_reports", "described_reports")]
+pytest_plugins = [
+    f"support.harness.{name}" for name in ("leftovers", "encodable_reports", "described_reports", "own_process")
+]
 
 TESTS = Path(__file__).parent
 

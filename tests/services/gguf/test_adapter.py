@@ -33,6 +33,8 @@ from support.models.gguf_models import (
 )
 from support.models.saved_adapters import Tensors, edit, write
 
+pytestmark = pytest.mark.own_process
+
 _TOKENS = np.random.default_rng(3).integers(3, VOCABULARY, 24).tolist()
 _BY_TABLE = {"gemma2": 5e-3, "gemma3": 5e-3, "gpt2": 5e-3}
 """Largest difference where llama.cpp looks GELU up in a table of float16."""

@@ -27,6 +27,8 @@ from support.models.gguf_models import (
 )
 from support.models.saved_adapters import edit
 
+pytestmark = pytest.mark.own_process
+
 _TOKENS = np.random.default_rng(3).integers(3, VOCABULARY, 24).tolist()
 _PATTERNS = {"target_modules": ["q_proj", "v_proj", "down_proj"], "rank_pattern": {"q_proj": 8, "down_proj": 2}}
 

@@ -17,6 +17,8 @@ from support.models.gguf_models import (
     write_gguf,
 )
 
+pytestmark = pytest.mark.own_process
+
 _TOKENS = np.random.default_rng(3).integers(3, VOCABULARY, 24).tolist()
 _BY_TABLE = {"gemma2": 5e-3, "gemma3": 5e-3, "gpt2": 5e-3}
 """Largest difference where llama.cpp looks GELU up in a table of float16."""

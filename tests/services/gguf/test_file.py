@@ -15,6 +15,8 @@ from safetensors.torch import load_file, save_file
 from slipway.errors import GGUFExportError
 from support.models.gguf_models import save_family, write_gguf
 
+pytestmark = pytest.mark.own_process
+
 gguf = pytest.importorskip("gguf", reason="reads the files: pip install 'slipway-ml[gguf]'")
 pytest.importorskip("xllamacpp", reason="quantizes: pip install 'slipway-ml[gguf]'")
 

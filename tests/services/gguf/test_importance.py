@@ -16,6 +16,8 @@ from slipway.errors import GGUFExportError
 from slipway.stage import Context
 from support.models.gguf_models import save_family, write_gguf
 
+pytestmark = pytest.mark.own_process
+
 gguf = pytest.importorskip("gguf", reason="reads the files: pip install 'slipway-ml[gguf]'")
 pytest.importorskip("xllamacpp", reason="quantizes: pip install 'slipway-ml[gguf]'")
 _NAME = "model.layers.1.mlp.up_proj.weight"

@@ -22,6 +22,8 @@ from slipway_validate.runner.texts import compare_texts, write_texts
 from slipway_validate.stage import STAGE as VALIDATE
 from support.models.gguf_faults import HEADS, KV_HEADS, Tensors, faulty, save_models
 
+pytestmark = pytest.mark.own_process
+
 _SLOW = pytest.mark.slow
 _QUERIES = "blk.0.attn_q.weight"
 

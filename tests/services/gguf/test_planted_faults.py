@@ -28,6 +28,8 @@ from support.models.gguf_faults import (
     write,
 )
 
+pytestmark = pytest.mark.own_process
+
 _TEMPLATE, _PRE = {"tokenizer.chat_template": None}, {"tokenizer.ggml.pre": "gpt-2"}
 
 

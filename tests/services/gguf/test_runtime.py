@@ -22,6 +22,7 @@ from slipway_gguf.stage import STAGE
 from slipway_validate.runner.model import NotRunnable, Step, Unusable, plain_step, positions_of, run_segments
 from support.models.gguf_faults import ROWS, save_models
 
+pytestmark = pytest.mark.own_process
 _TOKENS = np.random.default_rng(4).integers(4, 600, 700)
 
 
@@ -108,6 +109,18 @@ def test_the_server_for_conversations_ends_before_speed_is_measured(both: _Both)
     both.model.prepare_comparison()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(place, timeout=5)
+
+
+def test_errors_are_heard_again_when_the_chat_server_has_ended(both: _Both, tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").write_bytes(b"GGUF" + b"\xff" * 40)
+    model = load(both.folder, threads=1)
+    model.rendered([{"role": "user", "content": "a"}])
+    model.leave_comparison()
+    functions = model._llama.functions
+    assert not functions.llama_model_load_from_file(
+        str(tmp_path / "a.gguf").encode(), functions.llama_model_default_params()
+    )
+    assert "failed to load model" in model._llama.errors()
 
 
 def test_another_version_is_not_run(both: _Both, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,8 @@ from support.models.tokenizers_of_kinds import (
     write_vocabulary,
 )
 
+pytestmark = pytest.mark.own_process
+
 _QWEN2 = next(expressions for expressions, each in KNOWN.items() if each.pre == "qwen2")
 _LLAMA3 = next(expressions for expressions, each in KNOWN.items() if each.whole == "llama-bpe")
 _FAST = ("gpt-2", "llama-bpe", "qwen2", "tekken")

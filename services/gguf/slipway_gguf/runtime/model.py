@@ -111,7 +111,9 @@ class GGUFModel(LanguageModel):
 
     def leave_comparison(self) -> None:
         """As :meth:`LanguageModel.leave_comparison`. The server ends, so that it takes no time or memory from what is measured."""
-        self._chat = None
+        if self._chat:
+            self._chat.end()
+            self._chat = None
         if self._beside:
             self._beside.release()
         self._comparing = False
@@ -133,7 +135,7 @@ class GGUFModel(LanguageModel):
         if not template and not self._value("tokenizer.chat_template"):
             return None
         if self._chat is None:
-            self._chat = ChatServer(self._file, threads=self._threads, template=template)
+            self._chat = ChatServer(self._llama, self._file, threads=self._threads, template=template)
         return self._chat.render(messages, tools)
 
     def text_differences(self) -> tuple[str, ...]:
