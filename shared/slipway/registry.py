@@ -7,7 +7,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
-from slipway.distribution import install_command
+from slipway.distribution.naming import install_command
 from slipway.errors import ConfigurationError
 from slipway.stage import Role, Stage
 

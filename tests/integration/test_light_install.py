@@ -13,8 +13,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from slipway.client import Client
-from slipway.distribution import DISTRIBUTION
-from slipway.extras import MODULES, OWN_ENVIRONMENT
+from slipway.distribution.extras import MODULES, OWN_ENVIRONMENT
+from slipway.distribution.naming import DISTRIBUTION
 from support.commands.cli import SLIPWAY
 from support.commands.light_install import (
     PROJECT,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slipway.distribution import own_version
+from slipway.distribution.naming import own_version
 from slipway.models.model_files import copy_companions
 from slipway.stage import Context, installed_version
 from slipway_gguf import modelfile, vocabulary

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from slipway.distribution import install_command
+from slipway.distribution.naming import install_command
 from slipway.errors import TensorRTBuildError
 from slipway.stage import Provider, installed_version
 from slipway_tensorrt_build.gpus import Gpu, find_gpus

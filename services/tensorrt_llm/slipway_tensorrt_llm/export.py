@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from slipway.distribution import own_version
+from slipway.distribution.naming import own_version
 from slipway.errors import TensorRTLLMExportError
 from slipway.files.links import real_file
 from slipway.models.base_format import read_config

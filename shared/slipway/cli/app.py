@@ -54,7 +54,7 @@ app.add_typer(artifacts.cache, name="cache", rich_help_panel=_ARTIFACTS)
 
 def _version(asked: bool) -> None:
     if asked:
-        from slipway.distribution import own_version
+        from slipway.distribution.naming import own_version
 
         typer.echo(f"slipway {own_version()}")
         raise typer.Exit

@@ -120,8 +120,8 @@ def _interrupted(options: OutputOptions) -> Any:
 
 def _unexpected(error: Exception) -> Any:
     """Translate an unexpected exception: a known fault of the machine gets its reason, any other is ``INTERNAL``."""
+    from slipway.distribution.extras import not_installed
     from slipway.errors import ArtifactError, ModelExportError, StageError
-    from slipway.extras import not_installed
     from slipway.folders.disk_full import is_disk_full
     from slipway.machine.out_of_memory import REMEDY, is_out_of_memory
 

@@ -35,7 +35,7 @@ class ServiceCommand(TyperCommand):
 def coordinator(words: Words = None) -> None:
     """Start a coordinator: it runs the exports of clients on the workers that join it."""
     arguments = _parser("coordinator").parse_args(words or [])
-    from slipway.extras import require
+    from slipway.distribution.extras import require
 
     require("coordinator", what="slipway coordinator")
     from slipway_coordinator.main import main
@@ -46,7 +46,7 @@ def coordinator(words: Words = None) -> None:
 def worker(words: Words = None) -> None:
     """Start a worker: it joins a coordinator and runs stages for it."""
     arguments = _parser("worker").parse_args(words or [])
-    from slipway.extras import require
+    from slipway.distribution.extras import require
 
     require("worker", what="slipway worker")
     from slipway.worker.main import main

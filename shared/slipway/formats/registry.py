@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from slipway.distribution import DISTRIBUTION, install_command
+from slipway.distribution.naming import DISTRIBUTION, install_command
 from slipway.errors import ConfigurationError, ModelExportError
 from slipway.formats.contract import Format, Runtime
 from slipway.settings.export_variables import EXPORT_VARIABLES

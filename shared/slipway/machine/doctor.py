@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from slipway.distribution import install_command, own_version
+from slipway.distribution.naming import install_command, own_version
 from slipway.errors import ModelExportError
 from slipway.formats.contract import Format
 from slipway.formats.registry import formats, refused_formats, translate_format_errors

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from slipway.distribution import install_command
+from slipway.distribution.naming import install_command
 from slipway.machine.gpu import first_gpu
 from slipway.stage import Provider, installed_version, library_provider
 from slipway.texts import one_line

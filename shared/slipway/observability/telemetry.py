@@ -21,7 +21,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from slipway.extras import require
+from slipway.distribution.extras import require
 from slipway.redaction import redact
 from slipway.texts import escaped_json
 
@@ -71,7 +71,7 @@ def recording(exporter: SpanExporter, *, service: str = "slipway") -> Iterator[N
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    from slipway.distribution import own_version
+    from slipway.distribution.naming import own_version
 
     # A resource of our own: the default one runs detectors and reads the environment.
     resource = Resource(

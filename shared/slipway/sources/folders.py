@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from slipway.artifacts import Artifacts
 from slipway.artifacts.opening import open_store
 from slipway.artifacts.store import OnBytes
+from slipway.distribution.extras import require
 from slipway.errors import ModelExportError
-from slipway.extras import require
 from slipway.files.user_paths import user_path
 from slipway.settings import Settings
 from slipway.settings.s3 import SCHEME, parse_s3_url

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from slipway.distribution import own_version
+from slipway.distribution.naming import own_version
 from slipway.errors import AdapterExportError
 from slipway.models.adapters.saved import Saved, read_saved
 from slipway.stage import Context, installed_version

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from slipway.distribution import own_version
+from slipway.distribution.naming import own_version
 from slipway.models.families import DECODER, ENCODER_DECODER, SPEECH
 from slipway.models.model_files import copy_companions
 from slipway.stage import installed_version

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from slipway.distribution import own_version
+from slipway.distribution.naming import own_version
 from slipway.errors import ArtifactError, CheckpointValidationError
 from slipway.files.links import files_in, real_file
 from slipway.folders.disk_full import disk_full_is_typed

@@ -19,8 +19,8 @@ from slipway.cli.artifacts.names import artifact_names, content_name
 from slipway.cli.artifacts.transfer import Show
 from slipway.cli.connection import Connection
 from slipway.counts import counted
+from slipway.distribution.extras import require
 from slipway.errors import ArtifactError, ConfigurationError
-from slipway.extras import require
 from slipway.files.checksums import verify_directory, without_checksums
 from slipway.files.local_folders import check_local
 from slipway.folders.kept import UNUSED_SECONDS, remove_unused

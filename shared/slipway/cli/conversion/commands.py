@@ -40,7 +40,7 @@ def convert(  # noqa: PLR0917 - typer calls it by name
     Configuration and tokenizer are copied. The source stays as it is. In a tree, weights that are refused keep no others from
     being converted; the exit code is then that of the first refusal.
     """
-    from slipway.extras import require, stage_extra
+    from slipway.distribution.extras import require, stage_extra
     from slipway.registry import stage_of
     from slipway.stage import Role
 

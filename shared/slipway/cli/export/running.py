@@ -8,7 +8,7 @@ from slipway.cli.progress.display import showing
 from slipway.cli.progress.forms import ProgressForm
 from slipway.cli.terminal.console import print_json, show
 from slipway.configuration import LoadedConfiguration
-from slipway.extras import require
+from slipway.distribution.extras import require
 from slipway.observability.telemetry import tracing
 from slipway.reasons import REASONS
 from slipway.settings import Settings

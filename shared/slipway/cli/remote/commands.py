@@ -190,7 +190,7 @@ def delete(ctx: typer.Context, export: Name, as_json: Json = False, debug: Debug
 
 def _require_local() -> None:
     """Check that the libraries that read this machine's exports are installed."""
-    from slipway.extras import require
+    from slipway.distribution.extras import require
 
     require("coordinator", what="reading the exports of this machine", otherwise="name one: --coordinator HOST:PORT")
 

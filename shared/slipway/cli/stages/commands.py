@@ -91,7 +91,7 @@ def stage(  # noqa: PLR0917 - typer calls it by name
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
     """Run one stage alone on folders, without store or coordinator. slipway stage NAME --help lists its inputs and parameters."""
-    from slipway.extras import require, stage_extra
+    from slipway.distribution.extras import require, stage_extra
     from slipway.registry import load_stage
 
     require("worker", what=f"slipway stage {name}", install=stage_extra(load_stage(name).params.__module__))
@@ -136,7 +136,7 @@ def sample(
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
     """Train a small base model and a LoRA on another text, and save both as a Hugging Face run does."""
-    from slipway.extras import require
+    from slipway.distribution.extras import require
 
     require("sample", what="slipway sample")
     from slipway.cli.progress.display import showing

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slipway.distribution import install_command
-from slipway.extras import missing
+from slipway.distribution.extras import missing
+from slipway.distribution.naming import install_command
 from slipway.results.report.document import Report
 from slipway.results.report.junit import junit
 from slipway.results.result import ExportResult
