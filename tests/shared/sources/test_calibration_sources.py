@@ -18,6 +18,8 @@ from slipway.sources import SourceFolders
 from support.models import tiny_models
 
 INT4 = {"quantization": "int4", "method": "auto"}
+NEVER_CALIBRATED = {"quantization": "int4", "on_failure": "fail"}
+"""Nothing is calibrated, at once or where an output fails."""
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +37,9 @@ def folders(tmp_path: Path) -> Iterator[SourceFolders]:
         yield opened
 
 
-def configuration(run: Path, **optimization: Any) -> Any:
+def configuration(run: Path, on_failure: str = "fallback", **optimization: Any) -> Any:
     paths = {"checkpoint": {"path": str(run / "run")}, "base_model": {"name": str(run / "base")}}
-    return parse({**paths, "optimization": optimization})
+    return parse({**paths, "optimization": optimization, "validation": {"on_failure": on_failure}})
 
 
 def write(path: Path, text: str = "text") -> Path:
@@ -59,7 +61,7 @@ def test_a_file_or_a_folder_is_taken_without_what_is_no_text(run: Path, folders:
 
 
 def test_what_nobody_calibrates_is_neither_looked_for_nor_stored(run: Path, folders: SourceFolders) -> None:
-    found = find_sources(configuration(run, quantization="int4", calibration="/nowhere"), folders)
+    found = find_sources(configuration(run, **NEVER_CALIBRATED, calibration="/nowhere"), folders)
     assert (found.calibration, set(found.files())) == (None, {"base", "adapter"})
 
 
@@ -77,8 +79,8 @@ def test_the_sample_of_its_training_data_that_a_run_brings_is_used(
     assert "calibration.jsonl" not in found.files()["adapter"]
     brought = find_brought(configuration(tmp_path, **INT4), folders, {"heldout": "s3://texts/a"})
     assert brought.files["calibration"] == {"calibration.jsonl": sample.resolve()}
-    assert "calibration" not in find_brought(configuration(tmp_path, quantization="int4"), folders, {}).files
-    assert find_sources(configuration(tmp_path, quantization="int4"), folders).calibration is None
+    assert "calibration" not in find_brought(configuration(tmp_path, **NEVER_CALIBRATED), folders, {}).files
+    assert find_sources(configuration(tmp_path, **NEVER_CALIBRATED), folders).calibration is None
 
 
 def test_a_sample_that_is_too_large_is_left_out_with_a_warning(
@@ -99,7 +101,7 @@ def test_it_is_said_that_the_sample_of_an_imported_run_is_not_used(run: Path, fo
     found = find_brought(configuration(run, **INT4), folders, imports)
     assert "calibration" not in found.files
     assert any("calibration.jsonl" in warning for warning in found.warnings)
-    for optimization in ({"quantization": "int4"}, {**INT4, "calibration": str(write(run / "texts" / "a.txt"))}):
+    for optimization in (NEVER_CALIBRATED, {**INT4, "calibration": str(write(run / "texts" / "a.txt"))}):
         assert find_brought(configuration(run, **optimization), folders, imports).warnings == ()
 
 
