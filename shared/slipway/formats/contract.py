@@ -175,6 +175,7 @@ class Format(Generic[S]):
         group_sizes: Numbers of weights in a row that may share one scale, smallest first; empty: all of ``optimization.group_size``. Its levels get
             the nearest of them, with a warning.
         calibrated: Whether its quantizer takes the integers of a calibration (``optimization.method``).
+        zero_points: Whether its runtimes take zero points beside weights of other bits; if not, its calibrated integers have none.
         quantizer: ``module:attribute`` of a ``slipway_quantize.quantizer.Quantizer``; empty if the quantize stage does not make its levels.
         packager: ``module:attribute`` of a function ``package(folder, *, level, ctx)`` that adds to each output at a level what the unquantized
             output was asked to have beside its weights; empty for none.
@@ -208,6 +209,7 @@ class Format(Generic[S]):
     runtime: Runtime | None = None
     group_sizes: tuple[int, ...] = ()
     calibrated: bool = False
+    zero_points: bool = True
     quantizer: str = ""
     packager: str = ""
     usage: Usage | None = None

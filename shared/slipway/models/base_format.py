@@ -49,6 +49,15 @@ def is_base_format(text: str) -> bool:
     return text == "pickle" or text.removeprefix("pickle ") in METHODS
 
 
+def vocabulary_of(config: Mapping[str, Any]) -> int | None:
+    """Return how many tokens the text part of a model knows by its ``config.json``; None if it does not say so."""
+    text = config.get("text_config")
+    for part in (config, text if isinstance(text, dict) else {}):
+        if isinstance(size := part.get("vocab_size"), int):
+            return size
+    return None
+
+
 def prepared_sizes(folder: Path) -> list[tuple[int, int]]:
     """Return the weights and bytes of every tensor of a model after preparation; estimated for packed tensors and pickles.
 

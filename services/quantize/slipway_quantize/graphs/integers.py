@@ -37,11 +37,13 @@ class Integers:
     Attributes:
         weight: The weight.
         level: Its level.
+        scale_dtype: Stored type of its scales.
         given: The integers that a calibration has chosen; None rounds.
     """
 
     weight: Weight
     level: IntLevel
+    scale_dtype: np.dtype[Any]
     given: CalibratedWeight | None = None
 
     @property
@@ -58,13 +60,12 @@ class Integers:
     def round(self, piece: NDArray[Any], *, row: int = 0, column: int = 0) -> Rounded:
         """Return the integers of a piece of the weight, (rows, columns), that begins at a row and a column."""
         if self.given is not None:
-            scales = np.dtype(np.float32)
-            return self.given.round(piece, row, column=column, scale_dtype=scales, name=self.weight.name)
+            return self.given.round(piece, row, column=column, scale_dtype=self.scale_dtype, name=self.weight.name)
         return round_weight(
             piece,
             bits=self.level.bits,
             group_size=self.level.group_size,
-            scale_dtype=np.dtype(np.float32),
+            scale_dtype=self.scale_dtype,
             name=self.weight.name,
         )
 
