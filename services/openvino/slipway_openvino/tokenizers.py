@@ -93,22 +93,36 @@ def _rendered_otherwise(folder: Path, tokenizer: Any) -> Iterator[str]:
     """Yield the conversations of which openvino-genai makes another prompt; none if it is not installed."""
     if not _can_render(tokenizer):
         return
+    wanted = dict(_prompts(tokenizer))
     import openvino_genai
 
     reader = openvino_genai.Tokenizer(folder)
+    for name, (messages, tools) in CONVERSATIONS.items():
+        given = {"tools": list(tools)} if tools else {}
+        if (
+            name in wanted
+            and reader.apply_chat_template(list(messages), add_generation_prompt=True, **given) != wanted[name]
+        ):
+            yield name
+
+
+def _prompts(tokenizer: Any) -> Iterator[tuple[str, str]]:
+    """Yield the prompts of the conversations that the template takes, as transformers writes them.
+
+    Raises:
+        EndlessTemplateError: openvino-genai would take as long, in this process.
+    """
     with ChatTemplates() as templates:
         for name, (messages, tools) in CONVERSATIONS.items():
             if tools and "tools" not in str(tokenizer.chat_template):
                 continue
             given = {"tools": list(tools)} if tools else {}
             try:
-                wanted = templates.text(tokenizer, messages, add_generation_prompt=True, **given)
-            except EndlessTemplateError:  # openvino-genai would take as long
+                yield name, templates.text(tokenizer, messages, add_generation_prompt=True, **given)
+            except EndlessTemplateError:
                 raise
             except TemplateError:
                 continue
-            if reader.apply_chat_template(list(messages), add_generation_prompt=True, **given) != wanted:
-                yield name
 
 
 def _can_render(tokenizer: Any) -> bool:

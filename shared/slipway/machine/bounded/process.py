@@ -30,11 +30,16 @@ _FRUGAL = {
     "HF_HUB_OFFLINE": "1",
 }
 _READ_BYTES = 1 << 16
+_LEAVE_SECONDS = 10.0
 _SHOWN = 300
 
 
 class UnboundedWorkError(Exception):
     """A call needed more than its limits; the text says which limit, as the end of a sentence that begins with the work."""
+
+
+class SilentWorkError(UnboundedWorkError):
+    """A call gave no answer for so long, by the clock."""
 
 
 class RefusedWorkError(Exception):
@@ -148,9 +153,9 @@ class BoundedProcess:
     def _answer(self) -> dict[str, Any]:
         line = self._line()
         if line is None:
-            why = self._why_ended()
+            error = self._why_ended()
             self.end()
-            raise UnboundedWorkError(why)
+            raise error
         answer: dict[str, Any] = json.loads(line)
         if answer.get("memory"):
             self.end()
@@ -162,7 +167,7 @@ class BoundedProcess:
         return answer
 
     def _line(self) -> bytes | None:
-        """Return the next line of the process; None if it ended before, or was silent for too long."""
+        """Return the next line of the process; None if it ended before."""
         process = self._process
         assert process is not None
         assert process.stdout is not None
@@ -171,7 +176,8 @@ class BoundedProcess:
             selector.register(process.stdout, selectors.EVENT_READ)
             while b"\n" not in parts[-1]:
                 if not selector.select(max(0.0, until - time.monotonic())):
-                    return None
+                    self.end()
+                    raise SilentWorkError(f"takes more than {self._bounds.wait_seconds:g} s")
                 data = os.read(process.stdout.fileno(), _READ_BYTES)
                 if not data:
                     return None
@@ -179,22 +185,23 @@ class BoundedProcess:
         last, _, self._rest = parts[-1].partition(b"\n")
         return b"".join([*parts[:-1], last])
 
-    def _why_ended(self) -> str:
+    def _why_ended(self) -> UnboundedWorkError:
         process = self._process
         assert process is not None
         assert self._errors is not None
         try:
-            process.wait(1.0)
-        except subprocess.TimeoutExpired:
-            return f"takes more than {self._bounds.wait_seconds:g} s"
+            process.wait(_LEAVE_SECONDS)
+        except subprocess.TimeoutExpired:  # a thread of a library may keep it
+            process.kill()
+            process.wait()
         self._errors.seek(0)
         said = self._errors.read(_READ_BYTES).decode(errors="replace").strip()
         if process.returncode == -signal.SIGPROF:
-            return f"takes more than {self._bounds.seconds:g} s of processor time"
+            return UnboundedWorkError(f"takes more than {self._bounds.seconds:g} s of processor time")
         if says_out_of_memory(said) or process.returncode in {-signal.SIGKILL, -signal.SIGABRT, -signal.SIGSEGV}:
-            return self._too_large()
+            return UnboundedWorkError(self._too_large())
         last = said.splitlines()[-1][:_SHOWN] if said else "it said nothing"
-        return f"ends the process that does it (status {process.returncode}: {last})"
+        return UnboundedWorkError(f"ends the process that does it (status {process.returncode}: {last})")
 
     def _too_large(self) -> str:
         return f"needs more than {format_size(self._bounds.memory_bytes)} of memory"
