@@ -42,6 +42,7 @@ class RenewingServer(grpc.aio.Server):
         self._plain = self._new_server(shared=False)
         self._listeners: list[_TlsListener] = []
         self._renewal: asyncio.Task[None] | None = None
+        self._stopping = asyncio.Event()
 
     def add_generic_rpc_handlers(self, generic_rpc_handlers: Iterable[grpc.GenericRpcHandler[Any, Any]]) -> None:
         """Add services to every port."""
@@ -81,9 +82,8 @@ class RenewingServer(grpc.aio.Server):
     async def stop(self, grace: float | None = None) -> None:
         """Stop; calls have the grace in seconds to end, none if it is None."""
         if self._renewal is not None:
-            self._renewal.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._renewal
+            self._stopping.set()
+            await self._renewal  # not in the middle of one
             self._renewal = None
         await asyncio.gather(self._plain.stop(grace), *(each.stop(grace) for each in self._listeners))
 
@@ -104,9 +104,14 @@ class RenewingServer(grpc.aio.Server):
 
     async def _renew(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), LOOK_SECONDS)
+                return
             for listener in self._listeners:
-                await listener.renew()
+                try:
+                    await listener.renew()
+                except Exception:  # the listener of before serves on, and the next look tries again
+                    log.exception("the certificates could not be renewed")
 
 
 class _TlsListener:

@@ -38,6 +38,8 @@ def load(files: TlsFiles) -> Material:
             ssl.create_default_context(cafile=str(files.ca))
         except ssl.SSLError as error:
             raise _invalid(f"{files.ca} has no certificate authority ({error.reason})", files.ca) from error
+        except OSError as error:  # replaced since it was read
+            raise _invalid(f"{files.ca}: {error.strerror}", files.ca) from error
     if files.certificate is not None and files.key is not None:
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
@@ -49,6 +51,8 @@ def load(files: TlsFiles) -> Material:
             raise _invalid(
                 f"{files.certificate}: certificate and key do not belong together ({error.reason})", files.certificate
             ) from error
+        except OSError as error:
+            raise _invalid(f"{files.certificate}: {error.strerror}", files.certificate) from error
     return Material(*content)
 
 
