@@ -64,6 +64,15 @@ def test_a_window_mobius_would_drop(family: Callable[[str], Path], export: Calla
     assert "16" in error.message
 
 
+def test_a_table_of_all_positions_is_not_written_where_it_is_large(
+    damaged: Path, export: Callable[..., Exported]
+) -> None:
+    _edit_config(damaged, max_position_embeddings=1 << 24)
+    error = _refusal(export, damaged, engine="mobius")
+    assert error.reason == "EXPORT_ENGINE_UNSUPPORTED"
+    assert "table of" in error.message
+
+
 def test_a_window_too_long_to_prove(damaged: Path, export: Callable[..., Exported]) -> None:
     window = {"sliding_window": 4096, "layer_types": ["sliding_attention"] * 2, "max_position_embeddings": 8192}
     _edit_config(damaged, use_sliding_window=True, **window)

@@ -9,6 +9,7 @@ from typing import Any
 
 from slipway.files.json_documents import LARGEST_LIST, read_json
 from slipway.models.base_format import read_config
+from slipway.models.chat_templates import ChatTemplates
 from slipway.models.families import (
     DECODER,
     ENCODER_DECODER,
@@ -17,6 +18,7 @@ from slipway.models.families import (
     SEQUENCE_CLASSIFIER,
     SPEECH,
     TOKEN_CLASSIFIER,
+    Family,
 )
 from slipway_validate.cases import family_named
 from slipway_validate.folders import read_json as read_settings
@@ -40,20 +42,18 @@ def encode_inputs(tokenizer: Any, spec: TokenizeSpec) -> EncodedInputs:
     records = read_json(spec.records, largest=LARGEST_LIST)
     family, settings = family_named(spec.family), _settings(spec.model)
     longest = longest_text(spec.model, family)
-    encode = partial(opening, model=spec.model, settings=settings) if family == SPEECH else _ENCODERS[family.name]
     if family == SPEECH:
         write_sounds(records, spec)
     inputs = []
-    for number, record in enumerate(records, 1):
-        try:
-            found = encode(tokenizer, record, longest)
-        except Exception as error:  # a tokenizer's code and a chat template may raise anything
-            raise UnusableInput(f"test input {number} cannot be encoded: {error}") from error
-        if family != ENCODER_DECODER and len(found.ids) + found.most > longest:
-            raise UnusableInput(
-                f"test input {number} has {len(found.ids)} tokens and up to {found.most} of its answer, the model takes {longest}"
-            )
-        inputs.append(found)
+    with ChatTemplates() as templates:
+        encoders: Mapping[str, Encode] = {
+            **_ENCODERS,
+            DECODER.name: partial(_prompt, templates=templates),
+            SPEECH.name: partial(opening, model=spec.model, settings=settings),
+        }
+        encode = encoders[family.name]
+        for number, record in enumerate(records, 1):
+            inputs.append(_encoded(encode, tokenizer, record, longest, number=number, family=family))
     stops = _ids(settings.get("eos_token_id"))
     if family == SPEECH:
         never, first = (_ids(settings.get(name)) for name in ("suppress_tokens", "begin_suppress_tokens"))
@@ -69,13 +69,33 @@ def encode_inputs(tokenizer: Any, spec: TokenizeSpec) -> EncodedInputs:
     )
 
 
-def _prompt(tokenizer: Any, record: Mapping[str, Any], longest: int) -> EncodedInput:  # noqa: ARG001 - as the others
+def _encoded(
+    encode: Encode, tokenizer: Any, record: Mapping[str, Any], longest: int, *, number: int, family: Family
+) -> EncodedInput:
+    try:
+        found = encode(tokenizer, record, longest)
+    except Exception as error:  # a tokenizer's code may raise anything
+        raise UnusableInput(f"test input {number} cannot be encoded: {error}") from error
+    if family != ENCODER_DECODER and len(found.ids) + found.most > longest:
+        raise UnusableInput(
+            f"test input {number} has {len(found.ids)} tokens and up to {found.most} of its answer, the model takes {longest}"
+        )
+    return found
+
+
+def _prompt(
+    tokenizer: Any,
+    record: Mapping[str, Any],
+    longest: int,  # noqa: ARG001 - as the others
+    *,
+    templates: ChatTemplates,
+) -> EncodedInput:
     prompt = record["prompt"]
     if isinstance(prompt, str) and not (record["chat"] and getattr(tokenizer, "chat_template", None)):
         ids = tokenizer(prompt)["input_ids"]
     else:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        text = templates.text(tokenizer, messages, add_generation_prompt=True)
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     return EncodedInput(ids=tuple(ids), most=record["max_new_tokens"])
 
@@ -113,7 +133,6 @@ def _pair(tokenizer: Any, record: Mapping[str, Any], longest: int) -> EncodedInp
 
 
 _ENCODERS: Mapping[str, Encode] = {
-    DECODER.name: _prompt,
     ENCODER_DECODER.name: _source,
     SEQUENCE_CLASSIFIER.name: _text,
     TOKEN_CLASSIFIER.name: _words,
