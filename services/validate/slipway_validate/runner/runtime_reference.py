@@ -17,6 +17,7 @@ from slipway.models.checkpoints import read_adapter_config
 from slipway.models.families import Family
 from slipway.models.model_files import ADAPTER_WEIGHTS
 from slipway.models.module_patterns import check_patterns, names_in
+from slipway.models.pytorch.joined_updates import JoinedUpdates, joined_updates_apart, unplaced
 from slipway.models.safetensors_file import read_safetensors
 from slipway.models.sentences.pooling import Pooling
 from slipway.models.trained.adapter_kinds import is_plain_lora
@@ -71,7 +72,7 @@ def _load(base: Path, adapter: Path | None, *, dtype: Any) -> TransformersModel:
     pooling = known_pooling(adapter, base)
     if adapter is None:
         return TransformersModel(module, family, stored=stored_dtype(base), pooling=pooling)
-    module = adapted(module, adapter)
+    module, _ = adapted(module, base, adapter)
     if trained:
         _use_trained_head_alone(module)
     _name_replicated_layers(module)
@@ -105,11 +106,11 @@ def _use_trained_head_alone(module: Any) -> None:
             part.original_module.load_state_dict(part.modules_to_save["default"].state_dict())
 
 
-def adapted(module: Any, adapter: Path) -> Any:
-    """Return a model with the adapter added by peft, unmerged.
+def adapted(module: Any, base: Path, adapter: Path) -> tuple[Any, JoinedUpdates | None]:
+    """Return a model with the adapter added by peft, unmerged, and the updates that peft cannot place, which are added beside it.
 
     Raises:
-        Unusable: peft cannot load the adapter on this model.
+        Unusable: The adapter, or one of its tensors, has no place in this model.
     """
     try:
         check_patterns(read_adapter_config(adapter), names_in(module))
@@ -118,11 +119,26 @@ def adapted(module: Any, adapter: Path) -> Any:
         config = peft.PeftConfig.from_pretrained(str(adapter))
         _resize_vocabulary(module, saved)
         _let_tied_layers_load_their_own(config, module, saved)
-        module = peft.PeftModel.from_pretrained(module, str(adapter), config=config, is_trainable=False)
-        load_ignored_tensors(module, adapter)
+        with joined_updates_apart(module, base, adapter) as (folder, joined):
+            if joined:
+                config = peft.PeftConfig.from_pretrained(str(folder))
+            tuned = peft.PeftModel.from_pretrained(module, str(folder), config=config, is_trainable=False)
+            load_ignored_tensors(tuned, folder)
+            if is_plain_lora(folder):
+                _check_all_placed(tuned, folder)
+            if joined:
+                joined.attach(module, tuned)
     except (CheckpointValidationError, OSError, ValueError, RuntimeError, LookupError, TypeError) as error:
         raise Unusable(f"peft cannot load the adapter {adapter.name!r} on the base model: {error}") from error
-    return module
+    return tuned, joined
+
+
+def _check_all_placed(tuned: Any, adapter: Path) -> None:
+    left = unplaced(tuned, adapter)
+    if left:
+        raise ValueError(
+            f"{len(left)} of its factors, first {min(left)!r}, reach no layer of the model, so nothing is compared with it"
+        )
 
 
 def _resize_vocabulary(module: Any, saved: Mapping[str, torch.Tensor]) -> None:
