@@ -318,7 +318,7 @@ FORMAT = Format(
         Fit("nvidia", "ONNX Runtime's CUDA provider runs it on any NVIDIA GPU", levels=("fp16", ""), rank=20),
     ),
     quantizer="slipway_quantize.own_quantizers:GRAPHS",
-    packager="slipway_onnx_export.packaging.packages:write_packages",
+    packager="slipway_onnx_export.packaging.packages:complete_level",
     usage=Usage(
         template=("slipway_onnx_export", "usage.example.j2"),
         library="onnx",

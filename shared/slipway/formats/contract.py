@@ -176,8 +176,8 @@ class Format(Generic[S]):
             the nearest of them, with a warning.
         calibrated: Whether its quantizer takes the integers of a calibration (``optimization.method``).
         quantizer: ``module:attribute`` of a ``slipway_quantize.quantizer.Quantizer``; empty if the quantize stage does not make its levels.
-        packager: ``module:attribute`` of a function ``package(folder, *, level, ctx)`` that adds to each output at a level what the unquantized
-            output was asked to have beside its weights; empty for none.
+        packager: ``module:attribute`` of a function ``package(folder, *, level, ctx)`` that completes each output at a level, whose description is a
+            copy of the unquantized output's, and adds what that was asked to have beside its weights; empty for none.
         usage: The usage example of the model card; None for none.
         media_types: Media types of its files by suffix (``.onnx``).
         unlinked: Patterns of names of its files that common readers refuse if they have a second hard link; a delivered folder never

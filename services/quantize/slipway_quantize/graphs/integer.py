@@ -93,7 +93,7 @@ def write_int(
     )
     if level.packed:
         outcome.details["accuracy_level"] = accuracy_level
-    given = find_integers(fits, graphs, calibration, ctx) if calibration else {}
+    given = find_integers(fits, graphs, calibration, ctx, but=asked) if calibration else {}
     if budget is not None:
         choice = choose_graph_bits(source, graphs, fits, given, level=level, widths=widths, budget=budget, ctx=ctx)
         outcome.bits = dict(choice.bits)
