@@ -28,7 +28,7 @@ from slipway.models.families import DECODER, ENCODER_DECODER, Family, described,
 from slipway.models.model_facts import check_loadable, configuration_of, named_class
 from slipway.models.model_files import ADAPTER_CONFIG, ADAPTER_PREFIX, ADAPTER_WEIGHTS
 from slipway.models.module_patterns import check_patterns, names_in
-from slipway.models.pytorch.joined_updates import joined_updates_apart, unplaced
+from slipway.models.pytorch.placing import placeable, unplaced
 from slipway.models.safetensors_file import read_safetensors, read_weights
 from slipway.models.sample_inputs import compared_outputs, sample_inputs
 from slipway.models.trained.adapter_kinds import is_plain_lora
@@ -147,7 +147,7 @@ def _compare(
     before = run(model)
     check_patterns(read_adapter_config(adapter), names_in(model))
     try:
-        with _quiet(), joined_updates_apart(model, base, adapter) as (folder, joined):
+        with _quiet(), placeable(model, base, adapter) as (folder, joined):
             config = PeftConfig.from_pretrained(str(folder))
             _load_tied_factors_separately(config, folder)
             module = PeftModel.from_pretrained(model, str(folder), config=config)

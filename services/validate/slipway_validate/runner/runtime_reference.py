@@ -17,7 +17,7 @@ from slipway.models.checkpoints import read_adapter_config
 from slipway.models.families import Family
 from slipway.models.model_files import ADAPTER_WEIGHTS
 from slipway.models.module_patterns import check_patterns, names_in
-from slipway.models.pytorch.joined_updates import JoinedUpdates, joined_updates_apart, unplaced
+from slipway.models.pytorch.placing import JoinedUpdates, placeable, unplaced
 from slipway.models.safetensors_file import read_safetensors
 from slipway.models.sentences.pooling import Pooling
 from slipway.models.trained.adapter_kinds import is_plain_lora
@@ -115,13 +115,10 @@ def adapted(module: Any, base: Path, adapter: Path) -> tuple[Any, JoinedUpdates 
     try:
         check_patterns(read_adapter_config(adapter), names_in(module))
         read_safetensors(adapter / ADAPTER_WEIGHTS)  # peft would take a pickle too
-        saved = load_peft_weights(str(adapter), device="cpu")
-        config = peft.PeftConfig.from_pretrained(str(adapter))
-        _resize_vocabulary(module, saved)
-        _let_tied_layers_load_their_own(config, module, saved)
-        with joined_updates_apart(module, base, adapter) as (folder, joined):
-            if joined:
-                config = peft.PeftConfig.from_pretrained(str(folder))
+        _resize_vocabulary(module, load_peft_weights(str(adapter), device="cpu"))
+        with placeable(module, base, adapter) as (folder, joined):
+            config = peft.PeftConfig.from_pretrained(str(folder))
+            _let_tied_layers_load_their_own(config, module, load_peft_weights(str(folder), device="cpu"))
             tuned = peft.PeftModel.from_pretrained(module, str(folder), config=config, is_trainable=False)
             load_ignored_tensors(tuned, folder)
             if is_plain_lora(folder):

@@ -1,18 +1,19 @@
-"""Updates of weights that transformers joins: LoRA of single experts, on a model that holds all experts in one parameter.
+"""Give peft an adapter as it can place it, and compute beside it what it cannot: updates of weights that transformers joins.
 
 Transformers 4 had a linear layer for each projection of each expert, and adapters were saved by these names. Transformers 5 joins them when it
 loads a base. peft converts such adapters too, but by the ends of names: of a mixture with a shared expert, or with dense first layers, it places
 one kind of layers and drops the others without an error. So these updates are kept apart from peft: they are converted by transformers' own
 conversion of the weights they belong to, and added to the joined weight while its module computes.
+
+Names of the text model alone, on a model that takes more than text, and other tools' names of the head are translated for peft.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,8 @@ from slipway.models.safetensors_file import read_safetensors, read_weights
 
 _LAYERS = (nn.Linear, nn.Embedding, nn.modules.conv._ConvNd, Conv1D, nn.MultiheadAttention)
 """Layers whose updates are peft's to place."""
+_TEXT_PARTS = frozenset({"language_model", "text_model"})
+"""Names of the text model within a model that takes more than text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +99,8 @@ class JoinedUpdates:
 
 
 @contextmanager
-def joined_updates_apart(model: Any, base: Path, adapter: Path) -> Iterator[tuple[Path, JoinedUpdates | None]]:
-    """Yield the adapter without the updates that peft cannot place, and those updates; the adapter's own folder where there are none.
+def placeable(model: Any, base: Path, adapter: Path) -> Iterator[tuple[Path, JoinedUpdates | None]]:
+    """Yield a folder with the adapter as peft can place it, and the updates that it cannot; the adapter's own folder where nothing is to be done.
 
     Args:
         model: The transformers model, without an adapter.
@@ -107,21 +110,17 @@ def joined_updates_apart(model: Any, base: Path, adapter: Path) -> Iterator[tupl
     Raises:
         ValueError: Such an update is of a form that is not known here.
     """
-    settings = read_adapter_config(adapter)
-    owners = _owners(adapter)
+    settings, owners = read_adapter_config(adapter), _owners(adapter)
     kinds = {name: type(module) for name, module in model.named_modules()}
-    other = [
-        owner
-        for owner in owners
-        if not issubclass(kinds.get(owner, nn.Linear if _ends_in(owner, kinds) else object), _LAYERS)
-    ]
-    found = _find(model, base, adapter, settings, {owner: owners[owner] for owner in other}) if other else None
-    if found is None:
+    renamed = _renamed(owners, kinds)
+    other = [owner for owner in owners if owner not in renamed and not _is_layer(_module(owner, kinds), kinds)]
+    joined = _find(model, base, adapter, settings, {owner: owners[owner] for owner in other}) if other else None
+    if joined is None and not renamed:
         yield adapter, None
         return
-    with TemporaryDirectory() as place, _without_conversion():
-        _write_rest(Path(place), adapter, settings, found, kinds)
-        yield Path(place), found
+    with TemporaryDirectory() as place, _without_conversion() if joined else nullcontext():
+        _write_rest(Path(place), adapter, settings, joined, kinds=kinds, renamed=renamed)
+        yield Path(place), joined
 
 
 def unplaced(tuned: nn.Module, adapter: Path) -> list[str]:
@@ -157,11 +156,37 @@ def _owners(adapter: Path) -> dict[str, list[str]]:
     return owners
 
 
-def _ends_in(owner: str, kinds: Mapping[str, type]) -> str:
-    """Return the longest name of a layer with which a name ends: adapters may have prefixes of their own; empty if there is none."""
+def _module(owner: str, kinds: Mapping[str, type]) -> str:
+    """Return the module of a name, or the longest with which it ends, because adapters may have prefixes of their own; empty if there is none."""
     parts = owner.split(".")
-    ends = (".".join(parts[start:]) for start in range(len(parts) - 1))
-    return next((end for end in ends if issubclass(kinds.get(end, object), _LAYERS)), "")
+    ends = (".".join(parts[start:]) for start in range(len(parts)))
+    return next((end for end in ends if end in kinds), "")
+
+
+def _is_layer(module: str, kinds: Mapping[str, type]) -> bool:
+    return bool(module) and issubclass(kinds[module], _LAYERS)
+
+
+def _renamed(owners: Mapping[str, list[str]], kinds: Mapping[str, type]) -> dict[str, str]:
+    """Return the modules by names that are not the model's own: of the head as another tool calls it, and of the text model alone."""
+    by_end: dict[str, list[str]] = {}
+    for name in kinds:
+        if _TEXT_PARTS & set(name.split(".")):
+            by_end.setdefault(_from_layer(name), []).append(name)
+    found = {}
+    for owner, names in owners.items():
+        if _module(owner, kinds):
+            if any(owner not in name for name in names):
+                found[owner] = _module(owner, kinds)
+        elif len(within := by_end.get(_from_layer(owner), [])) == 1:
+            found[owner] = within[0]
+    return found
+
+
+def _from_layer(name: str) -> str:
+    """Return the end of a name from its first layer number on; without one, its last part."""
+    parts = name.split(".")
+    return ".".join(parts[next((place for place, part in enumerate(parts) if part.isdigit()), len(parts) - 1) :])
 
 
 def _find(
@@ -261,23 +286,35 @@ def _add_while_computing(
 
 
 def _write_rest(
-    place: Path, adapter: Path, settings: Mapping[str, Any], found: JoinedUpdates, kinds: Mapping[str, type]
+    place: Path,
+    adapter: Path,
+    settings: Mapping[str, Any],
+    joined: JoinedUpdates | None,
+    *,
+    kinds: Mapping[str, type],
+    renamed: Mapping[str, str],
 ) -> None:
-    """Write the adapter without some of its updates; one of no effect stands for all if nothing is left, because peft takes no empty one."""
-    tensors = {name: value for name, value in load_file(adapter / ADAPTER_WEIGHTS).items() if name not in found.names}
-    owners = {
-        unwrapped(name).removeprefix(ADAPTER_PREFIX).partition(".lora_")[0] for name in tensors if ".lora_" in name
-    }
-    modules = [owner if owner in kinds else _ends_in(owner, kinds) for owner in sorted(owners)]
-    if not owners and not tensors:
-        modules = [next(name for name, kind in kinds.items() if issubclass(kind, nn.Linear))]
+    """Write the adapter under the model's names and without some of its updates.
+
+    One of no effect stands for all if nothing is left, because peft takes no empty one.
+    """
+    left_out = joined.names if joined else ()
+    tensors, modules = {}, set()
+    for key, value in load_file(adapter / ADAPTER_WEIGHTS).items():
+        if key in left_out:
+            continue
+        owner, lora, rest = unwrapped(key).removeprefix(ADAPTER_PREFIX).partition(".lora_")
+        tensors[f"{ADAPTER_PREFIX}{renamed.get(owner, owner)}{lora}{rest}"] = value
+        if lora:
+            modules.add(renamed.get(owner) or _module(owner, kinds))
+    if not tensors:
+        modules = {next(name for name, kind in kinds.items() if issubclass(kind, nn.Linear))}
     if all(modules):
         settings = {
             **settings,
-            "target_modules": modules,
+            "target_modules": sorted(modules),
             **dict.fromkeys(("target_parameters", "exclude_modules", "layers_to_transform", "layers_pattern")),
         }
-    shutil.copy(adapter / ADAPTER_CONFIG, place)
     (place / ADAPTER_CONFIG).write_text(json.dumps(settings), encoding="utf-8")
     save_file(tensors, place / ADAPTER_WEIGHTS, metadata={"format": "pt"})
 
