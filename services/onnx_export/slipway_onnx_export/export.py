@@ -35,7 +35,7 @@ from slipway_onnx_export.serving.variant import check_family, serve
 from slipway_onnx_export.source import ModelSource, open_source
 from slipway_onnx_export.statistics import Statistics
 from slipway_onnx_export.writing.deferral import can_leave_out
-from slipway_onnx_export.writing.graph import declare_interface, normalize_graph
+from slipway_onnx_export.writing.graph import axes_of, declare_interface, normalize_graph
 from slipway_onnx_export.writing.left_out import leave_out
 from slipway_onnx_export.writing.package import complete_folder, folder_of_graphs, metadata_of
 from slipway_onnx_export.writing.places import WeightsNeededError
@@ -183,6 +183,7 @@ def _write(
         "files": [made.component.file for made in graphs],
         "precision": "float32",
         "shapes": params.shapes,
+        "axes": {made.component.file: axes_of(made.model) for made in graphs},
         "attention": graphs[0].attention,
         "cache": source.family.generates and params.cache,
         **({"layered": True} if params.layered else {}),

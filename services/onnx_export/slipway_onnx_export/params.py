@@ -105,9 +105,9 @@ class OnnxExportParams(StageParams):
         if self.layered and (self.engine == "mobius" or self.runtime == "tensorrt"):
             who = "engine mobius" if self.engine == "mobius" else "runtime tensorrt"
             raise ValueError(f"{who} makes whole graphs only: set layered to false")
-        if self.layered and (self.shapes != "dynamic" or not self.cache or self.activations or self.logits_to_keep):
+        if self.layered and (not self.cache or self.activations or self.logits_to_keep):
             raise ValueError(
-                "layered graphs have varying shapes, a cache, logits of all tokens and no activations: set layered to false"
+                "layered graphs have a cache, logits of all tokens and no activations: set layered to false"
             )
         if self.tracer_warnings == "prove" and self.parity == "never":
             raise ValueError("tracer_warnings prove needs the comparison with PyTorch: set parity to auto or always")
