@@ -50,6 +50,8 @@ class OnnxConfiguration(LevelSettings):
             default for true.
         optimization_times: Measure the time of a prompt and of a token before and after the graph's optimization, for the report; each
             graph is made a second time for it.
+        gelu_approximation: Compute GELU by ONNX Runtime's own approximation (``FastGelu``), which is faster and differs by 5e-4 at most; the
+            graph is compared with PyTorch before and after it.
         engine: Engine that makes the graph: ``mobius`` builds it, ``dynamo`` and ``legacy`` trace the model; ``auto`` chooses.
         attention: transformers' attention that is traced; ``auto`` chooses.
         static_shape: ``[batch, sequence, past]`` where they are fixed, by ``shapes`` or because no graph with dynamic axes can be made; 0
@@ -80,6 +82,7 @@ class OnnxConfiguration(LevelSettings):
     dynamic_axes: bool | None = None
     optimize_graph: bool | None = None
     optimization_times: bool = False
+    gelu_approximation: bool = False
     engine: EngineName = "auto"
     attention: Attention = "auto"
     static_shape: StaticShape = StaticShape(batch=1, sequence=0, past=0)
@@ -116,6 +119,11 @@ def conflicts(settings: OnnxConfiguration) -> Iterable[Problem]:
         said = "true" if settings.dynamic_axes else "false"
         message = f"dynamic_axes {said} is an earlier spelling, and contradicts shapes {settings.shapes}"
         yield Problem("dynamic_axes", message, "leave formats.onnx.dynamic_axes out")
+    if settings.gelu_approximation and settings.optimize_graph is False:
+        message = (
+            "gelu_approximation is an operator of ONNX Runtime, and optimize_graph false writes standard operators only"
+        )
+        yield Problem("gelu_approximation", message, "leave formats.onnx.optimize_graph or gelu_approximation out")
     if settings.logits_to_keep and settings.wanted_shapes == "static":
         message = (
             "a graph with fixed shapes returns logits of all tokens, because the last places of a call may be empty"
@@ -169,6 +177,7 @@ def plan(request: FormatRequest[OnnxConfiguration]) -> tuple[PlannedTask, ...]:
         params=first_attempt(request.settings, request.profile)
         | ({} if request.settings.provider == "auto" else {"provider": request.settings.provider})
         | ({"optimization_times": True} if request.settings.optimization_times else {})
+        | ({"gelu_approximation": True} if request.settings.gelu_approximation else {})
         | ({} if request.settings.external_data else {"external_data": False})
         | ({"packaging": request.settings.packaging} if request.settings.packaging else {})
         | ({"past_present_share_buffer": True} if request.settings.past_present_share_buffer else {})
