@@ -33,6 +33,8 @@ from slipway_onnx_export.params import Attention, EngineName, Optimization, Pack
 
 _GENERATES = tuple(each.name for each in FAMILIES if each.generates)
 _READS = tuple(each.name for each in FAMILIES if not each.generates)
+_A_TEXT = 8
+"""Tokens from which a call is a text of its own; fewer are a part of one that a cache continues."""
 SMOOTHING = 0.75
 """Better than 0.5 on trained models, because weights have scales of their own per output feature and lose little."""
 
@@ -56,7 +58,8 @@ class OnnxConfiguration(LevelSettings):
         attention: transformers' attention that is traced; ``auto`` chooses.
         static_shape: ``[batch, sequence, past]`` where they are fixed, by ``shapes`` or because no graph with dynamic axes can be made; 0
             chooses. Also by the axes' names (``batch``, ``sequence``, ``past_sequence``, ``total_sequence``, ``encoder_sequence``), of all inputs,
-            ``{batch: 1, sequence: 16}``, or of each, ``{input_ids: {sequence: 16}, past_key_values: {past_sequence: 240}}``.
+            ``{batch: 1, sequence: 16}``, or of each, ``{input_ids: {sequence: 16}, past_key_values: {past_sequence: 240}}``, as text
+            ``input_ids.sequence=16,past_sequence=240``.
         external_data: Weights in a file beside the graph; false puts those of the unquantized graph into it, 2 GB at most.
         past_present_share_buffer: Make a graph for the fastest serving: keys and values of past and present tokens may be one buffer.
             Rows are then padded on the right, and only a single row takes several tokens after a past. If the model has no such
@@ -262,6 +265,14 @@ def output_bytes(settings: OnnxConfiguration, level: str, size: ModelSize) -> in
     return graph + package_bytes(settings.packaging, graph, size)
 
 
+def longest_text(settings: OnnxConfiguration) -> int:
+    """Return the tokens that a graph of fixed shapes has room for; 0 where nobody chose them: then it has room for the usual ones."""
+    if settings.wanted_shapes != "static":
+        return 0
+    shape = settings.static_shape
+    return shape.past + 1 if shape.past else shape.sequence if shape.sequence >= _A_TEXT else 0
+
+
 FORMAT = Format(
     name="onnx",
     title="ONNX",
@@ -274,6 +285,7 @@ FORMAT = Format(
     cautions=cautions,
     flags={"--layers": "activations.layers"},
     output_bytes=output_bytes,
+    longest_text=longest_text,
     runtime=Runtime(
         name="onnxruntime",
         files=("model.onnx", "encoder_model.onnx", "onnx-layered/head.onnx"),

@@ -171,6 +171,8 @@ class Format(Generic[S]):
         cautions: Function that returns warnings about valid settings.
         output_bytes: Function that returns, from above, the size of an output with these settings at a level (empty: unquantized) of a model of
             this size; None uses the estimate of its stage.
+        longest_text: Function that returns the most tokens of a text that outputs with these settings take, so that all are judged on texts of that
+            length; 0 for as many as the model takes.
         runtime: The way to recognise and run outputs for validation; with None, outputs are not validated, and the report says so.
         group_sizes: Numbers of weights in a row that may share one scale, smallest first; empty: all of ``optimization.group_size``. Its levels get
             the nearest of them, with a warning.
@@ -205,6 +207,7 @@ class Format(Generic[S]):
     conflicts: Callable[[S], Iterable[Problem]] = lambda _: ()
     cautions: Callable[[S], Iterable[str]] = lambda _: ()
     output_bytes: Callable[[S, str, ModelSize], int] | None = None
+    longest_text: Callable[[S], int] = lambda _: 0
     runtime: Runtime | None = None
     group_sizes: tuple[int, ...] = ()
     calibrated: bool = False

@@ -8,8 +8,11 @@ import pytest
 from pydantic import ValidationError
 
 from slipway.configuration import ExportConfiguration
+from slipway.configuration.schema import parse_text
 from slipway.planning.plan import plan
 from slipway_onnx_export.params import OnnxExportParams
+
+KEY = "formats.onnx.static_shape"
 
 
 def first(profile: str | None, **settings: Any) -> dict[str, Any]:
@@ -62,6 +65,7 @@ def test_what_is_set_wins_over_the_profile() -> None:
             {"shapes": "static", "static_shape": {"input_ids": {"batch": 2, "sequence": 16}, "past_key_values": {"past_sequence": 48}}},
             "static", (2, 16, 48),
         ),
+        ({"shapes": "static", "static_shape": parse_text(KEY, "input_ids.sequence=16, past_sequence=48")}, "static", (1, 16, 48)),
         ({"shapes": "static", "layered": True, "static_shape": [1, 4, 60]}, "static", (1, 4, 60)),
         ({"layered": True}, "dynamic", (1, None, None)),
     ],
@@ -76,6 +80,23 @@ def test_shapes_are_ordered_with_their_sizes(
     params = OnnxExportParams(**task.params)
     assert (params.shapes, (params.batch, params.sequence, params.past)) == (shapes, sizes)
     assert "shapes" not in task.open or not {"shapes", "dynamic_axes"} & settings.keys()
+
+
+@pytest.mark.parametrize(
+    ("settings", "longest"),
+    [
+        ({"shapes": "static", "static_shape": {"sequence": 64}}, 64),
+        ({"shapes": "static", "static_shape": [1, 16, 48]}, 49),
+        ({"shapes": "static"}, None),
+        ({"static_shape": [1, 16, 48]}, None),
+    ],
+    ids=str,
+)
+def test_all_outputs_are_judged_on_texts_that_a_fixed_graph_takes(settings: Any, longest: int | None) -> None:
+    document = {"checkpoint": {"path": "run"}, "base_model": {"name": "base"}, "formats": {"onnx": settings}}
+    tasks = plan(ExportConfiguration.model_validate(document), {"base", "adapter"})
+    samples = [task.params.get("longest_text") for task in tasks if task.id in ("reference", "validate")]
+    assert samples == [longest, longest]
 
 
 @pytest.mark.parametrize(

@@ -66,9 +66,10 @@ def _by_field(value: Mapping[str, Any]) -> dict[str, Any]:
 
 def _named(value: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
     for name, size in value.items():
-        if not isinstance(size, Mapping):
-            yield str(name), str(name), size
-        elif name in _INPUTS:
+        owner, dot, axis = str(name).partition(".")
+        if not isinstance(size, Mapping) and (not dot or owner in _INPUTS):
+            yield str(name), axis or owner, size
+        elif isinstance(size, Mapping) and name in _INPUTS:
             yield from ((f"{name}.{axis}", str(axis), each) for axis, each in size.items())
         else:
-            raise wrong_value(name, "is no input of a graph", f"use {', '.join(_INPUTS)}")
+            raise wrong_value(name, "is no input of a graph, or no axis of one", f"use {', '.join(_INPUTS)}")
