@@ -12,6 +12,7 @@ import peft
 import torch
 from peft.utils import ModulesToSaveWrapper, load_peft_weights
 
+from slipway.counts import counted
 from slipway.errors import CheckpointValidationError, ModelExportError
 from slipway.models.checkpoints import read_adapter_config
 from slipway.models.families import Family
@@ -24,7 +25,7 @@ from slipway.models.trained.adapter_kinds import is_plain_lora
 from slipway.models.trained.trained_model import TrainedModel, trained_model
 from slipway_validate.folders import stored_dtype
 from slipway_validate.runner.adapter_names import load_ignored_tensors
-from slipway_validate.runner.model import Unusable
+from slipway_validate.runner.model import UnplacedTensors, Unusable
 from slipway_validate.runner.runtime_transformers import TransformersModel, from_pretrained, known_pooling
 
 #: Parts that peft inserts between the name of a layer and that of its weight.
@@ -122,7 +123,7 @@ def adapted(module: Any, base: Path, adapter: Path) -> tuple[Any, JoinedUpdates 
             tuned = peft.PeftModel.from_pretrained(module, str(folder), config=config, is_trainable=False)
             load_ignored_tensors(tuned, folder)
             if is_plain_lora(folder):
-                _check_all_placed(tuned, folder)
+                _check_all_placed(tuned, folder, adapter)
             if joined:
                 joined.attach(module, tuned)
     except (CheckpointValidationError, OSError, ValueError, RuntimeError, LookupError, TypeError) as error:
@@ -130,11 +131,11 @@ def adapted(module: Any, base: Path, adapter: Path) -> tuple[Any, JoinedUpdates 
     return tuned, joined
 
 
-def _check_all_placed(tuned: Any, adapter: Path) -> None:
-    left = unplaced(tuned, adapter)
+def _check_all_placed(tuned: Any, folder: Path, adapter: Path) -> None:
+    left = unplaced(tuned, folder)
     if left:
-        raise ValueError(
-            f"{len(left)} of its factors, first {min(left)!r}, reach no layer of the model, so nothing is compared with it"
+        raise UnplacedTensors(
+            f"{counted(len(left), 'factor')} of the adapter {adapter.name!r}, first {min(left)!r}, reach no layer of the model"
         )
 
 
