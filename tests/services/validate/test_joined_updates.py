@@ -27,6 +27,20 @@ _ROUTED = {"n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_gro
 MODELS: dict[str, Callable[[], Any]] = {
     "a shared expert": lambda: tf.Qwen2MoeConfig(**SMALL, num_experts=4, shared_expert_intermediate_size=8),
     "a dense first layer": lambda: tf.Glm4MoeConfig(**SMALL, **_ROUTED, head_dim=8),
+    "deepseek": lambda: tf.DeepseekV3Config(
+        **SMALL, **_ROUTED, q_lora_rank=None, kv_lora_rank=8, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8
+    ),
+    "qwen3 next": lambda: tf.Qwen3NextConfig(
+        **SMALL,
+        num_experts=4,
+        shared_expert_intermediate_size=8,
+        head_dim=8,
+        linear_num_value_heads=2,
+        linear_num_key_heads=2,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        layer_types=["linear_attention", "full_attention"],
+    ),
     "mixtral": lambda: tf.MixtralConfig(**SMALL, num_local_experts=4),
 }
 EVERY = ("gate_proj", "up_proj", "down_proj", "q_proj", "w1", "w2", "w3")
@@ -86,6 +100,8 @@ def _named(*leaves: str) -> Callable[[str], bool]:
 CASES: dict[str, tuple[str, Callable[[str], bool], dict[str, Any]]] = {
     "everything beside a shared expert": ("a shared expert", _named(*EVERY), {}),
     "everything beside a dense layer": ("a dense first layer", _named(*EVERY), {}),
+    "deepseek": ("deepseek", _named(*EVERY), {}),
+    "qwen3 next": ("qwen3 next", _named(*EVERY), {}),
     "another rank of the experts' last layer": ("a shared expert", _named(*EVERY), {"rank_pattern": {"down_proj": 3}}),
     "one expert's one layer": ("mixtral", lambda name: name.endswith("0.block_sparse_moe.experts.1.w1.weight"), {}),
     "the router too": ("a shared expert", _named(*EVERY, "gate"), {}),
