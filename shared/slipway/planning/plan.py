@@ -303,6 +303,12 @@ def _fault(task: PlannedTask, known: set[str], ids: set[str], wanted: set[str]) 
     return f"delivers {task.format!r}, which was not requested" if task.format and task.format not in wanted else ""
 
 
+def _rooms(configuration: ExportConfiguration) -> list[int]:
+    """Return the most tokens that outputs take, of formats whose settings fix them."""
+    found = (each.longest_text(section) for each, section in configuration.formats.enabled())
+    return [most for most in found if most]
+
+
 def _validation(
     configuration: ExportConfiguration,
     source_names: Collection[str],
@@ -320,6 +326,7 @@ def _validation(
     samples = {
         "effort": validation.effort,
         "test_samples": validation.test_samples,
+        **({"longest_text": min(rooms)} if (rooms := _rooms(configuration)) else {}),
         **({"continuation_tokens": tokens} if (tokens := validation.continued_tokens) else {}),
         **({"test_inputs": inline} if inline else {}),
     }

@@ -6,13 +6,16 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from slipway.errors import ModelExportError, ONNXExportError, TracerWarningError, UnorderedMapError
 from slipway.stage import Context
+from slipway_onnx_export.components import components_of
 from slipway_onnx_export.engines.failures import translate_capture_error, translate_tracer_error
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.parity.check import check_parity
@@ -346,3 +349,21 @@ def test_an_operator_that_the_legacy_tracer_lacks_is_named(family: Callable[[str
         error = translate_tracer_error(open_source(family("qwen3")), raised, attention="eager")
     assert error is not None
     assert (error.reason, error.about["operator"]) == ("OPERATOR_UNSUPPORTED", "aten::special_bessel_j0")
+
+
+def test_a_translator_whose_configuration_names_no_first_token(tmp_path: Path) -> None:
+    """Transformers 5 writes it into ``generation_config.json``, and its T5 has no such attribute."""
+    sizes = {"vocab_size": 64, "d_model": 16, "d_kv": 4, "d_ff": 32, "num_layers": 1, "num_heads": 4}
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes))
+    model.generation_config.decoder_start_token_id = 3
+    model.save_pretrained(tmp_path)
+    assert "decoder_start_token_id" not in json.loads((tmp_path / "config.json").read_text())
+    source = open_source(tmp_path)
+    assert source.start == 3
+    assert [each.name for each in components_of(model, source)] == ["encoder_model", "decoder_model"]
+
+
+def test_a_mistake_of_ours_is_no_unsupported_family(family: Callable[[str], Path]) -> None:
+    source = open_source(family("qwen3"))
+    with pytest.raises(AttributeError, match="forward"):
+        components_of(SimpleNamespace(config=source.config), source)

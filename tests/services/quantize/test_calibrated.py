@@ -185,6 +185,18 @@ def test_what_a_calibration_lacks_is_rounded_as_always(
     assert np.array_equal(identity_values(graph, first), identity_values(plain["onnx"], first))
 
 
+@pytest.mark.parametrize("kept", ["mlp.down_proj", "self_attn.q_proj"])
+def test_layers_that_keep_their_type_leave_the_others_their_codes(
+    quantize: Quantize, tiny: Path, serving: Path, tmp_path: Path, kept: str
+) -> None:
+    """The mixed attempt of a fallback: the calibration's codes of a kept layer, or of one joined with it, are not missed."""
+    calibration = write_calibration(tiny, tmp_path / "calibration")
+    keep = (f"model.layers.0.{kept}",)
+    _, ctx = quantize(serving, calibration, format="onnx", level="int4", keep=keep, check=False)
+    assert set(ctx.facts["weights_by_method"]) == {"gptq"}
+    assert not ctx.facts.get("warnings")
+
+
 def _without(tmp_path: Path, source: Path, name: str) -> Path:
     workdir = tmp_path / f"plain-{name}"
     workdir.mkdir()

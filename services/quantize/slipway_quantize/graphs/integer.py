@@ -99,7 +99,7 @@ def write_int(
     )
     if level.packed:
         outcome.details["accuracy_level"] = accuracy_level
-    given = find_integers(fits, graphs, calibration, ctx) if calibration else {}
+    given = find_integers(fits, graphs, calibration, ctx, but=asked) if calibration else {}
     config = read_json(source / "config.json") if (source / "config.json").is_file() else {}
     least = _least_bits(config, fits, given, level=level, head_bits=head_bits)
     scale_dtype = _scale_dtype(config)

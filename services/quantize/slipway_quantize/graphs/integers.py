@@ -5,7 +5,7 @@ Axes: N output features (or tokens), K input features, G groups of one row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,10 +80,13 @@ def find_integers(
     graphs: Sequence[tuple[str, ir.Model]],
     calibration: Calibration,
     ctx: Context,
+    *,
+    but: Iterable[str] = (),
 ) -> Found:
     """Return the integers that a calibration has for the weights of graphs.
 
-    A tied table has the embedding's name in a graph; a calibration knows it as the head's.
+    A tied table has the embedding's name in a graph; a calibration knows it as the head's. Weights ``but`` keep their type, so the calibration's
+    integers of them are of no use here.
 
     Raises:
         QuantizationError: ``CALIBRATION_MISMATCH``: it is of another model than the graphs, has none of their weights, or has them in
@@ -107,7 +110,7 @@ def find_integers(
                 found[graph, weight.name] = given
                 used.update(names)
     calibration.require_used(len(used))
-    unused = sorted(calibration.names - used)
+    unused = sorted(calibration.names - used - {name for weight in but for name in _names(weight)})
     if unused:
         ctx.warn(
             f"{counted(len(unused), 'weight')} of the calibration, first {unused[0]!r}, cannot be told apart in the graph: "

@@ -201,5 +201,5 @@ def _remedy_shape(output: OutputValidation, shape: str) -> str:
     if output.format == "pytorch":
         return "check the model's code, its attention implementation and its config.json; the weights agree"
     return (
-        "export with another engine (mobius, dynamo, legacy) and dynamic_axes on; do not serve it with padded batches"
+        "export with another engine (mobius, dynamo, legacy) and shapes: dynamic; do not serve it with padded batches"
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from slipway.files.json_documents import LARGEST_LIST, read_json
@@ -20,13 +19,13 @@ from slipway.models.families import (
     TOKEN_CLASSIFIER,
     Family,
 )
+from slipway.models.generation.settings import generation_settings
 from slipway_validate.cases import family_named
-from slipway_validate.folders import read_json as read_settings
 from slipway_validate.lengths import longest_text
 from slipway_validate.protocol.messages import EncodedInput, EncodedInputs, TokenizeSpec
 from slipway_validate.runner.encoding.sounds import opening, write_sounds
 from slipway_validate.runner.model import UnusableInput
-from slipway_validate.runner.sampling import first_token
+from slipway_validate.runner.sampling import opening_token
 
 Encode = Callable[[Any, Mapping[str, Any], int], EncodedInput]
 """Function from a tokenizer, a record and the most tokens that the model takes to the encoded input."""
@@ -40,7 +39,7 @@ def encode_inputs(tokenizer: Any, spec: TokenizeSpec) -> EncodedInputs:
     """
     assert spec.records is not None
     records = read_json(spec.records, largest=LARGEST_LIST)
-    family, settings = family_named(spec.family), _settings(spec.model)
+    family, settings = family_named(spec.family), generation_settings(spec.model)
     longest = longest_text(spec.model, family)
     if family == SPEECH:
         write_sounds(records, spec)
@@ -64,7 +63,7 @@ def encode_inputs(tokenizer: Any, spec: TokenizeSpec) -> EncodedInputs:
     return EncodedInputs(
         inputs=tuple(inputs),
         stops=stops,
-        start=(first_token(spec.model), *forced[:1]),
+        start=(opening_token(spec.model), *forced[:1]),
         banned=tuple(token for token in _ids(settings.get("pad_token_id")) if token not in stops),
     )
 
@@ -150,10 +149,6 @@ def _plain(encoded: Any) -> tuple[int, ...]:
     if any(encoded.get("token_type_ids", ())):
         raise ValueError("its tokenizer gives two texts different token types, which outputs do not take")
     return tuple(encoded["input_ids"])
-
-
-def _settings(model: Path) -> dict[str, Any]:
-    return {**read_config(model), **read_settings(model / "generation_config.json")}
 
 
 def _ids(value: object) -> tuple[int, ...]:
