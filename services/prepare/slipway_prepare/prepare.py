@@ -49,7 +49,7 @@ def prepare(folder: Path, output: Path, *, params: PrepareParams, ctx: Context) 
     torch.set_num_threads(max(1, ctx.threads))
     config = read_config(folder)
     quantization = quantization_of(config)
-    with open_source(folder) as source, torch.no_grad():
+    with open_source(folder, ctx.workdir) as source, torch.no_grad():
         base = Base(folder, config, quantization, source)
         made = _dequantized(base)
         recipes = _oriented(base, account(base, made, left_out=_ties(base)))

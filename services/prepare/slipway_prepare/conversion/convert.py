@@ -19,8 +19,9 @@ from slipway.stage import Context
 from slipway_prepare.conversion.found import Weights, find_weights
 from slipway_prepare.conversion.params import ConvertParams
 from slipway_prepare.faults import invalid
+from slipway_prepare.pickles.loading import checked, load_pickle
 from slipway_prepare.recipes import Recipe
-from slipway_prepare.source import MappedTensors, checked, load_pickle
+from slipway_prepare.source import MappedTensors
 from slipway_prepare.structure import structure
 from slipway_prepare.writer import STORED_AS, write_file
 
@@ -68,7 +69,7 @@ def _convert(source: Path, output: Path, weights: Weights, *, params: ConvertPar
     left_out: list[str] = []
     for name in weights.files:
         path = real_file(folder, name)
-        tensors, others = _tensors(load_pickle(path), path, key=params.key)
+        tensors, others = _tensors(load_pickle(path, ctx.workdir), path, key=params.key)
         values[name] = tensors
         left_out += others
     merged = {name: value for part in values.values() for name, value in part.items()}
