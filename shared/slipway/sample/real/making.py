@@ -112,10 +112,10 @@ def _train(
     on_progress: Callable[[Progress], None],
 ) -> Measured:
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer, LlamaForCausalLM
 
     tokenizer = AutoTokenizer.from_pretrained(base)
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
+    model = LlamaForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
     texts = rendered(tokenizer, heldout)
     stream = [token for text in texts for token in tokenizer(text)["input_ids"][: recipe.window]]
 
