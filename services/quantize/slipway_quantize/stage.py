@@ -26,7 +26,7 @@ def run(inputs: Mapping[str, Path], params: QuantizeParams, ctx: Context) -> dic
 
 STAGE = Stage(
     name="quantize",
-    version=8,
+    version=9,
     inputs=("model",),
     optional_inputs=("calibration", "data", "pytorch", "base", "adapter"),
     outputs=("model",),
