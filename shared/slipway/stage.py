@@ -195,6 +195,7 @@ class Stage(Generic[P]):
             it must not change what the output means. Another attempt of the stage that runs at the same time has no such folder.
         probe: Function that returns the stage's providers on this machine. It reads only installed metadata and imports nothing heavy.
         alternatives: Whether any one of its providers is enough; otherwise it needs them all.
+        own_environment: Why its libraries are installed in an environment of their own; empty if they fit beside all others.
         role: The part it plays in every export; None for a stage that only formats plan.
         effort: Approximate duration relative to other stages.
         output_bytes: Function that returns an upper estimate of the output's size for these parameters and a model of this size.
@@ -231,6 +232,7 @@ class Stage(Generic[P]):
     remembers: bool = False
     probe: Callable[[], tuple[Provider, ...]] | None = None
     alternatives: bool = False
+    own_environment: str = ""
     role: Role | None = None
     effort: Effort = Effort()
     output_bytes: Callable[[Mapping[str, Any], ModelSize], int] = lambda _params, _size: 0

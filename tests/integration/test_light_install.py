@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from slipway.client import Client
-from slipway.distribution.extras import MODULES, OWN_ENVIRONMENT
+from slipway.distribution.extras import MODULES
 from slipway.distribution.naming import DISTRIBUTION
 from support.commands.cli import SLIPWAY
 from support.commands.light_install import (
@@ -169,7 +169,7 @@ def test_doctor_says_what_each_stage_lacks(light: LightInstall) -> None:
     }
     for name, extra in {**extras, "torch_export": "torchscript", "importance": "quantize"}.items():
         assert stages[name]["available"] is False
-        wanted = f"all,{extra}" if extra in OWN_ENVIRONMENT else extra
+        wanted = f"all,{extra}" if extra in {"executorch", "litert"} else extra
         assert f"pip install 'slipway-ml[{wanted}]'" in stages[name]["missing"]
         said = [each["detail"] for each in stages[name]["providers"] if not each["available"]]
         assert said == [stages[name]["missing"], *["the same"] * (len(said) - 1)]

@@ -32,6 +32,7 @@ STAGE = Stage(
     params=ExecutorchParams,
     run=run,
     libraries=("executorch", "torch", "torchao", "transformers"),
+    own_environment="it pins torchao and versions of what other tools need",
     effort=Effort(seconds=20.0, seconds_per_gb=40.0),
     output_bytes=lambda params, size: size.at_level(str(params.get("level", "none"))) + 4 * size.largest,
     model_memory=8.0,

@@ -32,6 +32,7 @@ STAGE = Stage(
     params=LitertParams,
     run=run,
     libraries=("ai-edge-litert", "ai-edge-quantizer", "litert-converter", "litert-torch", "torch", "transformers"),
+    own_environment="its converter takes an older typing-extensions",
     effort=Effort(seconds=20.0, seconds_per_gb=60.0),
     output_bytes=lambda params, size: size.at_level(str(params.get("level", "none"))) + 4 * size.largest,
     model_memory=8.0,

@@ -27,20 +27,13 @@ MODULES: Mapping[str, tuple[str, ...]] = {
 """Modules that each extra installs. The extras of stages are not listed, because each stage names its own libraries."""
 
 
-OWN_ENVIRONMENT: Mapping[str, str] = {
-    "executorch": "it pins torchao and versions of what other tools need",
-    "litert": "its converter takes an older typing-extensions",
-}
-"""Extras that are installed in an environment of their own, so that they change no other, each with the reason."""
-
-
-def install_line(extra: str) -> str:
-    """Return the command that installs the libraries of a stage, with its own environment where it should have one."""
-    if extra not in OWN_ENVIRONMENT:
+def install_line(extra: str, *, own_environment: str) -> str:
+    """Return the command that installs the libraries of a stage; in an environment of their own where there is a reason for one."""
+    if not own_environment:
         return install_command(extra)
     folder = f"slipway-{extra}"
     command = install_command("all", extra).replace("pip", f"{folder}/bin/pip", 1)
-    why = f"an environment of its own, as {OWN_ENVIRONMENT[extra]}"
+    why = f"an environment of its own, as {own_environment}"
     return f"python3 -P -m venv {folder} && {command}, and export with {folder}/bin/slipway ({why})"
 
 

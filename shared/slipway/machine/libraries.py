@@ -44,7 +44,7 @@ def how_to_run(stage: Stage[Any], providers: tuple[Provider, ...]) -> str:
     libraries = [provider.name for provider in lacking if provider == library_provider(provider.name)]
     extra = stage_extra(stage.params.__module__)
     if len(libraries) == len(lacking) and extra != WORKER:
-        return f"{', '.join(libraries)} missing: {install_line(extra)}"
+        return f"{', '.join(libraries)} missing: {install_line(extra, own_environment=stage.own_environment)}"
     joint = " or: " if stage.alternatives else "; "
     return joint.join(provider.detail or f"pip install {provider.name}" for provider in lacking)
 
