@@ -84,14 +84,16 @@ bench-merge: $(INSTALLED) ## Measure the merge against peft and cp
 bench-quantize: $(INSTALLED) ## Measure int4 against its peers (PEER_PYTHON=… adds onnxruntime-genai's builder)
 	$(BIN)/python tests/benchmarks/bench_quantize.py $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON))
 
-bench-quality: $(INSTALLED) ## Measure what calibrated int4 adds to three models (PEER_PYTHON=… adds auto-round, GENAI_PYTHON=… onnxruntime-genai)
+bench-quality: $(INSTALLED) ## Measure what calibrated int4 adds to four models, a real one first (PEER_PYTHON=… adds auto-round, GENAI_PYTHON=… onnxruntime-genai)
 	$(BIN)/python tests/benchmarks/bench_quality.py $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON)) $(if $(GENAI_PYTHON),--genai-python $(GENAI_PYTHON))
 
 bench-depth: $(INSTALLED) ## Measure the memory of what reads text while it quantizes, by the number of layers (28 take 15 minutes of two cores)
 	$(BIN)/python tests/benchmarks/bench_depth.py
 
-bench-proof: $(INSTALLED) ## Measure what validation costs, by effort, and a whole export (after make demo)
+RIGHT ?= 40
+bench-proof: $(INSTALLED) ## Measure what validation costs, by effort, and a whole export (after make demo), and whether verdicts on a real model are right (RIGHT=40 right exports, three minutes each)
 	$(BIN)/python tests/benchmarks/bench_proof.py --sample demo --whole
+	$(BIN)/python tests/benchmarks/bench_verdicts.py --right $(RIGHT)
 
 bench-onnx: $(INSTALLED) ## Measure the ONNX export against its peers (PEER_PYTHON=… adds onnxruntime-genai's builder)
 	$(BIN)/python tests/benchmarks/bench_onnx.py $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON))
