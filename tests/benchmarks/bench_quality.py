@@ -1,7 +1,7 @@
 """Calibrated int4 against its peers: what quantization adds to trained models, and what that costs.
 
-Usage: ``python tests/benchmarks/bench_quality.py [--sample DIR] [--models NAME …] [--group 32] [--only NAME …] [--peer-python PYTHON]
-[--genai-python PYTHON]``. The models are the sample of ``slipway sample``, merged; a Llama with a head of its own; and a BERT that
+Usage: ``python tests/benchmarks/bench_quality.py [--real DIR] [--sample DIR] [--models NAME …] [--group 32] [--only NAME …] [--peer-python PYTHON]
+[--genai-python PYTHON]``. The models are SmolLM2 off its grid (``slipway sample --real --off-grid``) and the sample of ``slipway sample``, each merged; a Llama with a head of its own; and a BERT that
 classifies (``quality_models.py`` trains them). Peers calibrate with the same text, and all are judged on text that none saw: mean
 Kullback–Leibler divergence in nats from the exact model, and top-1 agreement. Compared are
 
@@ -173,6 +173,7 @@ def known(group: int) -> dict[str, Any]:
 def main() -> None:
     """Round in all ways, print and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--real", type=Path, help="a folder that `slipway sample --real --off-grid` has made")
     parser.add_argument("--sample", type=Path, help="a folder that `slipway sample` has made")
     parser.add_argument(
         "--models", nargs="*", default=list(SUBJECTS), choices=list(SUBJECTS), help="models; all if not given"
@@ -187,7 +188,7 @@ def main() -> None:
     chosen = {name: way for name, way in every.items() if name in (arguments.only or every)}
     for model in arguments.models:
         with tempfile.TemporaryDirectory() as made:
-            subject = SUBJECTS[model](Path(made), arguments.sample)
+            subject = SUBJECTS[model](Path(made), {"smollm2": arguments.real, "sample": arguments.sample}.get(model))
             print(
                 f"{subject.described}\n{'':14} {'KL':>9} {'top-1':>7} {'KL + emb.':>9} {'core s':>7} {'wall s':>7} {'GB':>5}"
             )

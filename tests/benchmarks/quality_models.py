@@ -1,8 +1,9 @@
-"""The models of ``bench_quality.py``: trained here, in about a minute each, with the same weights for the same libraries and threads."""
+"""The models of ``bench_quality.py``: a real one, and three that are trained here in about a minute each, with the same weights for the same libraries and threads."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,9 +14,14 @@ from typing import Any
 import torch
 import transformers as tf
 
+from slipway.configuration.calibration import SAMPLE_OF_RUN
+from slipway.models.checkpoints import find_checkpoint
 from slipway.sample import make_sample
 from slipway.sample.corpus import documentation, python_sources
+from slipway.sample.real import RealRecipe, make_real_sample
+from slipway.sample.real.conversations import rendered
 from slipway.sample.tokenizer import token_stream, train_tokenizer
+from slipway.settings import Settings
 
 SLIPWAY = Path(sys.executable).with_name("slipway")
 WINDOWS, TOKENS = 64, 128
@@ -57,16 +63,36 @@ def sample(root: Path, made: Path | None) -> Subject:
     if made is None:
         made = root / "sample"
         make_sample(made)
-    checkpoint = max((made / "qwen3-finetuned").glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
-    inputs = ["--input", f"base={made / 'qwen3-base'}", "--input", f"adapter={checkpoint}"]
-    subprocess.run(
-        [SLIPWAY, "stage", "merge", *inputs, "--out", root / "merged"], check=True, stdout=subprocess.DEVNULL
-    )
-    source = root / "merged" / "pytorch"
+    source = _merged(made / "qwen3-base", made / "qwen3-finetuned", root / "merged")
     tokenizer = tf.AutoTokenizer.from_pretrained(source)
     heldout = _windows(tokenizer((made / "heldout" / "heldout.txt").read_text(encoding="utf-8"))["input_ids"])
     data = _write(root / "data", python_sources().training)
     return Subject(source, data, heldout, "AutoModelForCausalLM", "Qwen3 with its adapter, tied head")
+
+
+def smollm2(root: Path, made: Path | None) -> Subject:
+    """Merge SmolLM2 off its grid with its LoRA (``slipway sample --real --off-grid``), made first if it is not given."""
+    recipe = RealRecipe(off_grid=True)
+    if made is None:
+        made = root / "sample"
+        make_real_sample(made, home=Settings.from_environment(os.environ).home, recipe=recipe)
+    source = _merged(made / recipe.base_name, made / "run", root / "merged")
+    tokenizer = tf.AutoTokenizer.from_pretrained(source)
+    texts = (path.read_text(encoding="utf-8") for path in sorted((made / "heldout").glob("*.txt")))
+    tokens = [tokenizer(text)["input_ids"][:TOKENS] for text in texts]
+    heldout = torch.tensor([each for each in tokens if len(each) == TOKENS])
+    lines = (made / "run" / SAMPLE_OF_RUN).read_text(encoding="utf-8").splitlines()
+    data = _write(root / "data", rendered(tokenizer, [json.loads(line)["messages"] for line in lines]))
+    return Subject(
+        source, data, heldout, "AutoModelForCausalLM", "SmolLM2-135M-Instruct off its grid with its adapter, tied head"
+    )
+
+
+def _merged(base: Path, run: Path, out: Path) -> Path:
+    """Merge the newest checkpoint of a run; return the model's folder."""
+    inputs = ["--input", f"base={base}", "--input", f"adapter={find_checkpoint(run).path}"]
+    subprocess.run([SLIPWAY, "stage", "merge", *inputs, "--out", out], check=True, stdout=subprocess.DEVNULL)
+    return out / "pytorch"
 
 
 def llama(root: Path, _: Path | None = None) -> Subject:
@@ -113,7 +139,7 @@ def bert(root: Path, _: Path | None = None) -> Subject:
     return Subject(source, data, unknown[spread], "AutoModelForSequenceClassification", described)
 
 
-SUBJECTS = {"sample": sample, "llama": llama, "bert": bert}
+SUBJECTS = {"smollm2": smollm2, "sample": sample, "llama": llama, "bert": bert}
 
 
 def _train(kind: Any, config: Any, tokenizer: Any, batch: Any, *, folder: Path) -> Path:

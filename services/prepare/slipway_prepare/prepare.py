@@ -15,7 +15,7 @@ from slipway.counts import counted
 from slipway.files.links import real_file
 from slipway.models.base_format import quantization_of, read_config
 from slipway.models.dtypes import DTYPES, FLOATS, torch_dtypes
-from slipway.models.families import model_class
+from slipway.models.families import model_class, typed
 from slipway.models.model_files import CONFIG, GENERATION_CONFIG, LEFTOVERS, copy_companions, has_safetensors
 from slipway.stage import Context
 from slipway_prepare.bitsandbytes_format import read_bitsandbytes
@@ -47,9 +47,9 @@ _FLOAT_NAMES = {dtype: DTYPES[name].torch for name, dtype in torch_dtypes(*FLOAT
 def prepare(folder: Path, output: Path, *, params: PrepareParams, ctx: Context) -> None:
     """Write the model in ``folder`` as a plain one into the new folder ``output``."""
     torch.set_num_threads(max(1, ctx.threads))
-    config = read_config(folder)
+    config = typed(read_config(folder), params.model_type)
     quantization = quantization_of(config)
-    with open_source(folder) as source, torch.no_grad():
+    with open_source(folder, ctx.workdir) as source, torch.no_grad():
         base = Base(folder, config, quantization, source)
         made = _dequantized(base)
         recipes = _oriented(base, account(base, made, left_out=_ties(base)))

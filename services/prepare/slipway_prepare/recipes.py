@@ -80,7 +80,7 @@ class Base:
         """The facts that transformers knows about its class."""
         from slipway_prepare.structure import structure
 
-        return structure(self.folder)
+        return structure(self.folder, self.config)
 
     def half(self, hint: torch.dtype | None = None) -> torch.dtype:
         """Return the 16-bit type of dequantized weights: the configuration's, else that of the scales, else bfloat16."""

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
-import re
-import struct
-import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,20 +16,11 @@ from slipway.counts import counted
 from slipway.errors import CheckpointValidationError
 from slipway.models.dtypes import FLOATS, torch_dtypes
 from slipway.models.model_files import has_safetensors, pickle_files
-from slipway.models.safetensors_file import METADATA, corrupt, read_weights
-from slipway.sizes import format_size
+from slipway.models.safetensors_file import corrupt, read_weights
 from slipway_prepare.faults import invalid
-from slipway_prepare.pickle_archive import check_archive
+from slipway_prepare.pickles.loading import aliases, checked, load_pickle
 
 BLOCK_BYTES = 8 << 20
-_HALF = re.compile("[\ud800-\udfff]")
-"""Half of a surrogate pair, which is no text."""
-_MOST_TIMES_STORED = 4
-"""How large tensors may be together, as a multiple of their file: T5 has its embedding under four names."""
-#: Errors that torch's restricted unpickler raises on damaged bytes; for code it raises ``UnpicklingError``.
-_DAMAGED = (
-    RuntimeError, ValueError, EOFError, KeyError, TypeError, AttributeError, IndexError, AssertionError, OverflowError, struct.error,
-)  # fmt: skip
 #: Types that are read, by their safetensors names.
 DTYPES = torch_dtypes(*FLOATS, "F8_E4M3", "F8_E5M2", "F8_E8M0", "I64", "I32", "I16", "I8", "U8", "BOOL")
 
@@ -71,13 +58,17 @@ class Source(Protocol):
         ...
 
 
-def open_source(folder: Path) -> Source:
+def open_source(folder: Path, scratch: Path) -> Source:
     """Return the weights of a model folder; like transformers, prefer safetensors.
+
+    Args:
+        folder: The folder.
+        scratch: Folder for pickles of an older format, which are written anew before they are mapped.
 
     Raises:
         CheckpointValidationError: ``SAFETENSORS_CORRUPT``, ``BASE_MODEL_INVALID``, ``UNSAFE_PICKLE`` or ``DTYPE_UNSUPPORTED``.
     """
-    return SafetensorsSource(folder) if has_safetensors(folder) else pickled_model(folder)
+    return SafetensorsSource(folder) if has_safetensors(folder) else pickled_model(folder, scratch)
 
 
 class SafetensorsSource:
@@ -137,7 +128,7 @@ class MappedTensors:
         self.tensors: Mapping[str, Stored] = {
             name: Stored(name, value.dtype, tuple(value.shape)) for name, value in values.items()
         }
-        self.aliases = _aliases(values)
+        self.aliases = aliases(values)
 
     def __enter__(self) -> Self:
         return self
@@ -157,7 +148,7 @@ class MappedTensors:
             yield flat[start : start + step]
 
 
-def pickled_model(folder: Path) -> MappedTensors:
+def pickled_model(folder: Path, scratch: Path) -> MappedTensors:
     """Map the ``pytorch_model.bin`` files of a model into memory, and unpickle them without running anything.
 
     Raises:
@@ -166,7 +157,7 @@ def pickled_model(folder: Path) -> MappedTensors:
     values: dict[str, Tensor] = {}
     weight_map = pickle_files(folder)
     for path in sorted(set(weight_map.values())):
-        found = checked(dict(sorted(load_pickle(path).items(), key=lambda item: str(item[0]))), path)
+        found = checked(dict(sorted(load_pickle(path, scratch).items(), key=lambda item: str(item[0]))), path)
         if twice := sorted(found.keys() & values.keys()):
             raise invalid(f"has tensor {twice[0]!r} in two files, one is {path.name}", tensor=twice[0], file=path)
         values |= found
@@ -176,90 +167,6 @@ def pickled_model(folder: Path) -> MappedTensors:
             f"lacks {counted(len(missing), 'tensor')} that its index names, first {missing[0]!r}", tensor=missing[0]
         )
     return MappedTensors(values)
-
-
-def checked(loaded: Mapping[object, object], path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a pickle's dictionary.
-
-    Raises:
-        CheckpointValidationError: ``BASE_MODEL_INVALID`` for what is no tensor, or cannot be read from the file as it is.
-    """
-    size, found = path.stat().st_size, dict[str, Tensor]()
-    for name, value in loaded.items():
-        if not isinstance(name, str) or not isinstance(value, Tensor):
-            raise invalid(f"has {name!r} in {path.name}, a {type(value).__name__} instead of a tensor", file=path)
-        if name == METADATA or _HALF.search(name):
-            raise invalid(
-                f"has a tensor named {name!a} in {path.name}, which a safetensors file cannot hold",
-                remedy="save it again with other names",
-                tensor=ascii(name),
-            )
-        if value.layout != torch.strided or value.is_quantized or value.device.type != "cpu":
-            raise invalid(f"has tensor {name!r} in {path.name} in a layout that cannot be read", tensor=name)
-        if value.numel() * value.element_size() > size:  # strides of zero repeat stored values
-            raise invalid(f"has tensor {name!r} in {path.name}, which is larger than the file", tensor=name)
-        found[name] = value
-    _check_sizes(found, path, size)
-    return found
-
-
-def _check_sizes(values: Mapping[str, Tensor], path: Path, size: int) -> None:
-    """Refuse views of the same stored values that are together larger than their file; tensors of several names may be there twice or so."""
-    groups = {names[0]: len(names) for names in _aliases(values)}
-    shared = {name for names in _aliases(values) for name in names[1:]}
-    every = {name: value.numel() * value.element_size() for name, value in values.items()}
-    distinct = sum(nbytes for name, nbytes in every.items() if name not in shared)
-    if distinct > size or sum(every.values()) > _MOST_TIMES_STORED * size:
-        most = max(groups, key=lambda name: groups[name] * every[name], default=max(every, key=every.__getitem__))
-        raise invalid(
-            f"has {format_size(sum(every.values()))} of tensors in {path.name}, a file of {format_size(size)}: they overlap, such as {most!r}",
-            remedy="save each tensor as a copy of its own (tensor.clone()) in a safetensors file",
-            tensor=most,
-        )
-
-
-def load_pickle(path: Path) -> dict[object, object]:
-    """Unpickle a file of weights, mapped into memory, without running anything.
-
-    Only ``torch.load(weights_only=True, mmap=True)`` is used, which takes the zip format that torch writes since 1.6.
-
-    Raises:
-        CheckpointValidationError: ``UNSAFE_PICKLE`` or ``BASE_MODEL_INVALID``.
-    """
-    if not zipfile.is_zipfile(path):
-        raise CheckpointValidationError(
-            f"{path} is damaged or a pickle in the format of torch before version 1.6 (plain or tar): "
-            "it cannot be mapped, so it is not read",
-            reason="UNSAFE_PICKLE",
-            remedy="use a safetensors revision of the model, or, if you trust it, save it again: "
-            "torch.save(torch.load(f, weights_only=True), f)",
-            about={"file": path},
-        )
-    check_archive(path)
-    try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except pickle.UnpicklingError as error:
-        raise CheckpointValidationError(
-            f"{path} is a pickle that would run code when loaded: {(str(error).strip() or 'it is not readable').splitlines()[0][:300]}",
-            reason="UNSAFE_PICKLE",
-            remedy="use a safetensors revision of the model; do not load this file elsewhere unless you trust its source",
-            about={"file": path},
-        ) from error
-    except _DAMAGED as error:
-        said = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-        raise invalid(f"has an unreadable file {path.name} ({said})", file=path) from error
-    if not isinstance(loaded, dict):
-        raise invalid(f"has a {type(loaded).__name__} in {path.name} instead of a dictionary of tensors", file=path)
-    return loaded
-
-
-def _aliases(values: Mapping[str, Tensor]) -> tuple[tuple[str, ...], ...]:
-    groups: dict[object, list[str]] = {}
-    for name, value in sorted(values.items()):
-        if value.numel():
-            key = (value.data_ptr(), value.dtype, tuple(value.shape), value.stride())
-            groups.setdefault(key, []).append(name)
-    return tuple(tuple(group) for group in groups.values() if len(group) > 1)
 
 
 def _known(name: str, dtype: str) -> torch.dtype:

@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-from slipway.models.base_format import read_config
 from slipway.models.families import FEATURE_EXTRACTION, class_name
-from slipway.models.model_facts import CannotBuildError, ModelFacts, model_facts, model_facts_of
+from slipway.models.model_facts import CannotBuildError, ModelFacts, model_facts_of, remedy_of
 from slipway_prepare.faults import invalid
 
 
@@ -52,8 +51,8 @@ class Structure:
         return sorted(name for name in self.shapes if groups[name] not in found and name not in self.optional)
 
 
-def structure(folder: Path) -> Structure:
-    """Return facts about the model in a folder, reading only its ``config.json``.
+def structure(folder: Path, config: Mapping[str, Any]) -> Structure:
+    """Return facts about the model in a folder with this configuration.
 
     ``load_in_4bit`` quantizes ``nn.Linear`` and ``Conv1D`` except the output embedding, tied weights, the last module and
     modules kept in 32 bit. transformers' own functions choose them here. Source: transformers 5, ``quantizer_bnb_4bit.py`` and
@@ -68,11 +67,11 @@ def structure(folder: Path) -> Structure:
     from transformers.quantizers.quantizers_utils import should_convert_module
 
     try:
-        facts = _facts(folder)
+        facts = _facts(config)
     except CannotBuildError as error:
         raise invalid(
             f"cannot be built by transformers: {error}",
-            remedy="use a base model that transformers knows without custom code",
+            remedy=remedy_of(config),
             file=folder / "config.json",
         ) from error
     model = facts.model
@@ -92,11 +91,10 @@ def structure(folder: Path) -> Structure:
     )
 
 
-def _facts(folder: Path) -> ModelFacts:
+def _facts(config: Mapping[str, Any]) -> ModelFacts:
     """Return facts about the class that a configuration names; where it names none (DeBERTa's on the hub), about the bare model."""
-    config = read_config(folder)
     bare = None if config.get("architectures") else class_name(FEATURE_EXTRACTION, config)
-    return model_facts_of(config | {"architectures": [bare]}) if bare else model_facts(folder)
+    return model_facts_of({**config, "architectures": [bare]} if bare else config)
 
 
 def _renaming(transforms: Sequence[Any]) -> Callable[[str], str]:

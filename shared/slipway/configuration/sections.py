@@ -101,12 +101,14 @@ class BaseModelConfiguration(Section):
         merge_onto: ``original`` merges onto the base's own weights; ``nf4``, with ``load_in_4bit``, merges onto the weights after
             quantization to NF4 and back, as the adapter saw them in training.
         trust: Use the base even if files show that the adapter was trained on another one; the verdict is then amber.
+        model_type: Kind of the base, in transformers' words (``bert``, ``llama`` …), if its ``config.json`` does not name it.
     """
 
     name: Text = ""
     load_in_4bit: bool = False
     merge_onto: Literal["original", "nf4"] = "original"
     trust: bool = False
+    model_type: Text = ""
 
 
 class OptimizationConfiguration(Section):

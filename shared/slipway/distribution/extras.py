@@ -22,7 +22,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "report": ("jinja2",),
     "s3": ("minio",),
     "telemetry": _TELEMETRY,
-    "sample": ("accelerate", "peft", "psutil", "torch", "transformers"),
+    "sample": ("accelerate", "gguf", "peft", "psutil", "torch", "transformers"),
 }
 """Modules that each extra installs. The extras of stages are not listed, because each stage names its own libraries."""
 

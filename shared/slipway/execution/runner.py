@@ -20,6 +20,7 @@ from slipway.errors import Failure, ModelExportError, StageError
 from slipway.execution.execution import Execution
 from slipway.execution.failures import failure_of
 from slipway.execution.memory_curve import MemoryOverTime
+from slipway.execution.places import with_named_places
 from slipway.execution.supervisor import OnLog, OnProgress, execute
 from slipway.execution.surroundings import with_surroundings
 from slipway.files.user_paths import user_path
@@ -168,8 +169,8 @@ class TaskRunner:
         outcome = await execute(execution, on_progress=on_progress, on_log=on_log)
         used: _Used = {"peak_memory_bytes": outcome.peak_memory_bytes, "memory": outcome.memory}
         if outcome.failure is not None:
-            failure = with_surroundings(outcome.failure, **self._folders())
-            return TaskResult(failure=failure, **used)
+            named = with_named_places(outcome.failure, inputs=inputs, workdir=workdir)
+            return TaskResult(failure=with_surroundings(named, **self._folders()), **used)
         outputs = {}
         for name, path in sorted(outcome.outputs.items()):
             with _Transfer("stored", name, stage=call.stage, on_progress=on_progress) as storing:

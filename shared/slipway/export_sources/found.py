@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from slipway.artifacts import Artifacts
 from slipway.base_match import BaseMatch, BaseMatchStatus
@@ -23,8 +24,9 @@ from slipway.export_sources.naming import source_settings
 from slipway.export_sources.test_inputs import find_sounds, find_test_inputs
 from slipway.export_sources.titles import title
 from slipway.files.links import real_file
-from slipway.models.base_format import base_format
+from slipway.models.base_format import base_format, check_kind, read_config
 from slipway.models.checkpoints import Checkpoint, find_checkpoint, read_adapter_config
+from slipway.models.families import typed
 from slipway.models.model_files import ADAPTER_CONFIG, model_files, resolve_base_model, travelling_files
 from slipway.models.trained.trained_model import TrainedModel, trained_model
 from slipway.planning.calibration import SOURCE as CALIBRATION
@@ -52,6 +54,7 @@ class Sources:
         base_match: The files' verdict on whether the base is the one the adapter was trained on; None without an adapter.
         formats: Formats of sources that must be prepared first, by source (``slipway.models.base_format``).
         trained: The class the adapter was trained on, if it brings a head that the base lacks; None also without transformers.
+        config: Configuration of the merged model, if it is not the base's own; None also without transformers.
         warnings: Warnings from the search.
         folders: Knows which of them are in a bucket, and their names.
         sounds: Sound files of the test inputs.
@@ -67,6 +70,7 @@ class Sources:
     base_match: BaseMatch | None
     formats: Mapping[str, str]
     trained: TrainedModel | None
+    config: Mapping[str, Any] | None
     warnings: tuple[str, ...]
     folders: SourceFolders
     sounds: tuple[Path, ...] = ()
@@ -167,6 +171,8 @@ def _find(
     instead = "" if configuration.base_model.name else "or name another with --base-model or base_model.name"
     with _named_by(_setting("base_model.name", origins) if configuration.base_model.name else by_adapter, instead):
         base = resolve_base_model(str(folders.find(name)))
+    kind = configuration.base_model.model_type
+    check_kind(base, kind)
     stored_as = base_format(base)
     repository, revisions = folders.snapshot(base)
     used = UsedBase(
@@ -184,6 +190,7 @@ def _find(
     trusted = (base_match.reason,) if base_match and base_match.status is BaseMatchStatus.TRUSTED else ()
     calibration, left_out = text_for_calibration(configuration, folders, checkpoint, here=here)
     test_inputs, sounds = inputs_to_answer(configuration, folders)
+    trained, config = _merged(base, checkpoint.path if checkpoint and not more else None, kind)
     return Sources(
         base=base,
         base_name=name,
@@ -194,7 +201,8 @@ def _find(
         test_inputs=test_inputs,
         base_match=base_match,
         formats={"base": stored_as} if stored_as else {},
-        trained=_trained(base, checkpoint) if checkpoint and not more else None,
+        trained=trained,
+        config=config,
         warnings=(*(warning for each in adapters for warning in each.warnings), *trusted, *left_out),
         folders=folders,
         sounds=sounds,
@@ -247,12 +255,18 @@ def name_of_base(configuration: ExportConfiguration, checkpoint: Checkpoint | No
     )
 
 
-def _trained(base: Path, checkpoint: Checkpoint) -> TrainedModel | None:
-    """Return the class that the adapter was trained on, if it is not the base's; without transformers the merge finds out."""
+def _merged(base: Path, adapter: Path | None, kind: str) -> tuple[TrainedModel | None, Mapping[str, Any] | None]:
+    """Return the class that the adapter was trained on and the merged model's configuration, each None if it is the base's.
+
+    Both are None without transformers: the merge finds out. It also does where the settings name the base's kind.
+    """
     try:
-        return trained_model(base, checkpoint.path)
+        if kind:
+            return None, typed(read_config(base), kind)
+        trained = trained_model(base, adapter) if adapter else None
     except ModuleNotFoundError:
-        return None
+        return None, None
+    return trained, trained.config if trained else None
 
 
 def _setting(key: str, origins: Mapping[str, str]) -> str:

@@ -16,6 +16,9 @@ from slipway.models.sentences.files import as_used
 METHODS = ("awq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq")
 """Values of ``quant_method`` that the prepare stage undoes."""
 
+NAME_ITS_KIND = "name its kind, for example base_model.model_type: bert (--set base_model.model_type=bert)"
+"""Remedy for a model whose ``config.json`` names no ``model_type``."""
+
 _FLOAT8 = ("F8_E4M3", "F8_E5M2")
 
 
@@ -42,6 +45,21 @@ def base_format(folder: Path) -> str:
     if not method and any(tensor.dtype in _FLOAT8 for tensor in read_weights(folder).values()):
         return "fp8"
     return method
+
+
+def check_kind(folder: Path, named: str) -> None:
+    """Refuse a base model whose kind neither its configuration nor ``named``, the setting, says.
+
+    Raises:
+        CheckpointValidationError: ``BASE_MODEL_INVALID``.
+    """
+    if not named and not read_config(folder).get("model_type"):
+        raise CheckpointValidationError(
+            f"{folder / CONFIG} names no model_type, so no library knows what kind of model it is",
+            reason="BASE_MODEL_INVALID",
+            remedy=NAME_ITS_KIND,
+            about={"file": folder / CONFIG},
+        )
 
 
 def is_base_format(text: str) -> bool:

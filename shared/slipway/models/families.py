@@ -13,6 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from slipway.errors import CheckpointValidationError
 from slipway.models.base_format import read_config
 from slipway.texts import printable
 
@@ -251,6 +252,31 @@ def class_name(family: Family, config: Mapping[str, Any]) -> str | None:
     found = auto_model(family)._model_mapping.get(transformers.CONFIG_MAPPING[kind], None)
     first = found[0] if isinstance(found, tuple | list) else found
     return first.__name__ if first is not None else None
+
+
+def typed(config: Mapping[str, Any], model_type: str) -> dict[str, Any]:
+    """Return a configuration with the kind of model that the settings name, and the bare class of that kind if it names no class.
+
+    Imports transformers if a kind is given.
+
+    Args:
+        config: Content of a ``config.json``.
+        model_type: The setting ``base_model.model_type``; empty leaves the configuration as it is.
+
+    Raises:
+        CheckpointValidationError: ``BASE_MODEL_INVALID``: the configuration names another kind.
+    """
+    named = config.get("model_type")
+    if model_type and named not in (None, "", model_type):
+        raise CheckpointValidationError(
+            f"the base model is a {named!r} by its config.json, and base_model.model_type is {model_type!r}",
+            reason="BASE_MODEL_INVALID",
+            remedy="leave base_model.model_type out",
+            about={"model_type": named},
+        )
+    found = {**config, "model_type": model_type} if model_type else dict(config)
+    bare = class_name(FEATURE_EXTRACTION, found) if model_type and not config.get("architectures") else None
+    return found | {"architectures": [bare]} if bare else found
 
 
 def takes_more_than_text(config: Mapping[str, Any]) -> bool:

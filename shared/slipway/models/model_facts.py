@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slipway.models.base_format import read_config
+from slipway.models.base_format import NAME_ITS_KIND, read_config
 from slipway.models.safetensors_file import TensorInfo, read_weights
+from slipway.texts import quoted
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -62,6 +63,7 @@ def model_facts(folder: Path) -> ModelFacts:
         import transformers
 
         known = read_config(folder)  # checks limits; transformers reads without any
+        _kind(known)
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
         config.architectures = known.get("architectures")
         return config
@@ -82,7 +84,24 @@ def configuration_of(config: Mapping[str, Any]) -> PretrainedConfig:
     """Return transformers' configuration for the content of a ``config.json``, which names its ``model_type``."""
     import transformers
 
-    return transformers.CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
+    kind = _kind(config)
+    if kind not in transformers.CONFIG_MAPPING:
+        raise ValueError(f"it has no models of type {quoted(kind)}")
+    return transformers.CONFIG_MAPPING[kind].from_dict(dict(config))
+
+
+def _kind(config: Mapping[str, Any]) -> str:
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or not kind:
+        raise ValueError("its config.json names no model_type")
+    return kind
+
+
+def remedy_of(config: Mapping[str, Any]) -> str:
+    """Return what a user can do about a model that transformers cannot build."""
+    if config.get("model_type"):
+        return "use a base model that transformers knows without custom code"
+    return NAME_ITS_KIND
 
 
 def _facts(read: Callable[[], PretrainedConfig]) -> ModelFacts:

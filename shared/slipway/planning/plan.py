@@ -65,7 +65,7 @@ def plan(
     trunk: list[PlannedTask] = []
     if plain:
         adapter, merged = "", _as_it_is(configuration)
-        base = merged.reference if source_formats.get("base") else "source:base"
+        base = merged.reference if source_formats.get("base") or configuration.base_model.model_type else "source:base"
     else:
         adapter = _adapter(trunk, configuration, more)
         base = _base(trunk, configuration, source_formats.get("base", ""))
@@ -179,18 +179,24 @@ def _adapter(tasks: list[PlannedTask], configuration: ExportConfiguration, more:
 
 def _base(tasks: list[PlannedTask], configuration: ExportConfiguration, stored_as: str) -> str:
     """Return the reference to the base that merge and validation use; plan its preparation if it is needed."""
-    merge_onto = configuration.base_model.merge_onto
-    if not stored_as and merge_onto == "original":
+    merge_onto, kind = configuration.base_model.merge_onto, _kind(configuration)
+    if not stored_as and not kind and merge_onto == "original":
         return "source:base"
-    task = _task(Role.PREPARATION, params={"merge_onto": merge_onto}, inputs={"base": "source:base"})
+    task = _task(Role.PREPARATION, params={"merge_onto": merge_onto, **kind}, inputs={"base": "source:base"})
     tasks.append(task)
     return task.reference
 
 
 def _as_it_is(configuration: ExportConfiguration) -> PlannedTask:
     """Plan the model of an export without an adapter: the preparation makes a clean folder of plain weights of any base."""
-    params = {"save_tokenizer": _needs_tokenizer(configuration)}
+    params = {"save_tokenizer": _needs_tokenizer(configuration), **_kind(configuration)}
     return _task(Role.PREPARATION, params=params, inputs={"base": "source:base"}, format=_delivered(configuration))
+
+
+def _kind(configuration: ExportConfiguration) -> dict[str, str]:
+    """Return the parameter with the base's kind, where the settings name it."""
+    kind = configuration.base_model.model_type
+    return {"model_type": kind} if kind else {}
 
 
 def _needs_tokenizer(configuration: ExportConfiguration) -> bool:

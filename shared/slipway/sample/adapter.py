@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipway.sample.base import native_bfloat16
-from slipway.sample.recipe import Recipe
+from slipway.sample.recipe import AdapterRecipe
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM, TrainerCallback, TrainingArguments
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainingArguments
 
 
 def train_adapter(
-    model: Qwen3ForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
-    stream: Sequence[int],
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    samples: Sequence[Mapping[str, Sequence[int]]],
     *,
     base_name: str,
     folder: Path,
-    recipe: Recipe,
+    recipe: AdapterRecipe,
     seed: int,
     on_step: Callable[[int], None],
-) -> Qwen3ForCausalLM:
+) -> PreTrainedModel:
     """Train a LoRA on every linear layer and leave ``checkpoint-N`` folders in ``folder``.
 
     Args:
         model: The base model; it is wrapped, its own weights do not change.
         tokenizer: Saved into each checkpoint.
-        stream: Token ids of the text to learn.
+        samples: Token ids, labels and attention masks, all of one length.
         base_name: Written into the adapter's configuration as its base model.
         folder: Receives the checkpoints.
         recipe: Steps, rank, alpha and learning rate.
@@ -59,7 +59,7 @@ def train_adapter(
         trainer = Trainer(
             model=adapted,
             args=_arguments(folder, recipe=recipe, seed=seed),
-            train_dataset=_samples(stream, sequence=recipe.sequence),
+            train_dataset=list(samples),
             data_collator=default_data_collator,
             processing_class=tokenizer,
             callbacks=[_step_reporter(on_step)],
@@ -69,16 +69,16 @@ def train_adapter(
     return adapted.eval()
 
 
-def _arguments(folder: Path, *, recipe: Recipe, seed: int) -> TrainingArguments:
+def _arguments(folder: Path, *, recipe: AdapterRecipe, seed: int) -> TrainingArguments:
     from transformers import TrainingArguments
 
     return TrainingArguments(
         output_dir=str(folder),
-        max_steps=recipe.adapter_steps,
+        max_steps=recipe.steps,
         per_device_train_batch_size=recipe.batch,
-        learning_rate=recipe.adapter_learning_rate,
-        lr_scheduler_type="linear",
-        warmup_steps=10,
+        learning_rate=recipe.learning_rate,
+        lr_scheduler_type=recipe.schedule,
+        warmup_steps=recipe.warmup_steps,
         weight_decay=0.0,
         logging_steps=10,
         save_strategy="steps",
@@ -90,13 +90,6 @@ def _arguments(folder: Path, *, recipe: Recipe, seed: int) -> TrainingArguments:
         report_to="none",
         disable_tqdm=True,
     )
-
-
-def _samples(stream: Sequence[int], *, sequence: int) -> list[dict[str, list[int]]]:
-    """Cut the stream into training samples of consecutive windows; drop the remainder."""
-    starts = range(0, len(stream) - sequence + 1, sequence)
-    windows = (list(stream[start : start + sequence]) for start in starts)
-    return [{"input_ids": ids, "labels": ids, "attention_mask": [1] * sequence} for ids in windows]
 
 
 def _step_reporter(on_step: Callable[[int], None]) -> TrainerCallback:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sysconfig
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,19 +60,29 @@ def documentation() -> Corpus:
     Raises:
         ModelExportError: reason ``FILE_ERROR`` if this Python was installed without ``pydoc_data``.
     """
+    found = topics()
+    texts = [found[name] for name in sorted(found)]
+    heldout = texts[::_HELDOUT_TOPIC_STEP]
+    training = [text for index, text in enumerate(texts) if index % _HELDOUT_TOPIC_STEP]
+    return Corpus(training=tuple(training), heldout=tuple(heldout))
+
+
+def topics() -> Mapping[str, str]:
+    """Return the topics of this Python's ``help()`` by their names.
+
+    Raises:
+        ModelExportError: reason ``FILE_ERROR`` if this Python was installed without ``pydoc_data``.
+    """
     try:
-        from pydoc_data.topics import topics
+        from pydoc_data.topics import topics as found
     except ImportError as error:
         raise ModelExportError(
-            "this Python has no pydoc_data.topics, the text the sample's base model is trained on",
+            "this Python has no pydoc_data.topics, the text that the sample learns",
             reason="FILE_ERROR",
             remedy="install the complete standard library (Debian: libpython3-stdlib)",
             about={"file": "pydoc_data/topics.py"},
         ) from error
-    texts = [topics[name] for name in sorted(topics)]
-    heldout = texts[::_HELDOUT_TOPIC_STEP]
-    training = [text for index, text in enumerate(texts) if index % _HELDOUT_TOPIC_STEP]
-    return Corpus(training=tuple(training), heldout=tuple(heldout))
+    return found
 
 
 def python_sources(folder: Path | None = None) -> Corpus:

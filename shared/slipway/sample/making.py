@@ -7,26 +7,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
 from slipway.configuration.calibration import SAMPLE_OF_RUN
-from slipway.errors import ModelExportError
-from slipway.files.json_documents import LARGEST
-from slipway.files.regular_file import read_regular
-from slipway.folders.disk_full import is_disk_full
-from slipway.folders.unfinished import unfinished
 from slipway.formats.registry import formats
 from slipway.sample.corpus import documentation, python_sources
+from slipway.sample.publishing import CONFIGURATION, HELDOUT, SampleSummary, made_once, write_text
 from slipway.sample.recipe import Recipe
 from slipway.sample.training import BASE, RUN, Measured, train
-from slipway.stage import Progress, installed_version
-
-HELDOUT = "heldout"
-CONFIGURATION = "export.yaml"
-SUMMARY = "sample.json"
-
-_PIECES = (BASE, RUN, HELDOUT, CONFIGURATION)
-_LIBRARIES = ("torch", "transformers", "peft", "tokenizers")
+from slipway.stage import Progress
 
 # Paths are relative to the file's own folder.
 _EXPORT_YAML = """\
@@ -46,24 +33,6 @@ def export_yaml() -> str:
     """Return the sample's configuration, with what every installed format has in it."""
     lines = [f"{name}: {each.sample}" for name, each in formats().items() if each.sample]
     return _EXPORT_YAML.replace("FORMATS", "\n    ".join(lines))
-
-
-class SampleSummary(BaseModel):
-    """Description of a sample, also written as ``sample.json``, last of all.
-
-    Attributes:
-        seed: Seed of all weights and orders.
-        recipe: Sizes, steps and learning rates.
-        libraries: Versions of the libraries that trained it.
-        measured: Size and perplexities.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    seed: int
-    recipe: dict[str, int | float]
-    libraries: dict[str, str]
-    measured: Measured
 
 
 def make_sample(
@@ -91,77 +60,22 @@ def make_sample(
         ModelExportError: reason ``OUTPUT_EXISTS`` if ``directory`` has other files of these names; ``FILE_ERROR`` if this Python
             lacks the texts or ``directory`` cannot be written.
     """
-    recipe = recipe or Recipe()
-    made = _made_before(directory, seed=seed, recipe=recipe)
-    if made is not None:
-        return made
-    _refuse_to_overwrite(directory)
-    try:
-        with unfinished(directory / "sample") as scratch:
-            english, python = documentation(), python_sources()
-            measured = train(
-                scratch,
-                english,
-                python=python,
-                recipe=recipe,
-                seed=seed,
-                threads=threads,
-                on_progress=on_progress,
-            )
-            _write_text(scratch / HELDOUT / "heldout.txt", "\n".join(python.heldout))
-            _write_text(scratch / RUN / SAMPLE_OF_RUN, _lines(python.training))
-            _write_text(scratch / CONFIGURATION, export_yaml())
-            summary = SampleSummary(seed=seed, recipe=asdict(recipe), libraries=_library_versions(), measured=measured)
-            _publish(scratch, directory, summary)
-    except OSError as error:
-        full = is_disk_full(error)
-        raise ModelExportError(
-            f"cannot write the sample into {directory}: {error.strerror or error}",
-            reason="DISK_FULL" if full else "FILE_ERROR",
-            remedy="free space there, or choose another folder" if full else "choose a folder that can be written",
-            about={"file": directory},
-        ) from error
-    return summary
+    chosen = recipe or Recipe()
 
-
-def _made_before(directory: Path, *, seed: int, recipe: Recipe) -> SampleSummary | None:
-    """Return the existing sample if it is complete and equal to the one that would be made."""
-    try:
-        summary = SampleSummary.model_validate_json(read_regular(directory / SUMMARY, largest=LARGEST))
-    except (OSError, ValidationError):
-        return None
-    same = summary.seed == seed and summary.recipe == asdict(recipe) and summary.libraries == _library_versions()
-    complete = all((directory / piece).exists() for piece in _PIECES)
-    return summary if same and complete else None
-
-
-def _refuse_to_overwrite(directory: Path) -> None:
-    present = [piece for piece in _PIECES if (directory / piece).exists()]
-    if present:
-        raise ModelExportError(
-            f"{directory} already holds {', '.join(present)}, made with another seed, recipe or library version",
-            reason="OUTPUT_EXISTS",
-            remedy="choose another folder or remove these first",
-            about={"file": directory / present[0]},
+    def make(scratch: Path) -> Measured:
+        english, python = documentation(), python_sources()
+        measured = train(
+            scratch, english, python=python, recipe=chosen, seed=seed, threads=threads, on_progress=on_progress
         )
+        write_text(scratch / HELDOUT / "heldout.txt", "\n".join(python.heldout))
+        write_text(scratch / RUN / SAMPLE_OF_RUN, _lines(python.training))
+        write_text(scratch / CONFIGURATION, export_yaml())
+        return measured
 
-
-def _publish(scratch: Path, directory: Path, summary: SampleSummary) -> None:
-    for piece in _PIECES:
-        (scratch / piece).rename(directory / piece)
-    _write_text(scratch / SUMMARY, summary.model_dump_json(indent=2) + "\n")
-    (scratch / SUMMARY).replace(directory / SUMMARY)
+    pieces = (BASE, RUN, HELDOUT, CONFIGURATION)
+    return made_once(directory, make, pieces=pieces, seed=seed, recipe=asdict(chosen))
 
 
 def _lines(texts: Iterable[str]) -> str:
     """Return texts as JSON lines, as a calibration reads them."""
     return "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-
-
-def _library_versions() -> dict[str, str]:
-    return {name: installed_version(name) for name in _LIBRARIES}

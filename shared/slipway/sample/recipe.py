@@ -4,6 +4,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+_WARMUP_STEPS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRecipe:
+    """How a LoRA is trained.
+
+    Attributes:
+        rank: LoRA rank.
+        alpha: LoRA alpha.
+        steps: Optimizer steps.
+        batch: Samples of one step.
+        learning_rate: Peak learning rate.
+        schedule: How it falls, in the Trainer's words.
+        warmup_steps: Steps in which it rises.
+        save_steps: Steps between two checkpoints.
+    """
+
+    rank: int
+    alpha: int
+    steps: int
+    batch: int
+    learning_rate: float
+    save_steps: int
+    schedule: str = "linear"
+    warmup_steps: int = 0
+
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
@@ -49,3 +76,16 @@ class Recipe:
     save_steps: int = 50
     rank: int = 8
     alpha: int = 12
+
+    @property
+    def adapter(self) -> AdapterRecipe:
+        """Return what the training of the adapter needs."""
+        return AdapterRecipe(
+            rank=self.rank,
+            alpha=self.alpha,
+            steps=self.adapter_steps,
+            batch=self.batch,
+            learning_rate=self.adapter_learning_rate,
+            save_steps=self.save_steps,
+            warmup_steps=_WARMUP_STEPS,
+        )

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 
-from slipway.machine.cgroup import usable_cores
-from slipway.machine.threads import sleeping_threads
 from slipway.sample.adapter import train_adapter
 from slipway.sample.base import perplexity, train_base
 from slipway.sample.corpus import Corpus
 from slipway.sample.recipe import Recipe
+from slipway.sample.surroundings import deterministic, quiet_and_offline, training_threads
 from slipway.sample.tokenizer import token_stream, train_tokenizer
 from slipway.stage import Progress
 
@@ -25,8 +22,6 @@ if TYPE_CHECKING:
 BASE = "qwen3-base"
 RUN = "qwen3-finetuned"
 
-# Two threads on any machine with two cores: the order of summation, and with it the weights, depend on their number.
-_THREADS = 2
 # Perplexity is measured on this many windows spread over the text; the whole text would take too long.
 _MEASURED_WINDOWS = 64
 
@@ -36,7 +31,7 @@ class Measured(BaseModel):
 
     Attributes:
         parameters: Weights of the base model, tied ones counted once.
-        base_documentation_perplexity: The base model on documentation it was not trained on.
+        base_documentation_perplexity: The base model on documentation it was not trained on; None if it came trained.
         base_perplexity: The base model on the held-out text of the adapter's domain.
         adapter_perplexity: The base model with its adapter on the same text.
     """
@@ -44,7 +39,7 @@ class Measured(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     parameters: int
-    base_documentation_perplexity: float
+    base_documentation_perplexity: float | None = None
     base_perplexity: float
     adapter_perplexity: float
 
@@ -78,7 +73,7 @@ def train(
     def steps(phase: str, total: int) -> Callable[[int], None]:
         return lambda done: on_progress(Progress(phase=phase, done=done, total=total, unit="steps"))
 
-    with _deterministic(threads or min(_THREADS, usable_cores())), _quiet_and_offline():
+    with deterministic(training_threads(threads)), quiet_and_offline():
         tokenizer = train_tokenizer(english.training, vocab_size=recipe.vocab_size, max_length=recipe.max_positions)
         base = train_base(
             tokenizer,
@@ -94,10 +89,10 @@ def train(
         adapted = train_adapter(
             base,
             tokenizer,
-            token_stream(tokenizer, python.training),
+            _samples(token_stream(tokenizer, python.training), sequence=recipe.sequence),
             base_name=BASE,
             folder=folder / RUN,
-            recipe=recipe,
+            recipe=recipe.adapter,
             seed=seed,
             on_step=steps("adapter", recipe.adapter_steps),
         )
@@ -110,41 +105,8 @@ def train(
     )
 
 
-@contextmanager
-def _deterministic(threads: int) -> Iterator[None]:
-    """Use a fixed number of threads and deterministic kernels within the block; restore settings and random state afterwards."""
-    with sleeping_threads():
-        import torch
-
-    threads_before = torch.get_num_threads()
-    deterministic_before = torch.are_deterministic_algorithms_enabled()
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(True)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        torch.use_deterministic_algorithms(deterministic_before)
-        torch.set_num_threads(threads_before)
-
-
-@contextmanager
-def _quiet_and_offline() -> Iterator[None]:
-    """Keep peft, which reads this variable on every save, from asking the hub for a base model of the sample's name.
-
-    Turn progress bars off too, because the caller gets the progress.
-    """
-    from transformers.utils import logging  # imported first, so that it reads its environment before we change it
-
-    before, bars = os.environ.get("HF_HUB_OFFLINE"), logging.is_progress_bar_enabled()
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if bars:
-            logging.enable_progress_bar()
-        if before is None:
-            del os.environ["HF_HUB_OFFLINE"]
-        else:
-            os.environ["HF_HUB_OFFLINE"] = before
+def _samples(stream: Sequence[int], *, sequence: int) -> list[dict[str, list[int]]]:
+    """Cut the stream into training samples of consecutive windows; drop the remainder."""
+    starts = range(0, len(stream) - sequence + 1, sequence)
+    windows = (list(stream[start : start + sequence]) for start in starts)
+    return [{"input_ids": ids, "labels": ids, "attention_mask": [1] * sequence} for ids in windows]

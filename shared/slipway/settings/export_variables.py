@@ -18,6 +18,7 @@ EXPORT_VARIABLES: Mapping[str, str] = {
     "EXPORT_LOAD_IN_4BIT": "base_model.load_in_4bit",
     "EXPORT_MERGE_ONTO": "base_model.merge_onto",
     "EXPORT_BASE_MODEL_TRUST": "base_model.trust",
+    "EXPORT_BASE_MODEL_TYPE": "base_model.model_type",
     "EXPORT_QUANTIZATION_LEVEL": "optimization.quantization",
     "EXPORT_GROUP_SIZE": "optimization.group_size",
     "EXPORT_QUANTIZATION_METHOD": "optimization.method",

@@ -84,7 +84,7 @@ def test_a_tree_of_models_adapters_and_files(dense: Path, tmp_path: Path) -> Non
         "same/a.pt": "same/a.pt.safetensors",
         "broken.pt": "",
     }
-    assert {one.source: one.reason for one in found.weights if one.reason} == {"broken.pt": "UNSAFE_PICKLE"}
+    assert {one.source: one.reason for one in found.weights if one.reason} == {"broken.pt": "BASE_MODEL_INVALID"}
     assert {one.source for one in found.skipped} == {"done/pytorch_model.bin", "lora/optimizer.pt"}
     made = load_file(out / "trained.safetensors")
     assert all(torch.equal(made[name], WEIGHTS[name]) for name in WEIGHTS)

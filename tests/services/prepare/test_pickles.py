@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 import struct
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -90,11 +92,60 @@ def test_a_pickle_that_runs_code_is_refused_and_does_not_run(dense, tmp_path):
     assert not (tmp_path / "executed").exists()
 
 
-def test_a_pickle_of_an_old_format_is_refused_with_what_helps(dense, tmp_path):
+def legacy(folder: Path, content: object) -> Path:
+    """Save weights as torch did before version 1.6."""
+    path = folder / "pytorch_model.bin"
+    torch.save(content, path, _use_new_zipfile_serialization=False)
+    return path
+
+
+def test_a_pickle_of_before_torch_1_6_becomes_what_transformers_saves(dense, tmp_path):
     folder = pickled(dense, tmp_path)
-    torch.save({"a": torch.zeros(1)}, folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    path = folder / "pytorch_model.bin"
+    legacy(folder, torch.load(path, weights_only=True))
+    assert not zipfile.is_zipfile(path)
+    out, tensors, facts = run(folder, tmp_path)
+    expected = load_file(dense / "model.safetensors")
+    assert sorted(tensors) == sorted(expected)  # the tie was seen: both names share a tensor in the older file too
+    assert all(torch.equal(tensors[name], expected[name]) for name in expected)
+    assert facts["source"] == "pickle"
+    assert not [each for each in tmp_path.rglob("*") if each.name.startswith("pickle-")]
+    loads(out)
+
+
+def test_an_old_pickle_that_runs_code_is_refused_and_does_not_run(dense, tmp_path):
+    folder = pickled(dense, tmp_path)
+    legacy(folder, {"a": Payload(tmp_path / "executed")})
     error = refusal(folder, tmp_path)
-    assert (error.reason, "torch.save(torch.load(f, weights_only=True), f)" in error.remedy) == ("UNSAFE_PICKLE", True)
+    assert (error.reason, "would run code" in error.message) == ("UNSAFE_PICKLE", True)
+    assert str(tmp_path) not in error.message
+    assert not (tmp_path / "executed").exists()
+
+
+def test_an_old_pickle_that_takes_memory_is_refused(dense, tmp_path):
+    path = legacy(pickled(dense, tmp_path), {"a": torch.zeros(3)})
+    head = path.read_bytes()[:18] + b"\x80\x02M\xe9\x03.\x80\x02}."
+    path.write_bytes(head + b"\x80\x02cbuiltins\nbytearray\nJ" + struct.pack("<i", 2 * 10**9) + b"\x85R.")
+    error = refusal(path.parent, tmp_path)
+    assert (error.reason, "memory" in error.message) == ("UNSAFE_PICKLE", True)
+
+
+def test_an_old_pickle_that_is_cut_short_is_refused(dense, tmp_path):
+    path = pickled(dense, tmp_path) / "pytorch_model.bin"
+    legacy(path.parent, torch.load(path, weights_only=True))
+    path.write_bytes(path.read_bytes()[:-100])
+    assert refusal(path.parent, tmp_path).reason == "BASE_MODEL_INVALID"
+
+
+def test_what_torch_does_not_save_is_named_as_such(tmp_path):
+    path = saved(tmp_path / "model", {})
+    path.write_bytes(pickle.dumps({"a": 1}))
+    error = refused(path)
+    assert (error.reason, "no file that torch saves" in error.message) == ("BASE_MODEL_INVALID", True)
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
+        archive.addfile(tarfile.TarInfo("storages"))
+    error = refused(path)
+    assert (error.reason, "tar archive" in error.message) == ("UNSAFE_PICKLE", True)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +191,7 @@ def saved(folder: Path, content: object) -> Path:
 
 def refused(path: Path) -> CheckpointValidationError:
     """The refusal of a file that wants more memory or time than it may take."""
-    found = answer(lambda: open_source(path.parent))
+    found = answer(lambda: open_source(path.parent, path.parent))
     assert isinstance(found, CheckpointValidationError)
     return found
 
@@ -184,7 +235,7 @@ def test_views_that_overlap_are_refused_unless_they_are_ties(tmp_path):
     """12 GB were planned of a file of 4 MB."""
     stored = torch.zeros(4096)
     path = saved(tmp_path / "ties", dict.fromkeys(("shared", "encoder", "decoder", "head"), stored))
-    with open_source(path.parent) as tied:
+    with open_source(path.parent, path.parent) as tied:
         assert len(tied.aliases[0]) == 4
     path = saved(tmp_path / "model", {str(start): stored[start:] for start in range(3000)})
     error = refused(path)
@@ -208,7 +259,7 @@ def test_parameters_and_other_types_are_taken(tmp_path):
         "view": torch.ones(4, 4).T[1],
     }
     path = saved(tmp_path / "model", content)
-    with open_source(path.parent) as source:
+    with open_source(path.parent, path.parent) as source:
         assert sorted(source.tensors) == sorted(content)
 
 
@@ -220,4 +271,4 @@ def test_no_changed_byte_of_a_pickle_gets_further_than_a_refusal(tmp_path_factor
     for _ in range(data.draw(st.integers(1, 3))):
         instructions[data.draw(st.integers(0, len(instructions) - 1))] = data.draw(st.integers(0, 255))
     rewrite(path, instructions=bytes(instructions))
-    answer(lambda: sorted(open_source(folder).tensors))
+    answer(lambda: sorted(open_source(folder, folder).tensors))

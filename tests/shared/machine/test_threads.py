@@ -25,8 +25,8 @@ SHOW_OPENMP = {"OMP_DISPLAY_ENV": "VERBOSE"}
 """Makes an OpenMP runtime print what it read, when it is loaded."""
 PREPARE_TRAINING = """
 import os
-from slipway.sample.training import _deterministic
-with _deterministic(1):
+from slipway.sample.surroundings import deterministic
+with deterministic(1):
     import torch
 print("left" if "OMP_WAIT_POLICY" in os.environ else "clean")
 """
@@ -34,9 +34,9 @@ TRAIN = """
 import sys, time
 from dataclasses import replace
 from slipway.sample.recipe import Recipe
-from slipway.sample.training import _deterministic
+from slipway.sample.surroundings import deterministic
 times = []
-with _deterministic(int(sys.argv[2])):
+with deterministic(int(sys.argv[2])):
     from transformers import AutoTokenizer
     from slipway.sample.base import train_base
     train_base(AutoTokenizer.from_pretrained(sys.argv[1]), list(range(1000)) * 4, recipe=replace(Recipe(), base_steps=6), seed=0,

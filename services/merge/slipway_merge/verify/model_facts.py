@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from slipway.errors import ModelMergeError
-from slipway.models.model_facts import CannotBuildError, ModelFacts, model_facts, model_facts_of
+from slipway.models.base_format import read_config
+from slipway.models.model_facts import CannotBuildError, ModelFacts, model_facts, model_facts_of, remedy_of
 
 
 def facts_for(model: Path | Mapping[str, Any], *, why: str) -> ModelFacts:
@@ -30,6 +31,6 @@ def facts_for(model: Path | Mapping[str, Any], *, why: str) -> ModelFacts:
         raise ModelMergeError(
             f"cannot tell {why}, because transformers cannot build the base model: {error}",
             reason="ADAPTER_UNSUPPORTED",
-            remedy="use a base model that transformers knows without custom code, or merge with peft first",
+            remedy=remedy_of(read_config(model) if isinstance(model, Path) else model),
             about={"file": model / "config.json"} if isinstance(model, Path) else {},
         ) from error

@@ -12,6 +12,7 @@ from slipway.distribution.naming import own_version
 from slipway.errors import ArtifactError, CheckpointValidationError
 from slipway.files.links import files_in, real_file
 from slipway.folders.disk_full import disk_full_is_typed
+from slipway.models.base_format import read_config
 from slipway.models.model_files import ADAPTER_CONFIG, CONFIG, MODEL_INDEX, companion_files
 from slipway.models.safetensors_layout import PlannedFile, TensorSpec, index_file, plan_file
 from slipway.models.weights.conversion import Conversion, ConvertedWeights
@@ -19,8 +20,9 @@ from slipway.stage import Context
 from slipway_prepare.conversion.found import Weights, find_weights
 from slipway_prepare.conversion.params import ConvertParams
 from slipway_prepare.faults import invalid
+from slipway_prepare.pickles.loading import checked, load_pickle
 from slipway_prepare.recipes import Recipe
-from slipway_prepare.source import MappedTensors, checked, load_pickle
+from slipway_prepare.source import MappedTensors
 from slipway_prepare.structure import structure
 from slipway_prepare.writer import STORED_AS, write_file
 
@@ -68,7 +70,7 @@ def _convert(source: Path, output: Path, weights: Weights, *, params: ConvertPar
     left_out: list[str] = []
     for name in weights.files:
         path = real_file(folder, name)
-        tensors, others = _tensors(load_pickle(path), path, key=params.key)
+        tensors, others = _tensors(load_pickle(path, ctx.workdir), path, key=params.key)
         values[name] = tensors
         left_out += others
     merged = {name: value for part in values.values() for name, value in part.items()}
@@ -132,7 +134,7 @@ def _ties(folder: Path, mapped: MappedTensors) -> frozenset[str]:
     if not mapped.aliases or not (folder / CONFIG).is_file():
         return frozenset()
     try:
-        known = structure(folder)
+        known = structure(folder, read_config(folder))
     except CheckpointValidationError:
         return frozenset()
     left: set[str] = set()

@@ -18,6 +18,13 @@ from slipway_quantize.graphs.folder import add_initializer
 from slipway_quantize.graphs.nodes import add_inline_constant, remove_unused, replace_node
 from slipway_quantize.graphs.weights import Weight
 
+_MIDDLE = 128
+_LEAST = 1e-30
+_AXES_AS_VALUE = 18
+"""First opset in which reductions take their axes as a value."""
+_TOKENS = "tokens"
+"""Beginning of the names of constants that all products of a graph share."""
+
 
 class Products(Protocol):
     """Makes the nodes of products of codes in one graph."""
@@ -40,30 +47,68 @@ class Products(Protocol):
 
 
 class DynamicProducts:
-    """The range of a product's input is found while the graph runs."""
+    """The range of each token is found while the graph runs: what else is in the batch, padding or other texts, does not change it.
+
+    Values are divided by the token's step, so the pair of QuantizeLinear and DequantizeLinear has a constant step of 1, as runtimes
+    need it to fuse it with the product; the result is multiplied by the token's step. ``DynamicQuantizeLinear`` has one range for all
+    tokens, so that a long padded text would coarsen those beside it.
+
+    Args:
+        model: The graph.
+    """
 
     form = PLAIN
 
-    def __init__(self) -> None:
-        self._made: dict[int, ir.Node] = {}
+    def __init__(self, model: ir.Model) -> None:
+        self._model = model
+        self._made: dict[int, tuple[ir.Value, ir.Value]] = {}
+        self._shared: dict[str, ir.Value] = {}
 
     def nodes(
         self, values: ir.Value, name: str, codes: ir.Value, scales: ir.Value, *, transposed: bool
     ) -> list[ir.Node]:
         """As :meth:`Products.nodes`."""
         del name
-        nodes = []
-        if not transposed:
-            nodes.append(_turned(codes))
-            codes = nodes[0].outputs[0]
+        nodes: list[ir.Node] = []
         if id(values) not in self._made:  # products of the same values share their integers
-            self._made[id(values)] = ir.node("DynamicQuantizeLinear", [values], num_outputs=3)
-            nodes.append(self._made[id(values)])
-        integers, step, zero = self._made[id(values)].outputs
-        product = ir.node("MatMulInteger", [integers, codes, zero])
-        summed = ir.node("Cast", product.outputs, {"to": int(ir.DataType.FLOAT)})
-        factor = ir.node("Mul", [step, scales])
-        return [*nodes, product, summed, factor, ir.node("Mul", [summed.outputs[0], factor.outputs[0]])]
+            nodes, self._made[id(values)] = self._quantized(values)
+        integers, step = self._made[id(values)]
+        back = ir.node("DequantizeLinear", [integers, self._one, self._middle])
+        matrix = _matrix(codes, [scales], self.form, transposed=transposed)
+        product = ir.node("MatMul", [back.outputs[0], matrix[-1].outputs[0]])
+        return [*nodes, back, *matrix, product, ir.node("Mul", [product.outputs[0], step])]
+
+    def _quantized(self, values: ir.Value) -> tuple[list[ir.Node], tuple[ir.Value, ir.Value]]:
+        """Return nodes that make integers of values (…, K), the integers, and the tokens' steps (…, 1)."""
+        largest, smallest = (self._reduced(kind, values) for kind in ("ReduceMax", "ReduceMin"))
+        opposite = ir.node("Neg", smallest.outputs)
+        least = self._constant("least", np.array(_LEAST, np.float32))  # a token of zeros is not divided by zero
+        magnitude = ir.node("Max", [largest.outputs[0], opposite.outputs[0], least])
+        codes = self._constant("codes", np.array(self.form.codes.largest, np.float32))
+        step = ir.node("Div", [magnitude.outputs[0], codes])
+        divided = ir.node("Div", [values, step.outputs[0]])
+        # Unsigned, as the kernels on x86 take them, with the middle as zero.
+        integers = ir.node("QuantizeLinear", [divided.outputs[0], self._one, self._middle])
+        nodes = [largest, smallest, opposite, magnitude, step, divided, integers]
+        return nodes, (integers.outputs[0], step.outputs[0])
+
+    def _reduced(self, kind: str, values: ir.Value) -> ir.Node:
+        if self._model.opset_imports.get("", _AXES_AS_VALUE) < _AXES_AS_VALUE:
+            return ir.node(kind, [values], {"axes": [-1], "keepdims": 1})
+        return ir.node(kind, [values, self._constant("last_axis", np.array([-1], np.int64))], {"keepdims": 1})
+
+    @property
+    def _one(self) -> ir.Value:
+        return self._constant("step", np.array(1, np.float32))
+
+    @property
+    def _middle(self) -> ir.Value:
+        return self._constant("zero", np.array(_MIDDLE, np.uint8))
+
+    def _constant(self, name: str, values: Any) -> ir.Value:
+        if name not in self._shared:
+            self._shared[name] = add_initializer(self._model, ir.tensor(values, name=f"{_TOKENS}.{name}"))
+        return self._shared[name]
 
 
 class StaticProducts:
@@ -94,18 +139,8 @@ class StaticProducts:
             zeros = self.form.codes.zeros(tuple(scales.shape.numpy()))  # (N,)
             self._zeros[id(scales)] = self._constant(f"{name}.{self.form.codes.ending}_zero", zeros)
         grid = [scales, self._zeros[id(scales)]]
-        matrix = self._matrix(codes, grid, transposed=transposed)
+        matrix = _matrix(codes, grid, self.form, transposed=transposed)
         return [*nodes, back, *matrix, ir.node("MatMul", [back.outputs[0], matrix[-1].outputs[0]])]
-
-    def _matrix(self, codes: ir.Value, grid: list[ir.Value], *, transposed: bool) -> list[ir.Node]:
-        """Return the nodes that make a matrix (K, N) of codes."""
-        if transposed:
-            return [ir.node("DequantizeLinear", [codes, *grid], {"axis": 1})]
-        if self.form.dequantized_first:
-            matrix = ir.node("DequantizeLinear", [codes, *grid], {"axis": 0})
-            return [matrix, _turned(matrix.outputs[0])]
-        turned = _turned(codes)
-        return [turned, ir.node("DequantizeLinear", [turned.outputs[0], *grid], {"axis": 1})]
 
     def _quantized(self, values: ir.Value, found: Range) -> tuple[list[ir.Node], tuple[ir.Value, ...]]:
         """Return nodes that make integers of values, and what turns them back: the integers, their step and their zero."""
@@ -166,6 +201,17 @@ def _product_nodes(
     values = node.inputs[0]
     assert values is not None
     return products.nodes(values, name, codes, scales, transposed=weight.transposed)
+
+
+def _matrix(codes: ir.Value, grid: Sequence[ir.Value], form: Form, *, transposed: bool) -> list[ir.Node]:
+    """Return the nodes that make a matrix (K, N) of codes and their grid: scales (N,), and zeros where the form has them."""
+    if transposed:
+        return [ir.node("DequantizeLinear", [codes, *grid], {"axis": 1})]
+    if form.dequantized_first:
+        matrix = ir.node("DequantizeLinear", [codes, *grid], {"axis": 0})
+        return [matrix, _turned(matrix.outputs[0])]
+    turned = _turned(codes)
+    return [turned, ir.node("DequantizeLinear", [turned.outputs[0], *grid], {"axis": 1})]
 
 
 def _turned(matrix: ir.Value) -> ir.Node:

@@ -70,7 +70,7 @@ def write_products(
     left_out_bytes = sum(left_out.put_in(model, name) for name, model in graphs)
     outcome = Outcome(
         method=f"{form.codes.name} per output feature, activations {form.codes.name} "
-        + ("with ranges of each call" if ranges is None else "(QDQ)"),
+        + ("with a range of each token" if ranges is None else "(QDQ)"),
         left_out_bytes=left_out_bytes,
     )
     found = {name: find_weights(model.graph) for name, model in graphs}
@@ -84,7 +84,7 @@ def write_products(
     done, shared = 0, Shared()
     for name, model in graphs:
         with DataFile(target, name, shared) as data, Pieces(outcome, threads=ctx.threads) as pieces:
-            products = DynamicProducts() if ranges is None else StaticProducts(model, ranges.of, form)
+            products = DynamicProducts(model) if ranges is None else StaticProducts(model, ranges.of, form)
             for weights in _joined(found[name], keep, ranges):
                 ctx.progress("quantize", done=done, total=total, unit="weights")
                 done += sum(math.prod(weight.features) for weight in weights)

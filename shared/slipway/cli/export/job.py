@@ -106,7 +106,7 @@ class ExportJob:
             plan(self.configuration, sources.files(), source_formats=sources.formats),
             base=sources.base,
             adapter=sources.checkpoint.path if sources.checkpoint else None,
-            config=sources.trained.config if sources.trained else None,
+            config=sources.config,
             sections=dict(self.configuration.formats),
             home=self.settings.home,
             output=Path(self.configuration.output.directory),

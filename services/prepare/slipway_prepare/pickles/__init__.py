@@ -1,0 +1,1 @@
+"""Pickled weights: checked before torch reads them, and read without running anything."""

