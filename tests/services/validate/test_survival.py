@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from slipway.registry import load_stage
 from slipway.stage import Context
 from slipway.validation.findings import OutputStatus, ValidationReport
-from slipway.validation.survival import AdapterSurvival
+from slipway.validation.survival import AdapterSurvival, ModuleSurvival
 from slipway_validate.folders import stored_dtype
 from slipway_validate.judging import survival
 from slipway_validate.judging.limits import LIMITS, level_of
@@ -388,3 +388,22 @@ def test_the_stage_names_each_planted_fault(tiny: Models, held_out: Path, contex
     )
     assert "none of 14 adapted modules holds the adapter" in explained["pytorch-none"]
     assert torch.get_num_threads() == 1
+
+
+def test_another_base_of_the_same_shapes_is_named_as_such() -> None:
+    """All modules hold weights that are far from base and update: that is one fault, of the base, and not one of each module."""
+    far = [
+        ModuleSurvival(module=f"layers.{number}.q_proj", layer=number, strength=1.0, noise=0.001, weight_error=0.4)
+        for number in range(4)
+    ]
+    limits = LIMITS[level_of("bfloat16")]
+    every = survival.judged(AdapterSurvival(modules=tuple(far)), limits)
+    said, remedy = survival.explain(every)
+    assert "made of another base of the same shapes: 4 of 4 adapted modules" in said
+    assert "merge again onto this base" in remedy
+    one = survival.judged(
+        AdapterSurvival(modules=(far[0], *(each.model_copy(update={"weight_error": 1e-4}) for each in far[1:]))),
+        limits,
+    )
+    assert "another base" not in survival.explain(one)[0]
+    assert "layers.0.q_proj holds a weight that is 0.4 of its size away" in survival.explain(one)[0]

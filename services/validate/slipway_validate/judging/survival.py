@@ -18,6 +18,9 @@ WEAK = 0.9
 NON_FINITE, STRENGTH, WEIGHT = "non_finite_weights", "module_strength_error", "module_weight_error"
 CHECKS = frozenset({NON_FINITE, STRENGTH, WEIGHT})
 _SHOWN = 4
+_OTHER_WEIGHT = "holds a weight that is"
+_OF_ANOTHER_BASE = 0.5
+"""Share of the modules with other weights, from which the base as a whole is another."""
 
 
 def judged(survival: AdapterSurvival, limits: Limits) -> AdapterSurvival:
@@ -77,7 +80,10 @@ def explain(survival: AdapterSurvival) -> tuple[str, str]:
     faulty = survival.faulty
     if faulty:
         said.append(_modules(faulty, survival.modules))
-        remedy = remedy or "merge again, and make this format from the merged model; report.json has every module"
+        remedy = (
+            remedy
+            or "merge again onto this base, and make this format from the merged model; report.json has every module"
+        )
     return "; ".join(said), remedy
 
 
@@ -85,6 +91,12 @@ def _modules(faulty: Sequence[ModuleSurvival], every: Sequence[ModuleSurvival]) 
     lost = [each for each in faulty if each.strength is not None and each.strength < LOST]
     if len(lost) == len(every) and not any(each.exchanged for each in lost):
         return f"none of {counted(len(every), 'adapted module')} holds the adapter"
+    other = [each for each in faulty if each.fault.startswith(_OTHER_WEIGHT)]
+    if len(other) > len(every) * _OF_ANOTHER_BASE:
+        return (
+            f"it was made of another base of the same shapes: {len(other)} of {counted(len(every), 'adapted module')} hold other "
+            f"weights than this base with the update, first {worst(other, 1)[0].module}"
+        )
     whole = _whole_layers(lost, every)
     said = [
         f"layer {number} has lost the adapter in {counted(len(found), 'module')}" for number, found in whole.items()
@@ -119,7 +131,7 @@ def _fault(each: ModuleSurvival, limits: Limits) -> str:
         lost = "has lost the adapter: it holds" if known.strength < LOST else "holds"
         return f"{lost} {known.strength:.2f} of its update instead of {each.expected:.3g}"
     wrong = limits.module_weight_error is not None and (each.weight_error or 0.0) > limits.module_weight_error
-    return f"holds a weight that is {each.weight_error:.2g} of its size away" if wrong else ""
+    return f"{_OTHER_WEIGHT} {each.weight_error:.2g} of its size away" if wrong else ""
 
 
 class _Judged:
