@@ -138,5 +138,4 @@ FORMAT = Format(
         ),
     ),
     media_types={".onnx_adapter": "application/vnd.onnxruntime.adapter"},
-    unlinked=("*.onnx.data",),  # as for the format onnx
 )

@@ -363,6 +363,5 @@ FORMAT = Format(
         },
     ),
     media_types={".onnx": "application/vnd.onnx"},
-    unlinked=("*.onnx.data", "*.onnx_data*"),  # onnx.load and the checker refuse weights with a second name (onnx 1.23)
     sample='{enabled: true, shapes: dynamic, optimize_graph: true, quantization: ["int8", "int4"]}',
 )

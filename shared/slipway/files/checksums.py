@@ -85,6 +85,22 @@ def verify_directory(folder: Path) -> tuple[int, list[str]]:
     return len(expected), faults
 
 
+def changed_files(folder: Path, expected: Mapping[str, str], *, since: int) -> list[str]:
+    """Return the files that lack their checksum, or are not there; only those that changed later are read.
+
+    Args:
+        folder: The folder.
+        expected: Hexadecimal SHA-256 by file name.
+        since: Time of change (``st_ctime_ns``) up to which files are as they were.
+    """
+    present = dict(all_files(folder))
+    return [
+        name
+        for name, digest in sorted(expected.items())
+        if name not in present or (present[name].stat().st_ctime_ns > since and _sha256(present[name]) != digest)
+    ]
+
+
 def without_checksums(files: Mapping[str, Path]) -> dict[str, Path]:
     """Drop ``MANIFEST.sha256`` if it correctly lists all other files: pulling the artifact writes it again.
 

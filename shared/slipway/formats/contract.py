@@ -183,8 +183,6 @@ class Format(Generic[S]):
             copy of the unquantized output's, and adds what that was asked to have beside its weights; empty for none.
         usage: The usage example of the model card; None for none.
         media_types: Media types of its files by suffix (``.onnx``).
-        unlinked: Patterns of names of its files that common readers refuse if they have a second hard link; a delivered folder never
-            shares them with the store.
         fits: The targets that its outputs run well on, with the reason; ``slipway recommend`` chooses among them.
         sample: The section's settings in the configuration that ``slipway sample`` writes, as one line of YAML; empty omits the section.
     """
@@ -217,7 +215,6 @@ class Format(Generic[S]):
     packager: str = ""
     usage: Usage | None = None
     media_types: Mapping[str, str] = field(default_factory=dict)
-    unlinked: tuple[str, ...] = ()
     fits: tuple[Fit, ...] = ()
     sample: str = ""
 

@@ -251,8 +251,7 @@ def _disk(tasks: Sequence[PlannedTask], made: dict[str, int], *, base: Path, hom
     if home.stat().st_dev != output.stat().st_dev:
         apart = sum(made[task.id] for task in delivered)
         return [_space("disk: SLIPWAY_HOME", stored, home), _space("disk: output", apart, output)]
-    formats = {task.id: format_of_output(task.format) for task in delivered}
-    stored += sum(made[name] for name, each in formats.items() if each is not None and each.unlinked)
+    stored += sum(made[task.id] for task in delivered)  # a copy, unless the file system clones
     return [_space("disk: SLIPWAY_HOME", stored, home)]
 
 

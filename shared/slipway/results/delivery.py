@@ -11,8 +11,7 @@ import json
 import os
 import platform
 import stat
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,11 @@ from slipway.artifacts import Artifacts
 from slipway.artifacts.files import SMALL_BYTES, copy_file, reflink
 from slipway.distribution.naming import own_version
 from slipway.errors import ArtifactError, ConfigurationError
-from slipway.files.checksums import MANIFEST, read_checksums, verify_directory, write_checksums
+from slipway.files.checksums import MANIFEST, changed_files, read_checksums, verify_directory, write_checksums
 from slipway.files.json_documents import read_json
 from slipway.files.links import open_unlinked
 from slipway.folders.disk_full import is_disk_full
 from slipway.folders.unfinished import publish, unfinished
-from slipway.formats.registry import format_of_output
 from slipway.planning.references import Output, Source
 from slipway.registry import IMPORT, load_stage
 from slipway.results.outcome import delivered_formats, export_id
@@ -65,8 +63,7 @@ def deliver(export: pb.Export, target: Path, *, store: Artifacts, describe: Call
     with _translate_output_errors(target), unfinished(target) as folder:
         for name, digest in formats.items():
             store.fetch(digest, folder / name)
-            output = format_of_output(name)
-            _detach_from_store(folder / name, unlinked=output.unlinked if output else ())
+            _detach_from_store(folder / name)
         describe(folder)
         document = json.dumps(lineage(export), indent=2, sort_keys=True)
         (folder / LINEAGE).write_text(document + "\n", encoding="utf-8")
@@ -153,20 +150,22 @@ def _lineage_of(folder: Path) -> dict[str, Any]:
 
 
 def _whole(target: Path, expected: Mapping[str, Any], formats: Mapping[str, str], *, store: Artifacts) -> bool:
-    """Return whether an earlier delivery has the same outputs, and every file in its right size."""
+    """Return whether an earlier delivery has the same outputs, and every file is as it was delivered.
+
+    A file that changed after the list of checksums was written is read again; the time of its last change says so, which nothing but the
+    system sets.
+    """
     if _lineage_of(target).get("outputs") != expected["outputs"]:
         return False
+    known = {name: digest.removeprefix("sha256:") for name, digest in _known(formats, store).items()}
     try:
         listed = read_checksums(target)
-    except ArtifactError:
+        written = (target / MANIFEST).stat().st_ctime_ns
+        if not known.items() <= listed.items():
+            return False
+        return not changed_files(target, listed, since=written)
+    except (ArtifactError, OSError):
         return False
-    if any(not (target / name).is_file() for name in listed):
-        return False
-    return all(
-        (target / name / file.path).is_file() and (target / name / file.path).stat().st_size == file.size_bytes
-        for name, digest in formats.items()
-        for file in store.manifest(digest).files
-    )
 
 
 @contextlib.contextmanager
@@ -191,11 +190,10 @@ def _translate_output_errors(target: Path) -> Iterator[None]:
         ) from error
 
 
-def _detach_from_store(folder: Path, *, unlinked: Collection[str]) -> None:
+def _detach_from_store(folder: Path) -> None:
     """Replace hard links by clones or copies, so that editing a delivered file changes neither the store nor the base model.
 
-    Where the file system cannot clone, large read-only files stay hard links, except those whose names match a pattern of
-    ``unlinked``: these become copies, which share their content only with other names in the same folder. Small or writable files are copied.
+    Large read-only files share their content only with other names in the same folder.
     """
     names: dict[int, list[Path]] = {}
     for path in sorted(folder.rglob("*")):
@@ -203,11 +201,11 @@ def _detach_from_store(folder: Path, *, unlinked: Collection[str]) -> None:
         if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
             names.setdefault(found.st_ino, []).append(path)
     for paths in names.values():
-        _detach(paths, copied=any(fnmatchcase(path.name, pattern) for path in paths for pattern in unlinked))
+        _detach(paths)
 
 
-def _detach(paths: Sequence[Path], *, copied: bool) -> None:
-    """Replace all names of one file in a folder; a large file is copied, once for all of them, only if ``copied`` says so."""
+def _detach(paths: Sequence[Path]) -> None:
+    """Replace all names of one file in a folder; a large file is copied once for all of them."""
     copy: Path | None = None
     with open_unlinked(paths[0]) as file:
         found = os.fstat(file.fileno())
@@ -218,8 +216,6 @@ def _detach(paths: Sequence[Path], *, copied: bool) -> None:
                 reflink(file, new)
             except OSError:
                 new.unlink(missing_ok=True)
-                if large and not copied:
-                    return
                 if large and copy:
                     new.hardlink_to(copy)
                 else:
