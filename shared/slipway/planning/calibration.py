@@ -111,7 +111,7 @@ def text(configuration: ExportConfiguration, source_names: Collection[str], *, m
         stage=stage.name,
         params={
             "source": "given" if named else "run",
-            "overlap": ("refuse" if named else "leave_out") if validation.enabled else "ignore",
+            "overlap": "leave_out" if validation.enabled else "ignore",
         },
         inputs={"model": model} | {name: f"source:{name}" for name in sources if name in source_names},
         output=stage.main_output,

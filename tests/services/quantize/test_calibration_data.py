@@ -116,19 +116,40 @@ def test_the_profile_shows_scripts_and_coverage(run: Run, tmp_path: Path) -> Non
     assert profile["passage_tokens"]["longest"] <= profile["tokens"]
 
 
-def test_text_that_holds_held_out_text_is_refused(run: Run, tmp_path: Path) -> None:
+def test_passages_that_are_in_the_held_out_text_are_left_out_by_name(run: Run, tmp_path: Path) -> None:
     heldout = folder(tmp_path / "heldout", a__txt=words(4000, 1))
     part = words(4000, 1)[:2000]
     data = folder(tmp_path / "data", a__txt=words(6000, 2) + "\n" + part.upper().replace(" ", "\n "))
-    with pytest.raises(QuantizationError, match="% of the held-out text") as caught:
-        run(data, heldout=heldout)
-    assert caught.value.reason == "CALIBRATION_OVERLAP"
     assert run(data, heldout=heldout, overlap="ignore")[1].get("heldout") is None
-    texts, profile = run(data, heldout=heldout, overlap="leave_out")
+    texts, profile = run(data, heldout=heldout)
     assert profile["heldout"]["passages_left_out"] == 2
+    assert profile["heldout"]["documents_left_out"] == ["a.txt"]
     assert len(profile["warnings"]) == 1
+    assert "a.txt" in profile["warnings"][0]
     assert profile["heldout"]["overlap"] < 0.01
     assert not any(part[:200].upper() in text for text in texts)
+
+
+def test_an_export_ends_only_where_too_little_text_is_left(run: Run, tmp_path: Path) -> None:
+    text = words(6000, 1)
+    heldout = folder(tmp_path / "heldout", a__txt=text)
+    with pytest.raises(QuantizationError, match="in the held-out text too") as caught:
+        run(folder(tmp_path / "data", a__txt=text), heldout=heldout)
+    assert caught.value.reason == "CALIBRATION_OVERLAP"
+
+
+def test_what_a_template_adds_is_no_overlap(run: Run, tmp_path: Path) -> None:
+    """A trainer's own split: all conversations share the template, its system prompt and the frame of the question."""
+    frame = "<|im_start|>system You are a helpful assistant named SmolLM, trained by Hugging Face<|im_end|><|im_start|>user Explain the topic "
+    texts = [
+        f"{frame}{words(12, seed)} <|im_end|><|im_start|>assistant {words(400, seed)}<|im_end|>" for seed in range(24)
+    ]
+    heldout = folder(tmp_path / "heldout", **{f"{place}__txt": text for place, text in enumerate(texts[20:])})
+    rows = "\n".join(json.dumps({"text": text}) for text in [*texts[:20], texts[21]])
+    found, profile = run(folder(tmp_path / "data", a__jsonl=rows), heldout=heldout)
+    assert profile["heldout"]["passages_left_out"] == 1
+    assert profile["heldout"]["documents_left_out"] == ["a.jsonl, line 21"]
+    assert len(found) == 20
 
 
 def test_a_phrase_that_many_texts_have_is_no_overlap(run: Run, tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_a_format_whose_runtimes_take_no_zero_points_beside_wide_weights_has_a_c
 @pytest.mark.parametrize(
     ("settings", "overlap"),
     [
-        ({"optimization": {**INT4, "calibration": "/data"}}, "refuse"),
+        ({"optimization": {**INT4, "calibration": "/data"}}, "leave_out"),
         ({"optimization": INT4}, "leave_out"),
         ({"optimization": {**INT4, "calibration": "/data"}, "validation": {"enabled": False}}, "ignore"),
     ],

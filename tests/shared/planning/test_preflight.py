@@ -127,7 +127,7 @@ def _engine(params: dict[str, Any]) -> str:
     return "mobius" if params["engine"] == "auto" else str(params["engine"])
 
 
-@pytest.mark.parametrize(("name", "copies"), [("onnx", 2), ("openvino", 1)])
+@pytest.mark.parametrize(("name", "copies"), [("onnx", 2), ("openvino", 2)])
 def test_weights_that_delivery_copies_take_their_space_twice(
     base: Path, tmp_path: Path, name: str, copies: int
 ) -> None:

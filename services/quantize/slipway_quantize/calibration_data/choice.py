@@ -13,18 +13,19 @@ import numpy as np
 from slipway.counts import counted
 from slipway.errors import QuantizationError
 from slipway.stage import Context
+from slipway.texts import printable
 from slipway.validation import heldout
 from slipway_quantize.calibration_data.built_in import built_in_documents
 from slipway_quantize.calibration_data.documents import invalid, read_documents
-from slipway_quantize.calibration_data.overlap import share_found, shingles
+from slipway_quantize.calibration_data.overlap import frame, share_found, shingles, without
 from slipway_quantize.calibration_data.params import TEXTS, CalibrationDataParams
 from slipway_quantize.calibration_data.passages import passages
 from slipway_quantize.calibration_data.profile import profile
 from slipway_quantize.companions import write_json
 
-MOST_OVERLAP = 0.01
-"""Share of the held-out text that the text for calibration may have: phrases such as a license are in many texts."""
 _MOST_OF_PASSAGE = 0.02
+"""Share of a passage that may be in the held-out text: phrases are in many texts."""
+_MOST_NAMED = 5
 _FEWEST_TOKENS = 1024
 
 
@@ -39,13 +40,17 @@ def choose_text(inputs: Mapping[str, Path], target: Path, params: CalibrationDat
     named = "calibration" in inputs
     documents = read_documents(inputs["calibration"]) if named else built_in_documents()
     ctx.progress("read", done=0)
-    found = list(dict.fromkeys(passages(documents, tokenizer)))  # each passage once
+    found: dict[str, str] = {}  # each passage once, with its document
+    for where, passage in passages(documents, tokenizer):
+        found.setdefault(passage, where)
     compared: dict[str, Any] = {}
     if params.overlap != "ignore":
         ctx.progress("compare with the held-out text", done=0)
-        found, compared = _compared(found, inputs, refuse=params.overlap == "refuse", ctx=ctx)
-    chosen, tokens = _drawn(found, tokenizer, params)
+        found, compared = _compared(found, inputs, ctx)
+    chosen, tokens = _drawn(list(found), tokenizer, params)
     if sum(map(len, tokens)) < _FEWEST_TOKENS:
+        if compared.get("passages_left_out"):
+            raise _overlapping(compared["passages_left_out"], sum(map(len, tokens)))
         raise invalid(
             f"{counted(sum(map(len, tokens)), 'token')} can be used, and at least {_FEWEST_TOKENS:,} are needed",
             "give more of the training data; a few hundred documents are enough",
@@ -81,34 +86,39 @@ def _tokenizer(folder: Path) -> Any:
 
 
 def _compared(
-    found: list[str], inputs: Mapping[str, Path], *, refuse: bool, ctx: Context
-) -> tuple[list[str], dict[str, Any]]:
-    """Compare the passages with the held-out text; return those to use, and what was found."""
+    found: Mapping[str, str], inputs: Mapping[str, Path], ctx: Context
+) -> tuple[dict[str, str], dict[str, Any]]:
+    """Compare the passages with the held-out text; return those to use, and what was found. What frames most passages does not count."""
     text = heldout.held_out(inputs["heldout"]) if "heldout" in inputs else heldout.built_in()
-    held_out = shingles(text.text)
     every = [shingles(passage) for passage in found]
-    overlap = _overlap(held_out, every)
-    if refuse and overlap > MOST_OVERLAP:
-        raise QuantizationError(
-            f"the text for calibration holds {overlap:.1%} of the held-out text, and {MOST_OVERLAP:.0%} is allowed: "
-            "a level that was fitted to the held-out text proves nothing on it",
-            reason="CALIBRATION_OVERLAP",
-            remedy="take the held-out documents out of the text for calibration, or hold other text out",
-            about={"overlap": f"{overlap:.4f}"},
-        )
-    kept = [place for place, each in enumerate(every) if refuse or share_found(each, held_out) <= _MOST_OF_PASSAGE]
+    frames = frame(every)
+    held_out, own = without(shingles(text.text), frames), [without(each, frames) for each in every]
+    kept = {place for place, each in enumerate(own) if share_found(each, held_out) <= _MOST_OF_PASSAGE}
+    documents = list(dict.fromkeys(where for place, where in enumerate(found.values()) if place not in kept))
     left_out = len(found) - len(kept)
     if left_out and "calibration" in inputs:
+        named = ", ".join(map(printable, documents[:_MOST_NAMED])) + (" …" if len(documents) > _MOST_NAMED else "")
         ctx.warn(
-            f"{left_out} of {counted(len(found), 'passage')} of the training data's sample are in the held-out text too, "
-            "and were left out; text that the model was trained on does not show how it does on new text"
+            f"{left_out} of {counted(len(found), 'passage')} of the text for calibration are in the held-out text too, and were left out: "
+            f"{named}"
         )
     compared = {
         "source": text.source,
-        "overlap": round(_overlap(held_out, [every[place] for place in kept]), 6),
+        "overlap": round(_overlap(held_out, [own[place] for place in sorted(kept)]), 6),
         "passages_left_out": left_out,
+        "documents_left_out": documents[:_MOST_NAMED],
     }
-    return [found[place] for place in kept], compared
+    return {passage: where for place, (passage, where) in enumerate(found.items()) if place in kept}, compared
+
+
+def _overlapping(left_out: int, tokens: int) -> QuantizationError:
+    return QuantizationError(
+        f"{counted(left_out, 'passage')} of the text for calibration are in the held-out text too, and the others have {counted(tokens, 'token')}, "
+        f"of which {_FEWEST_TOKENS:,} are needed: a level that was fitted to the held-out text proves nothing on it",
+        reason="CALIBRATION_OVERLAP",
+        remedy="give more text for calibration, or hold other text out",
+        about={"left_out": left_out, "tokens": tokens},
+    )
 
 
 def _overlap(held_out: Any, every: Sequence[Any]) -> float:

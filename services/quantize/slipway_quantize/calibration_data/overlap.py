@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ LENGTH = 64
 """Bytes of a shingle, a piece of text that two texts share: some ten English words, or twenty Chinese characters."""
 _SAMPLED_BITS = 3
 """One shingle of eight is compared, chosen by its hash alone, so the same ones of both texts."""
+_SHARING, _FEWEST_SHARING, _FEWEST_TEXTS = 0.05, 3, 8
+"""Share and number of texts from which on a shingle is a part of what frames them, and the number of texts that may have a frame."""
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 _INVERSE = np.uint64(pow(int(_BASE), -1, 1 << 64))
 _PIECE = 1 << 20
@@ -28,6 +31,22 @@ def shingles(text: str) -> Hashes:
 def share_found(of: Hashes, among: Hashes) -> float:
     """Return the share of one text's shingles that another text has too; 0 for a text that is shorter than a shingle."""
     return float(np.isin(of, among, assume_unique=True).mean()) if len(of) else 0.0
+
+
+def frame(every: Sequence[Hashes]) -> Hashes:
+    """Return the shingles that many of some texts share: a template, a system prompt, the frame of a question, a license.
+
+    What they share says nothing of whether one text is in another.
+    """
+    if len(every) < _FEWEST_TEXTS:
+        return np.empty(0, np.uint64)
+    found, counts = np.unique(np.concatenate(every), return_counts=True)
+    return found[counts >= max(_FEWEST_SHARING, int(_SHARING * len(every)))]
+
+
+def without(hashes: Hashes, others: Hashes) -> Hashes:
+    """Return the shingles of a text that are not among others."""
+    return np.setdiff1d(hashes, others, assume_unique=True)
 
 
 def _hashes(data: NDArray[Any]) -> Hashes:

@@ -21,7 +21,7 @@ class CalibrationDataParams(StageParams):
     source: Literal["given", "run"] = Field(
         default="given", description="who named the input calibration: the user, or nobody: the run brings it"
     )
-    overlap: Literal["refuse", "leave_out", "ignore"] = Field(
-        default="refuse",
-        description="what to do with text that is also in the held-out text: refuse it all, leave those passages out, or compare nothing",
+    overlap: Literal["leave_out", "ignore"] = Field(
+        default="leave_out",
+        description="what to do with passages that are also in the held-out text: leave them out, or compare nothing",
     )

@@ -14,8 +14,8 @@ _LONGEST_CONVERSATION = 32_000
 _SHORTEST = 16
 
 
-def passages(documents: Iterable[Document], tokenizer: Any) -> Iterator[str]:
-    """Yield passages: a plain text is cut between its lines, a conversation is written by the tokenizer's chat template.
+def passages(documents: Iterable[Document], tokenizer: Any) -> Iterator[tuple[str, str]]:
+    """Yield passages with their documents: a plain text is cut between its lines, a conversation is written by the tokenizer's chat template.
 
     Raises:
         QuantizationError: ``CALIBRATION_DATA_INVALID``: the template refuses a conversation, or there is none.
@@ -26,7 +26,7 @@ def passages(documents: Iterable[Document], tokenizer: Any) -> Iterator[str]:
                 found: Iterable[str] = (_rendered(document, tokenizer, templates)[:_LONGEST_CONVERSATION],)
             else:
                 found = _cut(document.text)
-            yield from (passage for passage in found if len(passage.strip()) >= _SHORTEST)
+            yield from ((document.where, passage) for passage in found if len(passage.strip()) >= _SHORTEST)
 
 
 def _rendered(document: Document, tokenizer: Any, templates: ChatTemplates) -> str:

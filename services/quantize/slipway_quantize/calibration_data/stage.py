@@ -26,7 +26,7 @@ def run(inputs: Mapping[str, Path], params: CalibrationDataParams, ctx: Context)
 
 STAGE = Stage(
     name="calibration_data",
-    version=1,
+    version=2,
     inputs=("model",),
     optional_inputs=("calibration", "heldout"),
     outputs=("data",),
