@@ -218,3 +218,30 @@ def test_lossy_dtypes_are_exported_exactly(tmp_path: Path, export: Callable[...,
     assert len(list(source.glob("model-*.safetensors"))) > 1
     exported = export(source)
     assert _worst(source, exported, [0, 2], [6, 1]) < LIMIT
+
+
+def test_a_model_that_rounding_moves_far_is_not_condemned(family, export, monkeypatch) -> None:
+    """A trained model's outliers amplify rounding beyond any constant; how far is measured on the model, and a fault is not covered by it."""
+    import onnx
+
+    from slipway.errors import ONNXExportError
+    from slipway_onnx_export.parity import check
+    from slipway_onnx_export.parity.check import check_parity
+    from slipway_onnx_export.source import open_source
+
+    folder = export(family("qwen3-tied"), opset=18, optimization="basic").folder
+    source = open_source(family("qwen3-tied"))
+    found = check_parity(source, folder, tolerance=1e-4).max_abs_diff
+    strict = found / 4 / check_parity(source, folder, tolerance=1e-4).scale
+    assert check_parity(source, folder, tolerance=strict).max_abs_diff == found
+    monkeypatch.setattr(check, "ROOM", 0.0)
+    with pytest.raises(ONNXExportError):
+        check_parity(source, folder, tolerance=strict)
+    monkeypatch.undo()
+    model = onnx.load(folder / "model.onnx")
+    norm = next(each for each in model.graph.initializer if each.name.endswith("model.norm.weight"))
+    values = onnx.numpy_helper.to_array(norm) * np.float32(1.001)
+    norm.CopyFrom(onnx.numpy_helper.from_array(values, norm.name))
+    onnx.save(model, folder / "model.onnx")
+    with pytest.raises(ONNXExportError, match="is allowed"):
+        check_parity(source, folder, tolerance=strict)
