@@ -135,6 +135,8 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
     async def CancelExport(self, request: export_pb2.CancelExportRequest, context: Context) -> export_pb2.Export:
         """Cancel an export; return once that took effect, or after a short wait."""
         record = await self._existing(request.name, etag=request.etag)
+        if record.state is ExportState.CANCELLED:
+            return export_message(record)  # a repeated request, whose first answer was lost
         if record.state.ended:
             raise _wrong_state(record, "cannot be cancelled any more")
         await self._coordinator.cancel(record)
@@ -148,6 +150,8 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
     async def RetryExport(self, request: export_pb2.RetryExportRequest, context: Context) -> export_pb2.Export:
         """Run an unsuccessful export again."""
         record = await self._existing(request.name, etag=request.etag)
+        if record.run > 1 and not record.state.ended and record.state is not ExportState.CANCELLING:
+            return export_message(record)  # as above
         if record.state not in {ExportState.FAILED, ExportState.CANCELLED}:
             raise _wrong_state(record, "can be retried only after it failed or was cancelled")
         return export_message(await self._coordinator.retry(record))

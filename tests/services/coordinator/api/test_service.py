@@ -124,7 +124,16 @@ def test_calls_an_exports_state_does_not_allow(client: Client) -> None:
     assert reason(client, client.retry_export, "queued") == "EXPORT_STATE"
     assert reason(client, client.delete_export, "queued") == "EXPORT_STATE"
     client.cancel_export("queued")
-    assert reason(client, client.cancel_export, "queued") == "EXPORT_STATE"
+
+
+def test_a_repeated_request_has_the_answer_of_the_first(client: Client) -> None:
+    """The first answer may have been lost on its way."""
+    client.create_export(DEFAULTS, sources=SOURCES, export_id="repeated")
+    for _ in range(2):
+        assert state(client.cancel_export("repeated")) == "cancelled"
+    first, second = (client.retry_export("repeated") for _ in range(2))
+    assert first.name == second.name
+    assert not first.HasField("error")
 
 
 def test_what_nobody_runs_yet_is_cancelled_at_once_and_can_be_deleted(client: Client) -> None:
