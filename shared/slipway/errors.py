@@ -31,6 +31,7 @@ never from the class or the message.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
@@ -39,6 +40,8 @@ from slipway.reasons import REASONS
 from slipway.texts import shortened
 
 _DECIDING = (4, 1, 3, 2, 6, 5, 7, 130)
+_LOOKUPS = ("__getattr__", "__getattribute__")
+"""Functions of libraries that only say that an attribute does not exist: the line that asked for it is the caller's."""
 """Exit codes of failures, in the order in which they decide: a wrong output before a missing one, and failures that a retry cannot
 fix before those that it can, so that a script that retries on 7 does so only if that may help."""
 
@@ -283,3 +286,16 @@ class Failure:
 
     def __str__(self) -> str:
         return f"{self.message}; {self.remedy}" if self.remedy else self.message
+
+
+def is_own_fault(error: BaseException) -> bool:
+    """Return whether an exception is a mistake in Slipway's own code: it asked for an attribute or a name that does not exist.
+
+    Code around a model's own turns whatever that raises into a typed error. A mistake of ours says nothing about the model, so such code lets it
+    through, to be reported as ``STAGE_ERROR`` or ``INTERNAL``.
+    """
+    if not isinstance(error, AttributeError | NameError):
+        return False
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_name not in _LOOKUPS]
+    package = str(frames[-1].f_globals.get("__name__", "")).partition(".")[0] if frames else ""
+    return package == "slipway" or package.startswith("slipway_")

@@ -95,6 +95,10 @@ REASONS: Mapping[str, Reason] = {
         _C.INVALID_INPUT,
         "the checkpoint's weights are FSDP or DeepSpeed shards; the message has the command that converts them",
     ),
+    "CHECKPOINT_HAS_MORE_WEIGHTS": Reason(
+        _C.INVALID_INPUT,
+        "a file beside the adapter holds weights that no part of an export reads, so the model would lack what was trained",
+    ),
     "ADAPTER_CONFIG_MISSING": Reason(_C.INVALID_INPUT, "the checkpoint has no adapter_config.json"),
     "ADAPTER_CONFIG_INVALID": Reason(
         _C.INVALID_INPUT,

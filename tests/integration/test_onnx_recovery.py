@@ -190,7 +190,7 @@ FAULTS = {
         reasons=("OPERATOR_UNSUPPORTED", "OPERATOR_UNSUPPORTED"), fails="OPERATOR_UNSUPPORTED",
     ),
 }  # fmt: skip
-FAST = {"opset 11", "weights too large for a graph"}
+FAST = {"weights too large for a graph"}
 
 
 def run(root: Path, fault: Fault) -> Done:

@@ -85,7 +85,7 @@ class QuantizationLevels(_message.Message):
     def __init__(self, levels: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class OptimizationConfiguration(_message.Message):
-    __slots__ = ("quantization", "group_size", "remove_artifacts", "compress_weights", "method", "symmetric", "time_budget", "calibration", "size_budget")
+    __slots__ = ("quantization", "group_size", "remove_artifacts", "compress_weights", "method", "symmetric", "time_budget", "calibration", "size_budget", "wide_share", "head_bits")
     QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
     GROUP_SIZE_FIELD_NUMBER: _ClassVar[int]
     REMOVE_ARTIFACTS_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +95,8 @@ class OptimizationConfiguration(_message.Message):
     TIME_BUDGET_FIELD_NUMBER: _ClassVar[int]
     CALIBRATION_FIELD_NUMBER: _ClassVar[int]
     SIZE_BUDGET_FIELD_NUMBER: _ClassVar[int]
+    WIDE_SHARE_FIELD_NUMBER: _ClassVar[int]
+    HEAD_BITS_FIELD_NUMBER: _ClassVar[int]
     quantization: QuantizationLevels
     group_size: int
     remove_artifacts: bool
@@ -104,7 +106,9 @@ class OptimizationConfiguration(_message.Message):
     time_budget: int
     calibration: str
     size_budget: str
-    def __init__(self, quantization: _Optional[_Union[QuantizationLevels, _Mapping]] = ..., group_size: _Optional[int] = ..., remove_artifacts: _Optional[bool] = ..., compress_weights: _Optional[bool] = ..., method: _Optional[str] = ..., symmetric: _Optional[bool] = ..., time_budget: _Optional[int] = ..., calibration: _Optional[str] = ..., size_budget: _Optional[str] = ...) -> None: ...
+    wide_share: float
+    head_bits: int
+    def __init__(self, quantization: _Optional[_Union[QuantizationLevels, _Mapping]] = ..., group_size: _Optional[int] = ..., remove_artifacts: _Optional[bool] = ..., compress_weights: _Optional[bool] = ..., method: _Optional[str] = ..., symmetric: _Optional[bool] = ..., time_budget: _Optional[int] = ..., calibration: _Optional[str] = ..., size_budget: _Optional[str] = ..., wide_share: _Optional[float] = ..., head_bits: _Optional[int] = ...) -> None: ...
 
 class FormatConfiguration(_message.Message):
     __slots__ = ("enabled", "unquantized", "quantization", "settings")

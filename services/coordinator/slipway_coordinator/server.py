@@ -9,12 +9,10 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 
-import grpc
-
 from slipway.artifacts import ArtifactStore
 from slipway.artifacts.opening import blobs_of
 from slipway.observability.metrics import reading
-from slipway.rpc.serving import SERVER_OPTIONS, add_health_and_reflection
+from slipway.rpc.serving import add_health_and_reflection
 from slipway.security.server import ServerSecurity
 from slipway_coordinator.api.artifact_service import ArtifactService
 from slipway_coordinator.api.export_service import ExportService
@@ -64,8 +62,7 @@ class CoordinatorServer:
         self._address = address
         self._gate = Gate()
         self._security = security or ServerSecurity()
-        interceptors = (self._security.interceptor(), self._gate)
-        self._server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=interceptors)
+        self._server = self._security.server(self._gate)
         self._health = add_health_and_reflection(self._server, *SERVICES)
         export_pb2_grpc.add_ExportServiceServicer_to_server(ExportService(self.coordinator), self._server)
         self._artifacts = ArtifactService(self.coordinator, lambda: blobs_of(store()))

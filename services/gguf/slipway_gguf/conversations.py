@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from slipway.machine.python_process import python_module
+from slipway.machine.bounded.process import BoundedProcess, Bounds, RefusedWorkError, UnboundedWorkError
 from slipway_gguf.vocabulary.documents import TokenizerFiles
 from slipway_gguf.vocabulary.marks import around, numbers_of
 
-_SECONDS, _WAIT_SECONDS = 5.0, 120.0
-"""Limits of processor time and of elapsed time for all conversations."""
-_KEPT_VARIABLES = ("LD_LIBRARY_PATH", "PATH", "PYTHONPATH")
+_RENDER, _BOUNDS = "slipway_gguf.template_trial:render", Bounds()
 _TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 _MANY = 1 << 30
 
@@ -118,16 +113,7 @@ def _text_of(files: TokenizerFiles, name: str) -> str | None:
 def _rendered(template: str, conversations: Sequence[Mapping[str, object]]) -> list[str]:
     """Render conversations in a process with limits of time and memory; none if one cannot be rendered."""
     try:
-        done = subprocess.run(
-            python_module("slipway_gguf.template_trial"),
-            input=json.dumps({"seconds": _SECONDS, "template": template, "conversations": conversations}),
-            env={name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ},
-            capture_output=True,
-            text=True,
-            encoding="utf-8",
-            check=False,
-            timeout=_WAIT_SECONDS,
-        )
-        return [str(text) for text in json.loads(done.stdout)] if done.returncode == 0 else []
-    except (subprocess.TimeoutExpired, ValueError):
+        with BoundedProcess(_RENDER, _BOUNDS, imports=("jinja2.sandbox",)) as process:
+            return [str(text) for text in process.call(template, conversations)]
+    except (RefusedWorkError, UnboundedWorkError):
         return []

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gguf import GGMLQuantizationType as Kind
+
 from slipway.distribution.naming import own_version
+from slipway.errors import GGUFExportError
 from slipway.models.model_files import copy_companions
 from slipway.stage import Context, installed_version
 from slipway_gguf import modelfile, vocabulary
@@ -21,10 +25,13 @@ from slipway_gguf.weights.checks import check_file
 from slipway_gguf.weights.importance import read_importance
 from slipway_gguf.weights.mixture import Sizes, stored_kind
 from slipway_gguf.weights.planning import plan_file
-from slipway_gguf.weights.tensors import EMBEDDING
+from slipway_gguf.weights.tensors import EMBEDDING, Planned
 from slipway_gguf.weights.writing import Written, write_file
 
 DESCRIPTION = "gguf.json"
+_FLOATS = (Kind.F32, Kind.F16, Kind.BF16)
+_MOST_KEPT = 0.1
+"""Share of the weights that a level may leave in 16 bits without a word."""
 _LIBRARIES = ("gguf", "numpy", "xllamacpp")
 
 
@@ -48,6 +55,7 @@ def export_model(inputs: Mapping[str, Path], params: GGUFParams, ctx: Context) -
     weighed = "importance" in inputs and level.weighs
     importance = read_importance(inputs["importance"], tensors) if weighed else {}
     kinds = {each.name: stored_kind(each.name, each.shape, level, sizes, weighed=weighed) for each in tensors}
+    _require_rounded(tensors, kinds, level, ctx)
     lineage = ctx.input_digests.get("pytorch", "")
     fields = (
         *general_fields(found.name, params, level, tensors, experts=parameters.experts, lineage=lineage),
@@ -74,6 +82,31 @@ def export_model(inputs: Mapping[str, Path], params: GGUFParams, ctx: Context) -
     (folder / DESCRIPTION).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     ctx.record(**facts, size_after_bytes=written.size, seconds=round(time.monotonic() - started, 3))
     return folder
+
+
+def _require_rounded(tensors: Sequence[Planned], kinds: Mapping[str, Kind], level: Level, ctx: Context) -> None:
+    """Refuse a level whose name would promise what no weight has, and say so of one that most weights do not have.
+
+    Blocks of ggml lie within a row, so rows whose length is no multiple of 32 stay in 16 bits, as llama.cpp's own quantizer leaves them.
+    """
+    if Kind[level.type] in _FLOATS:
+        return
+    sizes = {each.name: math.prod(each.shape) for each in tensors if len(each.shape) > 1}
+    kept = {name for name in sizes if kinds[name] in _FLOATS}
+    share = sum(sizes[name] for name in kept) / max(1, sum(sizes.values()))
+    if kept == set(sizes):
+        raise GGUFExportError(
+            f"{level.label} would round none of this model's {len(sizes)} matrices: blocks of 32 weights lie within a row, and no row's "
+            "length is a multiple of 32",
+            reason="QUANTIZATION_UNSUPPORTED",
+            remedy="leave the level out; the unquantized output has the same size",
+            about={"level": level.name},
+        )
+    if share > _MOST_KEPT:
+        ctx.warn(
+            f"{share:.0%} of the weights stay in 16 bits at {level.label}, because their rows' lengths are no multiples of 32, first "
+            f"{min(kept)!r}"
+        )
 
 
 def _warn_of_wide_tensors(written: Written, ctx: Context) -> None:

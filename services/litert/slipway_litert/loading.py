@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from slipway.errors import LiteRtExportError
+from slipway.models.generation.settings import token_of
 from slipway.models.pytorch.text_model import TextModel, open_text_model
 from slipway_litert.attention import use_grouped_attention
 from slipway_litert.families import refusal_reason
@@ -23,5 +24,4 @@ def open_source(folder: Path) -> TextModel:
 
 def padding_of(source: TextModel) -> int:
     """Return the token in places without one."""
-    token = source.model.config.get_text_config().pad_token_id
-    return token if isinstance(token, int) else 0
+    return token_of(source.model.config, "pad_token_id") or 0

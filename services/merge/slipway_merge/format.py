@@ -64,6 +64,7 @@ FORMAT = Format(
         rounds_inputs={"w8a8": "int8/row", "fp8": "float8/row", "fp8_static": "static"},
     ),
     calibrated=True,
+    zero_points=False,  # transformers 5.23 unpacks all layers of a model with zero points by one scheme
     quantizer="slipway_quantize.own_quantizers:CHECKPOINTS",
     usage=Usage(
         template=("slipway_merge", "usage.example.j2"),

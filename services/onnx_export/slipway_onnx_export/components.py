@@ -10,7 +10,7 @@ import transformers
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from slipway.errors import ONNXExportError
+from slipway.errors import ONNXExportError, is_own_fault
 from slipway.machine.out_of_memory import is_out_of_memory
 from slipway.models.families import (
     DECODER,
@@ -21,6 +21,7 @@ from slipway.models.families import (
     TOKEN_CLASSIFIER,
     Family,
 )
+from slipway.models.generation.settings import token_of
 from slipway.models.sentences.pooling import SENTENCE_EMBEDDING, Pooling, pool
 from slipway_onnx_export.forms.cacheless import cacheless_components, sound
 from slipway_onnx_export.interface import Call, Component, Port, ids
@@ -65,12 +66,12 @@ def components_of(model: Any, source: ModelSource, *, cache: bool = True) -> tup
         if source.family is DECODER:
             return (_decoder(model),)
         if source.family in (ENCODER_DECODER, SPEECH):
-            return _encoder_and_decoder(model, speech=source.family is SPEECH)
+            return _encoder_and_decoder(model, start=source.start, speech=source.family is SPEECH)
         return (_whole_text(model, source.family, pooling_of(source)),)
     except ONNXExportError:
         raise
     except Exception as error:  # the model's own code may raise anything
-        if is_out_of_memory(error):
+        if is_out_of_memory(error) or is_own_fault(error):
             raise
         raise _unsupported(
             model, f"does not run as {source.family.name} models do ({type(error).__name__}: {error})"
@@ -92,7 +93,7 @@ def _decoder(model: Any) -> Component:
     def run() -> tuple[Sizes, int]:
         tokens = integers(1, 2)
         made = model(input_ids=tokens, attention_mask=tokens, past_key_values=DynamicCache(), use_cache=True)
-        return _sizes(model, made.past_key_values), int(made.logits.shape[-1])
+        return _sizes(model, getattr(made, "past_key_values", None)), int(made[LOGITS].shape[-1])
 
     sizes, vocabulary = try_out(model, run)
     cache_in = _cache_ports("past_key_values.{}.{}", sizes, PAST)
@@ -122,9 +123,7 @@ def _decoder_component(sizes: Sizes, vocabulary: int | None, call: Call | None) 
 # Encoder–decoders: the encoder computes keys and values of the cross-attention once, the decoder returns only its own.
 
 
-def _encoder_and_decoder(model: Any, *, speech: bool) -> tuple[Component, Component]:
-    start = model.config.decoder_start_token_id or 0
-
+def _encoder_and_decoder(model: Any, *, start: int, speech: bool) -> tuple[Component, Component]:
     def encode(model: Any, tensors: Tensors) -> Tensors:
         masked = {} if speech else {MASK: tensors[MASK]}
         source = {FEATURES: tensors[FEATURES]} if speech else {IDS: tensors[IDS]}
@@ -168,9 +167,11 @@ def _encoder_and_decoder(model: Any, *, speech: bool) -> tuple[Component, Compon
         text = {IDS: integers(1, 4), MASK: integers(1, 4)}
         given = {FEATURES: torch.zeros(1, *source[0].shape[1:])} if speech else text  # type: ignore[arg-type]
         made = model(**given, decoder_input_ids=integers(1, 2), use_cache=True)
-        caches = made.past_key_values
+        caches = getattr(made, "past_key_values", None)
+        if not isinstance(caches, EncoderDecoderCache):
+            raise _unsupported(model, f"has a {type(caches).__name__} instead of keys and values of attention")
         own, cross = (_sizes(model, each) for each in (caches.self_attention_cache, caches.cross_attention_cache))
-        return own, cross, made.encoder_last_hidden_state.shape, int(made.logits.shape[-1])
+        return own, cross, made["encoder_last_hidden_state"].shape, int(made[LOGITS].shape[-1])
 
     own, cross, (_, encoded, width), vocabulary = try_out(model, run)
     length: str | int = encoded if speech else SOURCE
@@ -201,12 +202,15 @@ def _whole_text(model: Any, family: Family, pooling: Pooling | None) -> Componen
     accepted = inspect.signature(model.forward).parameters
     names = [IDS, MASK] + ([TYPES] if TYPES in accepted and _token_types(model.config) > 1 else [])
     rows: str | int = BATCH
-    if family is SEQUENCE_CLASSIFIER and model.config.pad_token_id is None and model.get_decoder() is not model:
+    if (
+        family is SEQUENCE_CLASSIFIER
+        and token_of(model.config, "pad_token_id") is None
+        and model.get_decoder() is not model
+    ):
         rows = 1  # the last token cannot be told from padding
     classes = getattr(model.config, "num_labels", 0)
     # Classifiers of encoder–decoders read the ends of the texts, and refuse a text without one.
-    end = model.config.eos_token_id if model.config.is_encoder_decoder else None
-    end = end if isinstance(end, int) else 0
+    end = (token_of(model.config, "eos_token_id") or 0) if model.config.is_encoder_decoder else 0
     rotates = POSITIONS in accepted and getattr(model.config, "rope_parameters", None) is not None
 
     def call(model: Any, tensors: Tensors) -> Tensors:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +32,26 @@ from slipway_onnx_export.packaging.packages import write_packages
 from slipway_onnx_export.params import PARITY_OVERHEAD, OnnxExportParams
 from slipway_onnx_export.parity.check import check_parity
 from slipway_onnx_export.sentences import warn_of_unknown_pooling
+from slipway_onnx_export.serving.gelu import approximate_gelu
 from slipway_onnx_export.serving.variant import check_family, serve
 from slipway_onnx_export.source import ModelSource, open_source
 from slipway_onnx_export.statistics import Statistics
 from slipway_onnx_export.writing.deferral import can_leave_out
-from slipway_onnx_export.writing.graph import declare_interface, normalize_graph
+from slipway_onnx_export.writing.graph import axes_of, declare_interface, normalize_graph
 from slipway_onnx_export.writing.left_out import leave_out
 from slipway_onnx_export.writing.package import complete_folder, folder_of_graphs, metadata_of
 from slipway_onnx_export.writing.places import WeightsNeededError
 from slipway_onnx_export.writing.weights import stream_weights, take_weights_in
 
-_MEASURED = ("parity_max_abs_diff", "parity_scale", "parity_activations", "times")
+_MOST_APPROXIMATE = 0.05
+"""Largest difference of results with approximated GELUs, relative to the largest; more is a fault."""
+_MEASURED = (
+    "parity_max_abs_diff",
+    "parity_scale",
+    "parity_activations",
+    "gelu_approximation_max_abs_diff",
+    "times",
+)
 """Facts of the attempt that its threads change in the last digits: not in the folder, which is the same on every machine."""
 
 
@@ -183,6 +193,7 @@ def _write(
         "files": [made.component.file for made in graphs],
         "precision": "float32",
         "shapes": params.shapes,
+        "axes": {made.component.file: axes_of(made.model) for made in graphs},
         "attention": graphs[0].attention,
         "cache": source.family.generates and params.cache,
         **({"layered": True} if params.layered else {}),
@@ -202,13 +213,54 @@ def _write(
         facts["activations"] = [output.name for graph in contract.graphs for output in graph.outputs]
     unproven = sorted({place for made in graphs for place in made.unproven})
     if deferred:
-        return facts | {"parity": "not run: the quantize stage reads the weights; the validation compares its result"}
-    facts |= _compare_with_pytorch(source, folder, params, ctx, components, must=unproven, sizes=request.sizes)
-    if params.optimization_times:
-        facts |= _time_optimization(graphs, source, ctx, engine=engine, request=request, written=written)
-    if unproven:
-        facts["proven_harmless"] = unproven
+        facts["parity"] = "not run: the quantize stage reads the weights; the validation compares its result"
+    else:
+        facts |= _compare_with_pytorch(source, folder, params, ctx, components, must=unproven, sizes=request.sizes)
+        if params.optimization_times:
+            facts |= _time_optimization(graphs, source, ctx, engine=engine, request=request, written=written)
+        facts |= {"proven_harmless": unproven} if unproven else {}
+    if params.gelu_approximation:
+        facts |= _approximate_gelu(facts, source, ctx, params=params, written=written, sizes=request.sizes)
     return facts
+
+
+def _approximate_gelu(
+    facts: Mapping[str, Any],
+    source: ModelSource,
+    ctx: Context,
+    *,
+    params: OnnxExportParams,
+    written: Written,
+    sizes: Mapping[str, int],
+) -> dict[str, Any]:
+    """Approximate the GELUs of graphs that are known to be right; return what is another fact of them now, and how far they moved."""
+    files = [written.folder / component.file for component in written.components]
+    count = approximate_gelu(files)
+    if not count:
+        ctx.warn("the ONNX model has no exact GELU, so nothing of it is approximated (formats.onnx.gelu_approximation)")
+        return {}
+    after = Statistics.of(map(ir.load, files))
+    found: dict[str, Any] = {
+        "gelu_approximation": count,
+        "nodes": after.nodes,
+        "operators": dict(after.operators),
+        "statistics": {**facts["statistics"], "after": after.record()},
+        "graph_bytes": sum(path.stat().st_size for path in files),
+        "checks": check_folder(replace(written), engine=facts["engine"]),
+    }
+    if facts.get("parity") == "passed":
+        report = check_parity(
+            source,
+            written.folder,
+            tolerance=_MOST_APPROXIMATE,
+            threads=ctx.threads,
+            sizes=sizes,
+            promise=written.components[0].promise,
+            cached=params.cache,
+            provider=params.provider,
+        )
+        found["gelu_approximation_max_abs_diff"] = report.max_abs_diff
+    return found
 
 
 def _time_optimization(

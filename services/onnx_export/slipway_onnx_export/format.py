@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
@@ -25,25 +25,18 @@ from slipway.formats import (
 )
 from slipway.machine.onnx_runtime import ProviderChoice
 from slipway.models.families import ENCODER_DECODER, FAMILIES, SPEECH
-from slipway.settings.sections import Listed, as_tuple
+from slipway.settings.sections import as_tuple
 from slipway_onnx_export.activations.settings import Activations, activation_params
+from slipway_onnx_export.forms.sizes import StaticShape
 from slipway_onnx_export.packaging.sizes import package_bytes
-from slipway_onnx_export.params import Attention, EngineName, Optimization, PackageKind
+from slipway_onnx_export.params import Attention, EngineName, Optimization, PackageKind, Shapes
 
 _GENERATES = tuple(each.name for each in FAMILIES if each.generates)
 _READS = tuple(each.name for each in FAMILIES if not each.generates)
+_A_TEXT = 8
+"""Tokens from which a call is a text of its own; fewer are a part of one that a cache continues."""
 SMOOTHING = 0.75
 """Better than 0.5 on trained models, because weights have scales of their own per output feature and lose little."""
-
-
-class StaticShape(Listed):
-    """Fixed sizes of a graph; ``[batch, sequence, past]`` is taken too."""
-
-    noun: ClassVar[str] = "shape"
-
-    batch: int = Field(ge=1, le=1024)
-    sequence: int = Field(ge=0, le=1 << 20)
-    past: int = Field(ge=0, le=1 << 20)
 
 
 class OnnxConfiguration(LevelSettings):
@@ -52,16 +45,21 @@ class OnnxConfiguration(LevelSettings):
     Attributes:
         opset_version: Operator set to write. Engines write 14 to 24; any other from 7 to 26 is replaced by one of them, with a warning.
             0 lets the engine choose its best, or the recovery profile.
-        dynamic_axes: Dynamic batch, sequence and past length; false fixes the batch. If not set, the recovery profile decides, by
-            default for true.
+        shapes: ``dynamic``: batch, sequence and past vary. ``batch``: the batch is fixed. ``static``: every axis is. If not set, the recovery
+            profile decides, by default for ``dynamic``.
+        dynamic_axes: An earlier spelling of ``shapes``: true is ``dynamic``, false ``batch``.
         optimize_graph: Fuse for ONNX Runtime; false writes standard operators only. If not set, the recovery profile decides, by
             default for true.
         optimization_times: Measure the time of a prompt and of a token before and after the graph's optimization, for the report; each
             graph is made a second time for it.
+        gelu_approximation: Compute GELU by ONNX Runtime's own approximation (``FastGelu``), which is faster and differs by 5e-4 at most; the
+            graph is compared with PyTorch before and after it.
         engine: Engine that makes the graph: ``mobius`` builds it, ``dynamo`` and ``legacy`` trace the model; ``auto`` chooses.
         attention: transformers' attention that is traced; ``auto`` chooses.
-        static_shape: ``[batch, sequence, past]`` of a graph whose shapes are fixed because none with dynamic axes can be made; 0
-            chooses. The batch is also that of ``dynamic_axes: false``.
+        static_shape: ``[batch, sequence, past]`` where they are fixed, by ``shapes`` or because no graph with dynamic axes can be made; 0
+            chooses. Also by the axes' names (``batch``, ``sequence``, ``past_sequence``, ``total_sequence``, ``encoder_sequence``), of all inputs,
+            ``{batch: 1, sequence: 16}``, or of each, ``{input_ids: {sequence: 16}, past_key_values: {past_sequence: 240}}``, as text
+            ``input_ids.sequence=16,past_sequence=240``.
         external_data: Weights in a file beside the graph; false puts those of the unquantized graph into it, 2 GB at most.
         past_present_share_buffer: Make a graph for the fastest serving: keys and values of past and present tokens may be one buffer.
             Rows are then padded on the right, and only a single row takes several tokens after a past. If the model has no such
@@ -83,9 +81,11 @@ class OnnxConfiguration(LevelSettings):
 
     enabled: bool = True
     opset_version: int = Field(default=0, examples=[0, *range(14, 25)])
+    shapes: Shapes | None = None
     dynamic_axes: bool | None = None
     optimize_graph: bool | None = None
     optimization_times: bool = False
+    gelu_approximation: bool = False
     engine: EngineName = "auto"
     attention: Attention = "auto"
     static_shape: StaticShape = StaticShape(batch=1, sequence=0, past=0)
@@ -99,6 +99,13 @@ class OnnxConfiguration(LevelSettings):
     int8_ranges: Literal["auto", "minmax", "entropy", "percentile"] = "auto"
     int8_smoothing: float = Field(default=SMOOTHING, ge=0, le=1)
 
+    @property
+    def wanted_shapes(self) -> Shapes | None:
+        """Return the shapes that are set, in either spelling; None if they are not."""
+        if self.shapes is not None or self.dynamic_axes is None:
+            return self.shapes
+        return "dynamic" if self.dynamic_axes else "batch"
+
     @field_validator("opset_version")
     @classmethod
     def _known_opset(cls, value: int) -> int:
@@ -110,7 +117,21 @@ class OnnxConfiguration(LevelSettings):
 
 
 def conflicts(settings: OnnxConfiguration) -> Iterable[Problem]:
-    """Refuse attention for an engine that does not trace the model, and a shared buffer where the graph cannot have one."""
+    """Refuse attention for an engine that does not trace the model, a shared buffer where the graph cannot have one, and two kinds of shapes."""
+    if settings.shapes is not None and settings.dynamic_axes not in (None, settings.shapes == "dynamic"):
+        said = "true" if settings.dynamic_axes else "false"
+        message = f"dynamic_axes {said} is an earlier spelling, and contradicts shapes {settings.shapes}"
+        yield Problem("dynamic_axes", message, "leave formats.onnx.dynamic_axes out")
+    if settings.gelu_approximation and settings.optimize_graph is False:
+        message = (
+            "gelu_approximation is an operator of ONNX Runtime, and optimize_graph false writes standard operators only"
+        )
+        yield Problem("gelu_approximation", message, "leave formats.onnx.optimize_graph or gelu_approximation out")
+    if settings.logits_to_keep and settings.wanted_shapes == "static":
+        message = (
+            "a graph with fixed shapes returns logits of all tokens, because the last places of a call may be empty"
+        )
+        yield Problem("logits_to_keep", message, "leave formats.onnx.logits_to_keep out, or set shapes to batch")
     if settings.past_present_share_buffer:
         yield from _buffer_conflicts(settings)
     if settings.engine == "mobius" and settings.attention != "auto":
@@ -120,8 +141,6 @@ def conflicts(settings: OnnxConfiguration) -> Iterable[Problem]:
         return
     if settings.engine == "mobius":
         yield Problem("layered", "engine mobius makes whole graphs only", "set formats.onnx.engine to dynamo or legacy")
-    if settings.dynamic_axes is False:
-        yield Problem("layered", "the shapes of layered graphs vary", "set formats.onnx.dynamic_axes to true")
     if settings.activations:
         yield Problem("layered", "layered graphs return no activations", "leave formats.onnx.activations out")
     if settings.logits_to_keep:
@@ -144,6 +163,7 @@ def _buffer_conflicts(settings: OnnxConfiguration) -> Iterable[Problem]:
         "attention": (settings.attention != "auto", "the engine that writes it does not trace attention"),
         "activations": (bool(settings.activations), "the engine that writes it returns no activations"),
         "layered": (settings.layered, "the engine that writes it makes whole graphs only"),
+        "shapes": (settings.wanted_shapes == "static", "its length would be fixed"),
     }
     for name, (found, why) in others.items():
         if found:
@@ -160,12 +180,15 @@ def plan(request: FormatRequest[OnnxConfiguration]) -> tuple[PlannedTask, ...]:
         params=first_attempt(request.settings, request.profile)
         | ({} if request.settings.provider == "auto" else {"provider": request.settings.provider})
         | ({"optimization_times": True} if request.settings.optimization_times else {})
+        | ({"gelu_approximation": True} if request.settings.gelu_approximation else {})
         | ({} if request.settings.external_data else {"external_data": False})
         | ({"packaging": request.settings.packaging} if request.settings.packaging else {})
         | ({"past_present_share_buffer": True} if request.settings.past_present_share_buffer else {})
         | ({"logits_to_keep": request.settings.logits_to_keep} if request.settings.logits_to_keep else {})
         | activation_params(request.settings.activations)
-        | ({"layered": True, "shapes": "dynamic"} if request.settings.layered else {}),
+        | (
+            {"layered": True, "shapes": request.settings.wanted_shapes or "dynamic"} if request.settings.layered else {}
+        ),
         inputs={"pytorch": request.model},
         format=request.name,
         output="onnx",
@@ -184,14 +207,14 @@ class _Start:
     """The first attempt of a recovery profile, where the settings leave it open."""
 
     opset: int | None
-    dynamic_axes: bool
+    shapes: Shapes
     optimization: Optimization
 
 
 _STARTS = {
-    "conservative": _Start(opset=14, dynamic_axes=False, optimization="none"),
-    "balanced": _Start(opset=17, dynamic_axes=True, optimization="basic"),
-    "aggressive": _Start(opset=None, dynamic_axes=True, optimization="all"),
+    "conservative": _Start(opset=14, shapes="batch", optimization="none"),
+    "balanced": _Start(opset=17, shapes="dynamic", optimization="basic"),
+    "aggressive": _Start(opset=None, shapes="dynamic", optimization="all"),
 }
 """The oldest opset that engines write, one that most runtimes know, and the engine's best."""
 
@@ -202,7 +225,6 @@ def first_attempt(settings: OnnxConfiguration, profile: str) -> dict[str, Any]:
     ``auto`` begins with the most capable: no memory for weights is needed to make a graph, so that the model's size does not matter.
     """
     start = _STARTS.get(profile, _STARTS["aggressive"])
-    dynamic = start.dynamic_axes if settings.dynamic_axes is None else settings.dynamic_axes
     optimization = start.optimization
     if settings.optimize_graph is not None:
         optimization = "all" if settings.optimize_graph else "basic"
@@ -212,7 +234,7 @@ def first_attempt(settings: OnnxConfiguration, profile: str) -> dict[str, Any]:
     return {
         "engine": settings.engine,
         "opset": settings.opset_version or start.opset,
-        "shapes": "dynamic" if dynamic else "batch",
+        "shapes": settings.wanted_shapes or start.shapes,
         "batch": shape.batch,
         "sequence": shape.sequence or None,
         "past": shape.past or None,
@@ -229,7 +251,7 @@ def open_choices(settings: OnnxConfiguration, profile: str) -> tuple[str, ...]:
         "engine": settings.engine == "auto",
         "opset": not settings.opset_version,
         "attention": settings.attention == "auto",
-        "shapes": settings.dynamic_axes is None,
+        "shapes": settings.wanted_shapes is None,
         "optimization": settings.optimize_graph is None,
         "cache": True,
         "tracer_warnings": True,
@@ -241,6 +263,14 @@ def output_bytes(settings: OnnxConfiguration, level: str, size: ModelSize) -> in
     """Estimate an output's size, with its packages."""
     graph = size.at_level(level) + GRAPH_BYTES if level else size.graph_bytes
     return graph + package_bytes(settings.packaging, graph, size)
+
+
+def longest_text(settings: OnnxConfiguration) -> int:
+    """Return the tokens that a graph of fixed shapes has room for; 0 where nobody chose them: then it has room for the usual ones."""
+    if settings.wanted_shapes != "static":
+        return 0
+    shape = settings.static_shape
+    return shape.past + 1 if shape.past else shape.sequence if shape.sequence >= _A_TEXT else 0
 
 
 FORMAT = Format(
@@ -255,6 +285,7 @@ FORMAT = Format(
     cautions=cautions,
     flags={"--layers": "activations.layers"},
     output_bytes=output_bytes,
+    longest_text=longest_text,
     runtime=Runtime(
         name="onnxruntime",
         files=("model.onnx", "encoder_model.onnx", "onnx-layered/head.onnx"),
@@ -318,7 +349,7 @@ FORMAT = Format(
         Fit("nvidia", "ONNX Runtime's CUDA provider runs it on any NVIDIA GPU", levels=("fp16", ""), rank=20),
     ),
     quantizer="slipway_quantize.own_quantizers:GRAPHS",
-    packager="slipway_onnx_export.packaging.packages:write_packages",
+    packager="slipway_onnx_export.packaging.packages:complete_level",
     usage=Usage(
         template=("slipway_onnx_export", "usage.example.j2"),
         library="onnx",
@@ -333,5 +364,5 @@ FORMAT = Format(
     ),
     media_types={".onnx": "application/vnd.onnx"},
     unlinked=("*.onnx.data", "*.onnx_data*"),  # onnx.load and the checker refuse weights with a second name (onnx 1.23)
-    sample='{enabled: true, dynamic_axes: true, optimize_graph: true, quantization: ["int8", "int4"]}',
+    sample='{enabled: true, shapes: dynamic, optimize_graph: true, quantization: ["int8", "int4"]}',
 )

@@ -42,6 +42,7 @@ class OnnxExportParams(StageParams):
         optimization: ``all`` also uses ONNX Runtime's own fused operators (``runtime`` onnxruntime only), ``basic`` folds constants
             and fuses standard operators only, ``none`` leaves the traced graph as it is.
         optimization_times: Whether prefill and decode are measured without and with the optimization, for which each graph is made again.
+        gelu_approximation: Whether exact GELUs are replaced by ONNX Runtime's faster approximation, after the comparison with PyTorch.
         external_data: Whether weights lie in a data file beside the graph; within the graph, they may have 2 GB at most.
         past_present_share_buffer: Whether past and present keys and values may be one buffer, for the fastest serving. Rows are then
             padded on the right, and only a single row takes several tokens after a past. Only mobius makes such a graph, with ONNX
@@ -73,6 +74,7 @@ class OnnxExportParams(StageParams):
     cache: bool = True
     optimization: Optimization = "all"
     optimization_times: bool = False
+    gelu_approximation: bool = False
     external_data: bool = True
     past_present_share_buffer: bool = False
     logits_to_keep: int = Field(default=0, ge=0, le=1)
@@ -105,10 +107,12 @@ class OnnxExportParams(StageParams):
         if self.layered and (self.engine == "mobius" or self.runtime == "tensorrt"):
             who = "engine mobius" if self.engine == "mobius" else "runtime tensorrt"
             raise ValueError(f"{who} makes whole graphs only: set layered to false")
-        if self.layered and (self.shapes != "dynamic" or not self.cache or self.activations or self.logits_to_keep):
+        if self.layered and (not self.cache or self.activations or self.logits_to_keep):
             raise ValueError(
-                "layered graphs have varying shapes, a cache, logits of all tokens and no activations: set layered to false"
+                "layered graphs have a cache, logits of all tokens and no activations: set layered to false"
             )
+        if self.gelu_approximation and self.runtime == "tensorrt":
+            raise ValueError("gelu_approximation is an operator of runtime onnxruntime: set it to false")
         if self.tracer_warnings == "prove" and self.parity == "never":
             raise ValueError("tracer_warnings prove needs the comparison with PyTorch: set parity to auto or always")
         return self

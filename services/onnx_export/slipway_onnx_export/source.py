@@ -18,6 +18,7 @@ from slipway.errors import CheckpointValidationError, ONNXExportError
 from slipway.models.base_format import read_config
 from slipway.models.dtypes import DTYPES, torch_dtypes
 from slipway.models.families import Family, described, family_of
+from slipway.models.generation.settings import first_token, generation_settings, token_of
 from slipway.models.safetensors_file import read_index
 from slipway.models.weights.reading import Weights, has_weights, open_weights
 from slipway_onnx_export.families import refusal_reason
@@ -82,9 +83,14 @@ class ModelSource:
     @property
     def end(self) -> int | None:
         """Return the token that ends a text; none if the configuration names none, several, or one beyond the vocabulary."""
-        end = getattr(self.config, "eos_token_id", None)
-        known = isinstance(end, int) and 0 <= end < getattr(self.text_config, "vocab_size", 0)
+        end = token_of(self.config, "eos_token_id")
+        known = end is not None and 0 <= end < getattr(self.text_config, "vocab_size", 0)
         return end if known else None
+
+    @property
+    def start(self) -> int:
+        """Return the token that a decoder's text begins with; 0 if no file names one."""
+        return first_token(generation_settings(self.folder, self.config)) or 0
 
     @contextmanager
     def open(self) -> Iterator[Weights]:

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from slipway.models.chat_templates import ChatTemplates, EndlessTemplateError, TemplateError
 from slipway.models.model_files import tokenizer_files
 from slipway.stage import Context
 from slipway.texts import one_line, shortened
@@ -92,19 +93,36 @@ def _rendered_otherwise(folder: Path, tokenizer: Any) -> Iterator[str]:
     """Yield the conversations of which openvino-genai makes another prompt; none if it is not installed."""
     if not _can_render(tokenizer):
         return
+    wanted = dict(_prompts(tokenizer))
     import openvino_genai
 
     reader = openvino_genai.Tokenizer(folder)
     for name, (messages, tools) in CONVERSATIONS.items():
-        if tools and "tools" not in str(tokenizer.chat_template):
-            continue
         given = {"tools": list(tools)} if tools else {}
-        try:
-            wanted = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False, **given)
-        except Exception:  # noqa: BLE001, S112 - a template refuses conversations by errors of any class
-            continue
-        if reader.apply_chat_template(list(messages), add_generation_prompt=True, **given) != wanted:
+        if (
+            name in wanted
+            and reader.apply_chat_template(list(messages), add_generation_prompt=True, **given) != wanted[name]
+        ):
             yield name
+
+
+def _prompts(tokenizer: Any) -> Iterator[tuple[str, str]]:
+    """Yield the prompts of the conversations that the template takes, as transformers writes them.
+
+    Raises:
+        EndlessTemplateError: openvino-genai would take as long, in this process.
+    """
+    with ChatTemplates() as templates:
+        for name, (messages, tools) in CONVERSATIONS.items():
+            if tools and "tools" not in str(tokenizer.chat_template):
+                continue
+            given = {"tools": list(tools)} if tools else {}
+            try:
+                yield name, templates.text(tokenizer, messages, add_generation_prompt=True, **given)
+            except EndlessTemplateError:
+                raise
+            except TemplateError:
+                continue
 
 
 def _can_render(tokenizer: Any) -> bool:

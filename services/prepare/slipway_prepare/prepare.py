@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 from slipway.counts import counted
 from slipway.files.links import real_file
@@ -17,6 +18,7 @@ from slipway.models.base_format import quantization_of, read_config
 from slipway.models.dtypes import DTYPES, FLOATS, torch_dtypes
 from slipway.models.families import model_class, typed
 from slipway.models.model_files import CONFIG, GENERATION_CONFIG, LEFTOVERS, copy_companions, has_safetensors
+from slipway.models.sentences.files import MODULE_WEIGHTS, pickled_modules
 from slipway.stage import Context
 from slipway_prepare.bitsandbytes_format import read_bitsandbytes
 from slipway_prepare.compressed_format import read_compressed
@@ -25,6 +27,7 @@ from slipway_prepare.fp8_format import read_fp8
 from slipway_prepare.gptq_format import read_awq, read_gptq
 from slipway_prepare.nf4_round_trip import nf4_round_trip
 from slipway_prepare.params import PrepareParams
+from slipway_prepare.pickles.loading import checked, load_pickle
 from slipway_prepare.recipes import Base, Dequantized, Read, Recipe, account
 from slipway_prepare.source import open_source
 from slipway_prepare.writer import write_weights
@@ -60,6 +63,7 @@ def prepare(folder: Path, output: Path, *, params: PrepareParams, ctx: Context) 
         size = write_weights(output, recipes, source, max_shard_bytes=params.max_shard_bytes, ctx=ctx)
     if params.save_tokenizer:
         copy_companions(folder, output)
+        _convert_modules(folder, output, ctx)
     elif (folder / GENERATION_CONFIG).is_file():
         shutil.copyfile(real_file(folder, GENERATION_CONFIG), output / GENERATION_CONFIG)
     _write_config(output, config, recipes, changed=bool(made.recipes))
@@ -69,6 +73,15 @@ def prepare(folder: Path, output: Path, *, params: PrepareParams, ctx: Context) 
         model_class=model_class(config),
     )
     _report(ctx, made, recipes, merge_onto=params.merge_onto)
+
+
+def _convert_modules(folder: Path, output: Path, ctx: Context) -> None:
+    """Write pickled weights of a sentence encoder's modules as safetensors, in place of the copied pickles."""
+    for path in pickled_modules(folder):
+        place = output / path.relative_to(folder)
+        place.unlink()
+        values = checked(load_pickle(real_file(folder, path.relative_to(folder)), ctx.workdir), path)
+        save_file({name: value.contiguous().clone() for name, value in values.items()}, place.with_name(MODULE_WEIGHTS))
 
 
 def _dequantized(base: Base) -> Dequantized:

@@ -18,7 +18,7 @@ from slipway.models.dtypes import FLOATS, torch_dtypes
 from slipway.models.model_files import has_safetensors, pickle_files
 from slipway.models.safetensors_file import corrupt, read_weights
 from slipway_prepare.faults import invalid
-from slipway_prepare.pickles.loading import checked, load_pickle
+from slipway_prepare.pickles.loading import aliases, checked, load_pickle
 
 BLOCK_BYTES = 8 << 20
 #: Types that are read, by their safetensors names.
@@ -128,7 +128,7 @@ class MappedTensors:
         self.tensors: Mapping[str, Stored] = {
             name: Stored(name, value.dtype, tuple(value.shape)) for name, value in values.items()
         }
-        self.aliases = _aliases(values)
+        self.aliases = aliases(values)
 
     def __enter__(self) -> Self:
         return self
@@ -157,25 +157,16 @@ def pickled_model(folder: Path, scratch: Path) -> MappedTensors:
     values: dict[str, Tensor] = {}
     weight_map = pickle_files(folder)
     for path in sorted(set(weight_map.values())):
-        for name, value in sorted(load_pickle(path, scratch).items(), key=lambda item: str(item[0])):
-            if name in values:
-                raise invalid(f"has tensor {name!r} in two files, one is {path.name}", tensor=name, file=path)
-            values |= checked({name: value}, path)
+        found = checked(dict(sorted(load_pickle(path, scratch).items(), key=lambda item: str(item[0]))), path)
+        if twice := sorted(found.keys() & values.keys()):
+            raise invalid(f"has tensor {twice[0]!r} in two files, one is {path.name}", tensor=twice[0], file=path)
+        values |= found
     missing = sorted(name for name in weight_map if name and name not in values)
     if missing:
         raise invalid(
             f"lacks {counted(len(missing), 'tensor')} that its index names, first {missing[0]!r}", tensor=missing[0]
         )
     return MappedTensors(values)
-
-
-def _aliases(values: Mapping[str, Tensor]) -> tuple[tuple[str, ...], ...]:
-    groups: dict[object, list[str]] = {}
-    for name, value in sorted(values.items()):
-        if value.numel():
-            key = (value.data_ptr(), value.dtype, tuple(value.shape), value.stride())
-            groups.setdefault(key, []).append(name)
-    return tuple(tuple(group) for group in groups.values() if len(group) > 1)
 
 
 def _known(name: str, dtype: str) -> torch.dtype:

@@ -26,6 +26,7 @@ WEIGHTS, DESCRIPTION = "weights.safetensors", "calibration.json"
 WITHOUT_DATA = "rtn"
 """Method of the weights that a calibration lacks."""
 SCHEMA = 1
+_WIDTHS = (3, 4, 8)
 _TYPES = {"codes": ("I8", np.int8), "scales": ("F32", np.float32), "zero_points": ("I8", np.int8)}
 _MOST_ERROR = 0.25
 """Share of a weight's energy that its rounding may add: 3 bits add a thirtieth, the weights of another model twice as much as there is."""
@@ -116,7 +117,6 @@ class Calibration:
     """
 
     def __init__(self, folder: Path, level: IntLevel) -> None:
-        self._bits = level.bits
         description, stored = _read(folder)
         self._weights = _by_weight(stored, group_size=level.group_size)
         found, wanted = (
@@ -129,6 +129,7 @@ class Calibration:
                 f"{level.group_size} are asked for"
             )
         self._model = description.get("model")
+        self._bits = {name: _bits(description, name, level.bits) for name in self._weights}
         self._methods = {name: _method(description, name) for name in self._weights}
         self._divergences = {name: _divergence(description, name) for name in self._weights}
         self.symmetric = not any("zero_points" in parts for parts in self._weights.values())
@@ -151,11 +152,14 @@ class Calibration:
         parts = tuple(self._weights[name] for name in names if name in self._weights)
         if len(parts) != len(names) or len({frozenset(part) for part in parts}) != 1:
             return None
+        bits = {self._bits[name] for name in names}
+        if len(bits) != 1:
+            return None
         method = "+".join(dict.fromkeys(self._methods[name] for name in names))
         divergences = [self._divergences[name] for name in names]
         known = [each for each in divergences if each is not None]
         sensitivity = sum(known) if len(known) == len(divergences) else None
-        found = CalibratedWeight(parts, self._bits, method, sensitivity)
+        found = CalibratedWeight(parts, bits.pop(), method, sensitivity)
         columns = {part["codes"].shape[1] for part in parts}
         if found.shape != shape or len(columns) != 1:
             raise mismatch(
@@ -244,6 +248,16 @@ def _method(description: Mapping[str, Any], name: str) -> str:
     entry = weights.get(name) if isinstance(weights, dict) else None
     method = entry.get("method") if isinstance(entry, dict) else entry
     return method[:40] if isinstance(method, str) else "unknown"
+
+
+def _bits(description: Mapping[str, Any], name: str, usual: int) -> int:
+    """Return the bits of a weight's codes: those of most, unless it has its own."""
+    weights = description.get("weights")
+    entry = weights.get(name) if isinstance(weights, dict) else None
+    found = entry.get("bits", usual) if isinstance(entry, dict) else usual
+    if isinstance(found, bool) or found not in _WIDTHS:
+        raise mismatch(f"{name!r} has codes of {found!r} bits", tensor=name)
+    return int(found)
 
 
 def _divergence(description: Mapping[str, Any], name: str) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ _MOST_SIZE = 1 << 24
 """Far more than any model has tokens, heads or values of a head."""
 _VARYING = {"batch": 1, "past_sequence": 0, "encoder_sequence": _TOKENS, None: 1}
 """Sizes of axes that vary."""
+_TEXT = ("input_ids", "attention_mask", "encoder_attention_mask", "position_ids", "token_type_ids")
 _RESULTS = ("logits", "start_logits", "end_logits", "last_hidden_state")
 _PACKED = (".weight_packed", ".weight_scale", ".weight_global_scale", ".weight_shape", ".input_scale")
 
@@ -149,23 +150,26 @@ def _session(target: Path, name: str, threads: int) -> Any:
 
 
 def _prompt_inputs(session: Any) -> dict[str, Any]:
-    """Return a graph's inputs for a prompt with an empty cache.
+    """Return a graph's inputs for a prompt with an empty cache; of one whose shapes are fixed, in its shapes, with a masked cache.
 
     Raises:
         NotRunnableError: The graph has an input of another kind.
     """
-    tokens = np.arange(_TOKENS, dtype=np.int64)[None]  # (1, tokens); every vocabulary has these
-    known = {
-        "input_ids": tokens,
-        "attention_mask": np.ones_like(tokens),
-        "encoder_attention_mask": np.ones_like(tokens),
-        "position_ids": np.arange(tokens.shape[1], dtype=np.int64)[None],
-        "token_type_ids": np.zeros_like(tokens),
-    }
+    inputs = session.get_inputs()
+    texts = [wanted for wanted in inputs if wanted.name in _TEXT and len(wanted.shape) == 2]
+    new = next((_fitted(wanted.shape)[1] for wanted in texts if wanted.name == "input_ids"), _TOKENS)
     feeds = {}
-    for wanted in session.get_inputs():
-        if wanted.name in known:
-            feeds[wanted.name] = known[wanted.name]
+    for wanted in inputs:
+        if wanted in texts:
+            rows, columns = _fitted(wanted.shape)
+            row = np.arange(columns, dtype=np.int64)
+            made = {
+                "input_ids": row % _TOKENS,
+                "position_ids": row,
+                "token_type_ids": 0 * row,
+            }  # every vocabulary has these
+            mask = (row >= columns - new).astype(np.int64) if wanted.name == "attention_mask" else np.ones_like(row)
+            feeds[wanted.name] = np.tile(made.get(wanted.name, mask), (rows, 1))
             continue
         # A cache, (batch, heads, past, head width): empty, and of the source's length for a cross-attention; or features of sound.
         shape = [_VARYING.get(size, size) for size in wanted.shape]
@@ -180,6 +184,18 @@ def _prompt_inputs(session: Any) -> dict[str, Any]:
             )
         feeds[wanted.name] = np.zeros(shape, np.float16 if wanted.type == "tensor(float16)" else np.float32)
     return feeds
+
+
+def _fitted(shape: Sequence[Any]) -> tuple[int, int]:
+    """Return rows and columns of a text's input: those that are fixed, otherwise one row of a few tokens.
+
+    Raises:
+        NotRunnableError: They are absurd.
+    """
+    rows, columns = (size if isinstance(size, int) else usual for size, usual in zip(shape, (1, _TOKENS), strict=True))
+    if not (_is_size(rows) and _is_size(columns) and rows * columns <= _MOST_SIZE):
+        raise NotRunnableError(f"the graph has an input of shape {quoted(shape)}")
+    return rows, columns
 
 
 def _is_size(length: object) -> bool:

@@ -13,6 +13,8 @@ from slipway.models.families import SPEECH, Comparison, described, family_of
 
 CASTS = ("fp16", "bf16")
 """Levels at which every tensor of any model is cast."""
+WIDE = 8
+"""Bits of weights that matter too much for fewer."""
 _TRANSPOSED = ("gpt2", "openai-gpt")
 """Types of models whose layers are ``Conv1D``, which compressed-tensors does not run."""
 

@@ -87,7 +87,8 @@ class _Graphs:
                     ctx=ctx,
                     calibration=request.calibration,
                     widths=widths_of(params.level),
-                    budget=params.size_budget,
+                    budget=request.size_budget,
+                    head_bits=params.head_bits,
                 )
             if "data" in request.inputs and params.level == "fp16":
                 from slipway_quantize.activations.halves import write_half_graph

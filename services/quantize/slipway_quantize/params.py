@@ -58,6 +58,16 @@ class QuantizeParams(StageParams):
         le=1,
         description="the same as a share of the size that all weights have in 16 bits; 0 sets none",
     )
+    wide_share: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="without a size budget and without a calibration: share of the layers' weights that get 8 bits instead of fewer, by the weights alone",
+    )
+    head_bits: Literal[3, 4, 8] = Field(
+        default=8,
+        description="fewest bits of the head and of the table of token embeddings; at 8, a checkpoint keeps a head that is tied to the table as it is",
+    )
     max_shard_bytes: int = Field(default=5 << 30, ge=1 << 20, description="largest safetensors file, bytes of data")
     calibrated: bool = Field(default=True, description="use the calibration, if there is one")
     check: bool = Field(default=True, description="load the result and run it once, if that fits into memory")
@@ -71,9 +81,8 @@ class QuantizeParams(StageParams):
     @property
     def size_budget(self) -> SizeBudget | None:
         """The size within which weights get more bits; None without one, and at the widest level of integers."""
-        if not (self.size_budget_bytes or self.size_budget_share) or len(widths_of(self.level)) < 2:
-            return None
-        return SizeBudget(self.size_budget_bytes, self.size_budget_share)
+        found = SizeBudget(self.size_budget_bytes, self.size_budget_share, self.wide_share)
+        return found if (found.is_asked or found.wide) and len(widths_of(self.level)) > 1 else None
 
     @field_validator("format")
     @classmethod

@@ -36,14 +36,16 @@ def quantize(inputs: Mapping[str, Path], target: Path, params: QuantizeParams, c
     settings: dict[str, Any] = {"format": params.format, "level": params.level}
     folder = inputs.get("calibration") if params.calibrated else None
     calibration = _calibration(folder, params, ctx) if folder is not None else None
-    outcome = quantizer.write(QuantizeRequest(source, target, params, ctx, inputs, calibration))
+    request = QuantizeRequest(source, target, params, ctx, inputs, calibration)
+    outcome = quantizer.write(request)
     if calibration is not None:
         settings["calibration"] = ctx.input_digests.get("calibration", "")
     if params.integers is not None:
         settings |= {"group_size": params.group_size, "packed": params.packed}
         settings |= {"mixed": True} if params.keep else {}
-    if params.size_budget is not None:
+    if params.size_budget is not None and params.size_budget.is_asked:
         _require_small(target, outcome)
+    if len(set(outcome.bits.values())) > 1:
         settings["mixed"] = True
     if runtime is not None and runtime.precision_file:
         _note_precision(target / runtime.precision_file, params.level)

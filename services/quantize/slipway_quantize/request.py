@@ -8,6 +8,7 @@ from pathlib import Path
 
 from slipway.stage import Context
 from slipway_quantize.calibrated import Calibration
+from slipway_quantize.mixed.budget import SizeBudget
 from slipway_quantize.params import QuantizeParams
 
 
@@ -30,3 +31,9 @@ class QuantizeRequest:
     ctx: Context
     inputs: Mapping[str, Path]
     calibration: Calibration | None = None
+
+    @property
+    def size_budget(self) -> SizeBudget | None:
+        """The size within which weights get more bits; a calibration has chosen which get them where no size is asked for."""
+        found = self.params.size_budget
+        return found if found is not None and (found.is_asked or self.calibration is None) else None

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
+from slipway.errors import is_own_fault
 from slipway.models.families import (
     FEATURE_EXTRACTION,
     MASKED_LANGUAGE_MODEL,
@@ -20,6 +21,7 @@ from slipway.models.families import (
     TOKEN_CLASSIFIER,
     Family,
 )
+from slipway.models.generation.settings import token_of
 from slipway.models.sentences.pooling import SENTENCE_EMBEDDING, Pooling, pool
 from slipway_torchscript.cases import Case
 from slipway_torchscript.loading import Source, needs_cache, unsupported
@@ -136,8 +138,8 @@ def interface_of(source: Source, pooling: Pooling | None) -> Interface:
     """
     config, family = source.model.config, source.family
     settings = config.get_text_config()
-    padding = settings.pad_token_id if isinstance(settings.pad_token_id, int) else 0
-    sizes = int(settings.vocab_size), padding
+    padding = token_of(settings, "pad_token_id")
+    sizes = int(settings.vocab_size), padding or 0
     if needs_cache(family):
         cache = _cache(source.model)
         names = ("input_ids", "attention_mask", "position_ids", "past")
@@ -157,11 +159,7 @@ def interface_of(source: Source, pooling: Pooling | None) -> Interface:
     outputs = (*family.outputs, *((SENTENCE_EMBEDDING,) if pooling else ()))
     per_token = frozenset(family.outputs) if family in PER_TOKEN else frozenset()
     # A decoder with a classifier finds the last token by its padding token, and refuses several texts without one.
-    alone = (
-        family is SEQUENCE_CLASSIFIER
-        and settings.pad_token_id is None
-        and source.model.get_decoder() is not source.model
-    )
+    alone = family is SEQUENCE_CLASSIFIER and padding is None and source.model.get_decoder() is not source.model
     module = TextReader(source.model, family, pooling)
     return Interface(module, names, outputs, (), per_token, alone, *sizes, source.model.dtype)
 
@@ -172,10 +170,12 @@ def _cache(model: Any) -> tuple[tuple[int, int], ...]:
         try:
             past = model(input_ids=torch.zeros(1, 1, dtype=torch.int64), past_key_values=DynamicCache(), use_cache=True)
         except Exception as error:  # the model's own code may raise anything
+            if is_own_fault(error):
+                raise
             raise _strange(
                 model, f"does not take keys and values of attention ({type(error).__name__}: {error})"
             ) from error
-    layers = list(past.past_key_values.layers)
+    layers = list(getattr(getattr(past, "past_key_values", None), "layers", ()))
     odd = next((each for each in layers if not isinstance(each, DynamicLayer) or each.keys is None), None)
     if odd is not None or not layers:
         raise _strange(model, f"has a cache of {type(odd).__name__} instead of keys and values of attention")

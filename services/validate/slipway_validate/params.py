@@ -18,6 +18,9 @@ class SampleParams(StageParams):
     effort: Effort = Field(default="standard", description="quick leaves evidence out, thorough adds to it")
     test_samples: int = Field(default=10, ge=1, le=10_000, description="windows of held-out text")
     sequence_length: int = Field(default=128, ge=8, le=32_768, description="tokens per window")
+    longest_text: int = Field(
+        default=0, ge=0, description="most tokens that each output takes; 0 for those of the model"
+    )
     greedy_prompts: int = Field(default=4, ge=0, le=100, description="prompts continued greedily")
     max_new_tokens: int = Field(default=16, ge=1, le=1024, description="tokens generated for each prompt")
     continuation_tokens: int = Field(

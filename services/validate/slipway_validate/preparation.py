@@ -256,7 +256,7 @@ def padding_token(base: Path, family: Family) -> int:
 
 def _affordable(base: Path, family: Family, params: SampleParams) -> tuple[int, int]:
     """Return the number of windows and of tokens per window whose results stay within ``max_logit_bytes``."""
-    config, longest = text_config(base), longest_text(base, family)
+    config, longest = text_config(base), min(longest_text(base, family), params.longest_text or 1 << 30)
     values = values_per_token(config, family)
     tokens = max(MIN_LENGTH, params.logit_bytes // (LOGIT_FILES * values * 4))
     length = max(MIN_LENGTH, min(params.sequence_length, longest, tokens))

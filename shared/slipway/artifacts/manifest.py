@@ -157,6 +157,10 @@ def media_type(path: str) -> str:
     return _media_types().get(suffix) or mimetypes.guess_type(path, strict=True)[0] or "application/octet-stream"
 
 
+_UNSAFE = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""Categories of characters that a terminal obeys, that nobody sees, that end a line, and halves of surrogate pairs."""
+
+
 def check_path(path: str) -> None:
     """Refuse a path that is not a plain relative path.
 
@@ -168,8 +172,7 @@ def check_path(path: str) -> None:
         not path
         or "\\" in path
         or _DRIVE.match(path)
-        or not _encodable(path)
-        or any(unicodedata.category(character) == "Cc" for character in path)
+        or any(unicodedata.category(character) in _UNSAFE for character in path)
         or any(part in ("", ".", "..") for part in parts)
     ):
         raise _invalid(f"{path[:_SHOWN]!r} is not a safe path inside an artifact", path)
@@ -207,14 +210,6 @@ def _meets(first: str, second: str) -> str:
     if first == second:
         return "appears twice in a manifest"
     return f"appears in a manifest beside {first!r}, which is the same name on some file systems"
-
-
-def _encodable(path: str) -> bool:
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        return False  # half of a surrogate pair, which JSON can carry
-    return True
 
 
 def _invalid(message: str, path: str) -> ArtifactError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,29 @@ from slipway.cli.progress.forms import ProgressForm
 def flag(name: str, meaning: str) -> Any:
     """Return an option without a value. The empty metavar keeps typer from showing ``<bool>``, as if it took one."""
     return typer.Option(name, metavar="", help=meaning)
+
+
+def finite(value: float | None) -> float | None:
+    """Refuse ``nan`` and ``inf``, which no range refuses."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no finite number")
+    return value
+
+
+def size_of(option: str, text: str) -> int:
+    """Return the bytes of an option such as ``8GiB``.
+
+    Raises:
+        ConfigurationError: The text is not a size.
+    """
+    from slipway.errors import ConfigurationError
+    from slipway.sizes import parse_size
+    from slipway.texts import MalformedText
+
+    try:
+        return parse_size(text)
+    except MalformedText as error:
+        raise ConfigurationError(f"{option}: {error.message}", remedy=error.remedy, about={"key": option}) from error
 
 
 Json = Annotated[bool, flag("--json", "Print one JSON document on standard output.")]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from slipway.configuration.sections import Sections
 from slipway.levels import LEVELS, bits_of
 
@@ -12,17 +14,29 @@ _MOST_BITS_OF_AUTO = 4
 """At 8 bits, rounding to the nearest is as good as everything else, and takes seconds."""
 
 
+_T = TypeVar("_T", bound=Sections)
+
+
+def with_method(configuration: _T, *, has_text: bool) -> _T:
+    """Return a configuration whose method is decided: the usual one depends on whether there is text for it."""
+    if configuration.optimization.method is not None:
+        return configuration
+    method = AUTO if has_text else WITHOUT_DATA
+    optimization = configuration.optimization.model_copy(update={"method": method})
+    return configuration.model_copy(update={"optimization": optimization})
+
+
 def calibrated_levels(configuration: Sections) -> dict[str, int]:
-    """Return the bits of each level of an enabled format that is calibrated, by level; none for a method without data."""
+    """Return the bits of each level of an enabled format that is calibrated, by level; none for a method without data, or while it is open."""
     method = configuration.optimization.method
-    return {} if method == WITHOUT_DATA else _levels(configuration, method)
+    return {} if method in (None, WITHOUT_DATA) else _levels(configuration, method)
 
 
 def reserve_levels(configuration: Sections) -> dict[str, int]:
     """Return the bits of each level that is calibrated only if an output of it fails validation, by level."""
     optimization, validation = configuration.optimization, configuration.validation
     judged = validation.enabled and validation.compare_outputs and validation.on_failure == "fallback"
-    return _levels(configuration, AUTO) if judged and optimization.method == WITHOUT_DATA else {}
+    return _levels(configuration, AUTO) if judged and optimization.method in (None, WITHOUT_DATA) else {}
 
 
 def _levels(configuration: Sections, method: str) -> dict[str, int]:
@@ -46,8 +60,9 @@ def reads_text(configuration: Sections) -> bool:
 
 
 def may_read_text(configuration: Sections) -> bool:
-    """Return whether an export reads text, or does if an output fails validation."""
-    return reads_text(configuration) or bool(reserve_levels(configuration))
+    """Return whether an export reads text, or does if there is some or an output fails validation."""
+    is_open = configuration.optimization.method is None and bool(_levels(configuration, AUTO))
+    return is_open or reads_text(configuration) or bool(reserve_levels(configuration))
 
 
 def needs_text(configuration: Sections) -> bool:

@@ -23,7 +23,6 @@ def conflicts(configuration: Sections) -> tuple[Problem, ...]:
         *_nf4_without_4bit(configuration),
         *_levels_of_formats_that_are_off(configuration),
         *_refused_levels(configuration),
-        *_asymmetric_without_data(configuration),
         *_budget_of_dense_weights(configuration),
         *_formats_without_output(configuration),
         *_conflicts_of_formats(configuration),
@@ -110,12 +109,10 @@ def _named(levels: list[str]) -> str:
 def _without_a_calibrated_level(configuration: Sections) -> Iterable[str]:
     """Yield the settings of calibration that have no effect because no level is calibrated."""
     optimization = configuration.optimization
-    if calibrated_levels(configuration) or optimization.method == WITHOUT_DATA:
+    if calibrated_levels(configuration) or optimization.method in (None, WITHOUT_DATA):
         return
     if optimization.method != AUTO:
         yield f"optimization.method: {optimization.method} is not applied: no integer level is requested"
-    if not optimization.symmetric:
-        yield "optimization.symmetric: false is not applied: no level is calibrated, and rounding has no zero points"
 
 
 def _nf4_without_4bit(configuration: Sections) -> list[Problem]:
@@ -129,13 +126,6 @@ def _nf4_without_4bit(configuration: Sections) -> list[Problem]:
             remedy="set base_model.load_in_4bit to true if the adapter was trained on the 4-bit base; otherwise set merge_onto to original",
         )
     ]
-
-
-def _asymmetric_without_data(configuration: Sections) -> list[Problem]:
-    if configuration.optimization.symmetric or configuration.optimization.method != WITHOUT_DATA:
-        return []
-    fault = "false needs a method that chooses zero points, and rtn does not"
-    return [Problem("optimization.symmetric", fault, "set optimization.method to auto, or symmetric to true")]
 
 
 def _budget_of_dense_weights(configuration: Sections) -> list[Problem]:

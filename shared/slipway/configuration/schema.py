@@ -99,6 +99,9 @@ def parse_text(key: str, text: str) -> Any:
     if isinstance(kind, type) and issubclass(kind, Listed):
         elements = [plain_type(field.annotation) for field in kind.model_fields.values()]
         parts = _list(text)
+        if parts and all("=" in part for part in parts):  # by name, which the kind of value knows
+            pairs = [part.partition("=") for part in parts]
+            return {name.strip(): _scalar(elements[0], value.strip()) for name, _, value in pairs}
         return [_scalar(element, part) for element, part in zip(elements, parts, strict=False)] + parts[len(elements) :]
     if get_origin(kind) is tuple:
         return [_scalar(plain_type(get_args(kind)[0]), part) for part in _list(text)]

@@ -118,16 +118,20 @@ class OptimizationConfiguration(Section):
         quantization: Levels to deliver beside the unquantized format.
         group_size: Number of weights in a row that share one scale: a power of two from 16 to 256.
         method: How the integers of weights are chosen. ``rtn`` rounds to the nearest, without data and in seconds. ``awq``, ``gptq``
-            and ``autoround`` choose them by their effect on text, for every integer level; ``auto`` takes the best of them within
-            ``time_budget``, for levels of 4 bits.
-        symmetric: Integers stand for multiples of the scale; false adds a zero point to each group, which only methods other
-            than ``rtn`` do.
+            and ``autoround`` choose them by their effect on text, for every integer level; ``auto`` takes the best of those that round layer by
+            layer, for levels of 4 bits. If not set, it is ``auto`` where ``calibration`` is named or a ``calibration.jsonl`` lies beside the
+            run, and ``rtn`` elsewhere.
+        symmetric: Integers stand for multiples of the scale; false adds a zero point to each group of 4 bits whose integers are chosen by
+            text. Their bytes are worth as much in wider layers (``docs/adr/0050-wide-layers.md``).
+        wide_share: Share of the layers' weights that ``int4`` stores in 8 bits: those whose rounding costs the model's results the most, by
+            their effect on text, or by the weights alone without it. ``size_budget`` takes its place.
+        head_bits: Fewest bits of the head and of the table of token embeddings.
         time_budget: Work to spend on one level, in seconds of two usual cores; measured time would make the result depend on the
             machine's load.
         size_budget: Largest size of the weights of int4: a size such as ``400MiB``, or a share of the size that all weights have in 16
             bits, such as ``0.3`` or ``30%``. Within it, weights get 8 bits instead of 4 where that lowers the error most: by the
             divergence that each weight adds on held-out text if ``method`` calibrates, otherwise by an estimate from the
-            weights alone. If empty, all have 4 bits.
+            weights alone. If empty, ``wide_share`` says how many do.
         calibration: Text for the methods other than ``rtn``: a file or folder of .txt, .jsonl, .json or .parquet files, with plain texts
             (``text``) or conversations (``messages``); also ``s3://bucket/prefix`` or an artifact's digest. If empty,
             ``calibration.jsonl`` in the folder of the checkpoint or of its run is used, unless a worker imports the checkpoint from
@@ -138,8 +142,10 @@ class OptimizationConfiguration(Section):
 
     quantization: Levels = ()
     group_size: int = Field(default=32, examples=list(GROUP_SIZES))
-    method: Literal["auto", "rtn", "awq", "gptq", "autoround"] = "rtn"
+    method: Literal["auto", "rtn", "awq", "gptq", "autoround"] | None = None
     symmetric: bool = True
+    wide_share: float = Field(default=0.24, ge=0, le=1)
+    head_bits: Literal[4, 8] = 8
     time_budget: Seconds = 600
     size_budget: Annotated[Text, BeforeValidator(check_size_budget)] = ""
     calibration: Text = ""
@@ -147,12 +153,13 @@ class OptimizationConfiguration(Section):
     compress_weights: bool = True
 
     @property
-    def size_budget_params(self) -> dict[str, int | float]:
-        """Return the size budget as parameters of the quantization stage; empty without one."""
+    def width_params(self) -> dict[str, int | float]:
+        """Return which weights get more bits, as parameters of the quantization stage."""
         found = parse_size_or_share(self.size_budget) if self.size_budget else 0
         if isinstance(found, float):
-            return {"size_budget_share": found}
-        return {"size_budget_bytes": found} if found else {}
+            return {"size_budget_share": found, "head_bits": self.head_bits}
+        wide = {"size_budget_bytes": found} if found else {"wide_share": self.wide_share}
+        return {**wide, "head_bits": self.head_bits}
 
     @field_validator("group_size")
     @classmethod

@@ -21,6 +21,7 @@ from slipway.export_sources.found import (
     plain_name,
     text_for_calibration,
 )
+from slipway.export_sources.heldout_files import check_heldout, heldout_files
 from slipway.export_sources.naming import source_settings
 from slipway.models.model_files import model_files, resolve_base_model, travelling_files
 from slipway.planning.calibration import SOURCE as CALIBRATION
@@ -69,7 +70,7 @@ def _find(configuration: ExportConfiguration, folders: SourceFolders, imports: C
             labels["model_name"] = plain_name(base, labels["base_model"])
     if "heldout" in settings and "heldout" not in imports:
         folder = folders.find(settings["heldout"])
-        files["heldout"] = files_by_name(folder, sorted(folder.rglob("*.txt")))
+        files["heldout"] = files_by_name(folder, heldout_files(check_heldout(folder)))
     data, notes = None, _imported_sample(configuration, imports)
     if CALIBRATION not in imports:
         data, left_out = text_for_calibration(configuration, folders, checkpoints.get("adapter"), here=True)

@@ -19,6 +19,7 @@ from slipway.configuration import ExportConfiguration
 from slipway.configuration.calibration import may_read_text
 from slipway.errors import ArtifactError, ConfigurationError, ModelExportError
 from slipway.export_sources.calibration_files import calibration_files, check_calibration, folder_of, sample_of_run
+from slipway.export_sources.heldout_files import check_heldout, heldout_files
 from slipway.export_sources.naming import source_settings
 from slipway.export_sources.test_inputs import find_sounds, find_test_inputs
 from slipway.export_sources.titles import title
@@ -86,7 +87,7 @@ class Sources:
         for name, checkpoint in by_source_name(self.more).items():
             found[name] = files_by_name(checkpoint.path, travelling_files(checkpoint.path))
         if self.heldout is not None:
-            found["heldout"] = files_by_name(self.heldout, _texts(self.heldout))
+            found["heldout"] = files_by_name(self.heldout, heldout_files(self.heldout))
         if self.calibration is not None:
             found[CALIBRATION] = files_by_name(folder_of(self.calibration), calibration_files(self.calibration))
         if self.test_inputs is not None:
@@ -164,12 +165,8 @@ def _find(
     more = tuple(chosen_checkpoint(configuration, folders, path) for path in configuration.combination.adapters)
     name = name_of_base(configuration, checkpoint, here=here)
     heldout = folders.find(configuration.validation.heldout) if configuration.validation.heldout else None
-    if heldout is not None and not (heldout.is_dir() and _texts(heldout)):
-        raise ConfigurationError(
-            f"validation.heldout: {heldout} is not a folder with .txt files",
-            remedy="name such a folder, or leave the setting out to use the built-in text",
-            about={"key": "validation.heldout"},
-        )
+    if heldout is not None:
+        check_heldout(heldout)
     by_adapter = f"base_model_name_or_path in {checkpoint.path / ADAPTER_CONFIG}" if checkpoint else ""
     instead = "" if configuration.base_model.name else "or name another with --base-model or base_model.name"
     with _named_by(_setting("base_model.name", origins) if configuration.base_model.name else by_adapter, instead):
@@ -394,7 +391,3 @@ def files_by_name(folder: Path, files: list[Path]) -> dict[str, Path]:
         raise ArtifactError(f"{folder} has no files to export", reason="FILE_ERROR", about={"folder": folder})
     names = [path.relative_to(folder) for path in files]
     return {name.as_posix(): real_file(folder, name) for name in names}
-
-
-def _texts(folder: Path) -> list[Path]:
-    return sorted(folder.rglob("*.txt"))

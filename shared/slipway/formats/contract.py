@@ -171,13 +171,16 @@ class Format(Generic[S]):
         cautions: Function that returns warnings about valid settings.
         output_bytes: Function that returns, from above, the size of an output with these settings at a level (empty: unquantized) of a model of
             this size; None uses the estimate of its stage.
+        longest_text: Function that returns the most tokens of a text that outputs with these settings take, so that all are judged on texts of that
+            length; 0 for as many as the model takes.
         runtime: The way to recognise and run outputs for validation; with None, outputs are not validated, and the report says so.
         group_sizes: Numbers of weights in a row that may share one scale, smallest first; empty: all of ``optimization.group_size``. Its levels get
             the nearest of them, with a warning.
         calibrated: Whether its quantizer takes the integers of a calibration (``optimization.method``).
+        zero_points: Whether its runtimes take zero points beside weights of other bits; if not, its calibrated integers have none.
         quantizer: ``module:attribute`` of a ``slipway_quantize.quantizer.Quantizer``; empty if the quantize stage does not make its levels.
-        packager: ``module:attribute`` of a function ``package(folder, *, level, ctx)`` that adds to each output at a level what the unquantized
-            output was asked to have beside its weights; empty for none.
+        packager: ``module:attribute`` of a function ``package(folder, *, level, ctx)`` that completes each output at a level, whose description is a
+            copy of the unquantized output's, and adds what that was asked to have beside its weights; empty for none.
         usage: The usage example of the model card; None for none.
         media_types: Media types of its files by suffix (``.onnx``).
         unlinked: Patterns of names of its files that common readers refuse if they have a second hard link; a delivered folder never
@@ -205,9 +208,11 @@ class Format(Generic[S]):
     conflicts: Callable[[S], Iterable[Problem]] = lambda _: ()
     cautions: Callable[[S], Iterable[str]] = lambda _: ()
     output_bytes: Callable[[S, str, ModelSize], int] | None = None
+    longest_text: Callable[[S], int] = lambda _: 0
     runtime: Runtime | None = None
     group_sizes: tuple[int, ...] = ()
     calibrated: bool = False
+    zero_points: bool = True
     quantizer: str = ""
     packager: str = ""
     usage: Usage | None = None

@@ -74,7 +74,8 @@ class FormatRequest(Generic[S]):
         group_size: Number of weights in a row that share one scale (``optimization.group_size``).
         packed: Whether integer weights are stored packed (``optimization.compress_weights``).
         profile: Caution of the attempts (``recovery.profile``), which may shape the first one too.
-        size_budget: Parameters of the quantization stage for the size of levels in mixed precision (``optimization.size_budget``).
+        widths: Parameters of the quantization stage that say which weights of a level of few bits get more (``optimization.size_budget``,
+            ``wide_share``, ``head_bits``).
         calibrations: Reference to the calibration of each level that has one (``optimization.method``).
         reserves: The same for levels that get one only if their output fails validation.
         text: Reference to the text for levels that need or take it; empty if the export reads none.
@@ -91,7 +92,7 @@ class FormatRequest(Generic[S]):
     group_size: int = 32
     packed: bool = True
     profile: str = "auto"
-    size_budget: Mapping[str, int | float] = field(default_factory=dict)
+    widths: Mapping[str, int | float] = field(default_factory=dict)
     calibrations: Mapping[str, str] = field(default_factory=dict)
     reserves: Mapping[str, str] = field(default_factory=dict)
     text: str = ""
@@ -121,7 +122,7 @@ def quantized(request: FormatRequest[Any], source: str) -> tuple[PlannedTask, ..
                 "level": level,
                 "group_size": request.group_size,
                 "packed": request.packed,
-                **(request.size_budget if len(widths_of(level)) > 1 else {}),
+                **(request.widths if len(widths_of(level)) > 1 else {}),
             },
             inputs={"model": source, **_calibration(request.calibrations, level), **_text(request, level)},
             reserve=_calibration(request.reserves, level),

@@ -11,7 +11,7 @@ from slipway.files.json_documents import read_json
 from slipway.models.config.limits import model_excess
 from slipway.models.model_files import CONFIG, has_safetensors, pickle_files
 from slipway.models.safetensors_file import read_weights
-from slipway.models.sentences.files import as_used
+from slipway.models.sentences.files import as_used, pickled_modules
 
 METHODS = ("awq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq")
 """Values of ``quant_method`` that the prepare stage undoes."""
@@ -40,7 +40,7 @@ def base_format(folder: Path) -> str:
             remedy=f"use its 16-bit version; {', '.join(METHODS)} are dequantized",
             about={"file": folder / CONFIG, "quant_method": method},
         )
-    if not has_safetensors(folder):
+    if not has_safetensors(folder) or pickled_modules(folder):
         return f"pickle {method}".strip()
     if not method and any(tensor.dtype in _FLOAT8 for tensor in read_weights(folder).values()):
         return "fp8"
@@ -65,6 +65,15 @@ def check_kind(folder: Path, named: str) -> None:
 def is_base_format(text: str) -> bool:
     """Return whether a text is a format that :func:`base_format` returns for a model that must be prepared."""
     return text == "pickle" or text.removeprefix("pickle ") in METHODS
+
+
+def vocabulary_of(config: Mapping[str, Any]) -> int | None:
+    """Return how many tokens the text part of a model knows by its ``config.json``; None if it does not say so."""
+    text = config.get("text_config")
+    for part in (config, text if isinstance(text, dict) else {}):
+        if isinstance(size := part.get("vocab_size"), int):
+            return size
+    return None
 
 
 def prepared_sizes(folder: Path) -> list[tuple[int, int]]:

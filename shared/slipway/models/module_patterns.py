@@ -7,16 +7,14 @@ time limit first matches each one against the same names: if it ends there, it e
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
+import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from slipway.errors import CheckpointValidationError, StageError
+from slipway.machine.bounded.process import BoundedProcess, Bounds, SilentWorkError, UnboundedWorkError
 from slipway.machine.out_of_memory import REMEDY
-from slipway.machine.python_process import python_script
 
 SECONDS = 0.5
 """Base limit of processor time for all expressions of an adapter."""
@@ -37,8 +35,7 @@ _WAIT_SECONDS = 600.0
 _CAN_REPEAT = frozenset("*+?{(|")
 #: Text without these is valid in every form and quick to match; dots do not count, because names are full of them.
 _HAS_MEANING = _CAN_REPEAT | frozenset("^$)[]}\\")
-_TRIAL = Path(__file__).with_name("pattern_trial.py")
-_KEPT_VARIABLES = ("LD_LIBRARY_PATH", "PATH")
+_TRIAL = "slipway.models.module_patterns:trial"
 #: The ways in which peft matches the texts of an option: as a whole, or within an expression of peft's own. Source: peft 0.21,
 #: ``match_target_against_key``, ``check_target_module_exists`` and ``get_pattern_key``.
 _WHOLE = ("fullmatch", "{}")
@@ -141,37 +138,42 @@ def _try(texts: list[tuple[str, str]], names: list[str], refusal: Callable[[str,
         for method, form in _FORMS.get(key, _ANY_FORM)
     ]
     seconds = min(MOST_SECONDS, SECONDS + SECONDS_PER_MATCH * len(expressions) * len(names))
-    environment = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
-    request = json.dumps({"seconds": seconds, "expressions": expressions, "names": names})
+    reached, fault = -1, ""
     try:
-        done = subprocess.run(
-            python_script(_TRIAL),
-            input=request.encode(),
-            capture_output=True,
-            env=environment,
-            timeout=_WAIT_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:  # not retryable: it may take as long again
-        raise refusal(f"to match them against {len(names)} names takes more than {_WAIT_SECONDS:g} s", "") from error
-    except OSError as error:
-        raise StageError(f"patterns could not be tried out: {error}", reason="STAGE_KILLED") from error
-    said = done.stdout.decode(errors="replace").split("\n")[:-1]
-    if not said:  # not even the first expression was reached
-        raise StageError(
-            f"patterns could not be tried out: the process ended with {done.returncode} before the first of them",
-            reason="OUT_OF_MEMORY",
-            remedy=REMEDY,
-        )
-    if done.returncode == 0 and said[-1] == "done":
-        return
-    place, _, invalid = said[-1].partition(" ")
-    key, text = texts[int(place)]
+        with BoundedProcess(_TRIAL, Bounds(seconds, wait_seconds=_WAIT_SECONDS)) as process:
+            for reached, fault in process.items(expressions, names):  # noqa: B007 - the last one counts
+                pass
+    except SilentWorkError as error:  # not retryable: it may take as long again
+        raise refusal(f"to match them against {len(names)} names {error}", "") from error
+    except UnboundedWorkError as error:
+        if reached < 0:  # not even the first expression
+            raise StageError(
+                f"patterns could not be tried out: it {error}", reason="OUT_OF_MEMORY", remedy=REMEDY
+            ) from error
+        why = f": to match it against {len(names)} names {error}"
+    else:
+        if not fault:
+            return
+        why = f", which is not a regular expression ({fault})"
+    key, text = texts[reached]
     shown = repr(text[:100]) + ("…" if len(text) > 100 else "")
-    if invalid:
-        raise refusal(f"{key} has {shown}, which is not a regular expression ({invalid})", key)
-    raise refusal(
-        f"{key} has {shown}: to match it against {len(names)} names takes more than {seconds:.1f} s of processor time or too "
-        "much memory",
-        key,
-    )
+    raise refusal(f"{key} has {shown}{why}", key)
+
+
+def trial(expressions: list[tuple[int, str, str, bool]], names: list[str]) -> Iterator[tuple[int, str]]:
+    """Match every expression against every name, in the process with limits; yield each one's place before it is matched, and a fault."""
+    warnings.simplefilter("ignore")  # about expressions that a later Python will read differently
+    for place, method, expression, required in expressions:
+        yield place, ""
+        try:
+            match = getattr(re.compile(expression), method)
+        except (re.error, RecursionError, OverflowError, ValueError) as error:
+            if required:
+                yield (
+                    place,
+                    " ".join(str(error).split())[:200] or type(error).__name__,
+                )  # its message may have line ends
+                return
+            continue
+        for name in names:
+            match(name)

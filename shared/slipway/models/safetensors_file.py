@@ -33,6 +33,8 @@ _VALUES_PER_TENSOR = 10
 _MOST_DIMENSIONS = 64
 _LONGEST_NAME = 1024
 _LARGEST_SIZE = (1 << 63) - 1
+METADATA = "__metadata__"
+"""Key of a header that names no tensor."""
 INDEX_SUFFIX = ".safetensors.index.json"
 
 
@@ -100,9 +102,9 @@ def read_safetensors(path: Path) -> SafetensorsFile:
             f"cannot read {path}: {error.strerror}", reason="FILE_ERROR", about={"file": path}
         ) from error
     header = _parse(path, raw)
-    metadata = header.pop("__metadata__", {})
+    metadata = header.pop(METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise corrupt(path, "__metadata__ is not a map of strings")
+        raise corrupt(path, f"{METADATA} is not a map of strings")
     tensors = [_tensor(path, name, entry, 8 + length) for name, entry in header.items()]
     tensors.sort(key=lambda tensor: (tensor.start, tensor.end, tensor.name))
     _check_contiguous(path, tensors, first=8 + length, size=size)

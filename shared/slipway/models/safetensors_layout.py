@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipway.models.dtypes import DTYPES
-from slipway.models.safetensors_file import INDEX_SUFFIX, TensorInfo
+from slipway.models.safetensors_file import INDEX_SUFFIX, METADATA, TensorInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def plan_file(
     """Plan one file; ``metadata`` is added to its header."""
     # Wider types first, as the reference implementation does: every tensor is then aligned to its type.
     ordered = sorted(tensors, key=lambda tensor: -DTYPES[tensor.dtype].bits)
-    header: dict[str, object] = {"__metadata__": {"format": "pt", **(metadata or {})}}
+    header: dict[str, object] = {METADATA: {"format": "pt", **(metadata or {})}}
     ends = [0]
     for tensor in ordered:
         ends.append(ends[-1] + tensor.nbytes)

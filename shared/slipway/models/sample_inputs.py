@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from slipway.models.families import ENCODER_DECODER, FEATURE_EXTRACTION, SEQUENCE_CLASSIFIER, SPEECH, Family
+from slipway.models.generation.settings import token_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,12 +31,12 @@ def sample_inputs(model: Any, family: Family, *, rows: int = 2, length: int = 8)
     length = max(2, min(length, (_count(config, "max_position_embeddings") or length + 2) - 2))
 
     def tokens(size: int) -> Tensor:
-        special = [value for name in _SPECIAL for value in _listed(getattr(config, name, None)) if 0 <= value < size]
+        special = [value for name in _SPECIAL for value in _named(model, name) if 0 <= value < size]
         usual = torch.ones(size, dtype=torch.bool)
         usual[special] = False
         choice = usual.nonzero()[:, 0] if usual.any() else torch.arange(size)
         drawn = choice[torch.randint(0, len(choice), (rows, length), generator=generator)]  # (rows, length)
-        ends = [end for end in _listed(getattr(config, "eos_token_id", None)) if 0 <= end < size]
+        ends = [end for end in _named(model, "eos_token_id") if 0 <= end < size]
         drawn[:, -1:] = ends[0] if ends else drawn[:, -1:]
         return drawn
 
@@ -48,7 +49,7 @@ def sample_inputs(model: Any, family: Family, *, rows: int = 2, length: int = 8)
     if family in (ENCODER_DECODER, SPEECH):
         size_of_decoder = _count(config, "decoder_vocab_size") or _count(config, "tgt_vocab_size") or size
         inputs["decoder_input_ids"] = tokens(size_of_decoder)
-    if family is SEQUENCE_CLASSIFIER and getattr(config, "pad_token_id", None) is None:
+    if family is SEQUENCE_CLASSIFIER and token_of(config, "pad_token_id") is None:
         return [{name: values[row : row + 1] for name, values in inputs.items()} for row in range(rows)]
     return [inputs]
 
@@ -84,6 +85,12 @@ def _sound(config: Any) -> tuple[int, ...]:
 def _count(config: Any, name: str) -> int | None:
     value = getattr(config, name, None)
     return value if isinstance(value, int) and value > 0 else None
+
+
+def _named(model: Any, name: str) -> list[int]:
+    """Return the tokens of a setting, which transformers keeps with the model's or with the generation's."""
+    holders = (model.config, model.config.get_text_config(), getattr(model, "generation_config", None))
+    return next((found for holder in holders if (found := _listed(getattr(holder, name, None)))), [])
 
 
 def _listed(value: object) -> list[int]:

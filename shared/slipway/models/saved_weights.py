@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from slipway.counts import counted
 from slipway.errors import CheckpointValidationError
 from slipway.models.model_files import ADAPTER_PICKLE, ADAPTER_WEIGHTS
 from slipway.models.safetensors_file import read_safetensors
 from slipway.models.sharded_checkpoints import sharded_weights
+from slipway.texts import printable
 
 _PARTS = "adapter_model-*-of-*.safetensors"
+_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
+"""Ends of the names of files that hold weights, or what a training goes on from."""
+_STATE = re.compile(
+    r"(optimizer|scheduler|lr_scheduler|scaler|sampler|dataloader|dl_state|rng_state|random_states|training_args|train_state|trainer_state"
+    r"|custom_checkpoint|pytorch_model_fsdp|model_fsdp|zero_pp_rank|bf16_zero_pp_rank|mp_rank|accelerator|qlora_state|loss_scaler)"
+)
+"""Beginnings of the names of files that only a training that goes on reads: of transformers, accelerate, DeepSpeed, torchtune and Axolotl."""
+_MODEL = re.compile(r"(adapter_model|model|pytorch_model|consolidated)(-\d+-of-\d+|[.-]\d+)?\.(safetensors|bin|pth)")
+"""Names of an adapter's and a base's weights, which are looked for by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +38,48 @@ def weight_problems(folder: Path) -> list[Problem]:
     """Return why the weights in a checkpoint's folder cannot be used; nothing if they can."""
     weights = folder / ADAPTER_WEIGHTS
     problem = _problem_of(weights) if weights.is_file() else _problem_without_weights(folder)
-    return [problem] if problem else []
+    return [problem] if problem else _more_weights(folder)
+
+
+def _more_weights(folder: Path) -> list[Problem]:
+    """Return the problem of trained weights in files that nothing reads: without them the model would lack a part of what was trained."""
+    found = sorted(
+        path.name
+        for path in folder.iterdir()
+        if path.suffix in _SUFFIXES
+        and not _STATE.match(path.name)
+        and not _MODEL.fullmatch(path.name)
+        and path.is_file()
+    )
+    if not found:
+        return []
+    more = f" and {counted(len(found) - 1, 'more file')}" if len(found) > 1 else ""
+    message = f"it has weights beside the adapter, in {printable(found[0])}{more}, which no part of an export reads: {_kind(found[0])}"
+    return [
+        Problem(
+            "CHECKPOINT_HAS_MORE_WEIGHTS",
+            message,
+            f"{_remedy(found[0])}; if they are not part of what you serve, move the file out of the folder",
+        )
+    ]
+
+
+def _kind(name: str) -> str:
+    known = {
+        "non_lora": "weights that were trained beside the LoRA, such as the projector of a vision-language model",
+        "value_head": "the head of a reward or value model",
+        "new_embeddings": "rows for new tokens",
+        "learned_embeds": "rows for new tokens",
+    }
+    return next(
+        (what for start, what in known.items() if name.startswith(start)), "the model that was trained may need them"
+    )
+
+
+def _remedy(name: str) -> str:
+    if "embed" in name:
+        return "save the embedding with the adapter (modules_to_save or trainable_token_indices of peft)"
+    return "train these modules with peft's modules_to_save, which the adapter's file then holds"
 
 
 def _problem_without_weights(folder: Path) -> Problem:

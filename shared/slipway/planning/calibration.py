@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import Any
 
 from slipway.configuration import ExportConfiguration
 from slipway.configuration.calibration import (
@@ -14,11 +15,14 @@ from slipway.configuration.calibration import (
     reads_text,
     reserve_levels,
 )
+from slipway.formats.contract import Format
 from slipway.formats.tasks import PlannedTask
-from slipway.levels import widths_of
+from slipway.levels import LEVELS, bits_of, widths_of
 from slipway.registry import stage_of
 from slipway.stage import Role
 
+WIDEST = max(each.bits or 0 for each in LEVELS.values())
+"""Bits at which zero points gain nothing."""
 SOURCE = "calibration"
 """Name of the source with the user's text."""
 _FALLBACK = "integer weights are rounded to the nearest, without data"
@@ -29,8 +33,15 @@ def names_calibration(configuration: ExportConfiguration) -> bool:
     return bool(configuration.optimization.calibration) and may_read_text(configuration)
 
 
+def is_symmetric(configuration: ExportConfiguration, each: Format) -> bool:
+    """Return whether the calibrated integers of a format have no zero points."""
+    optimization = configuration.optimization
+    mixed = bool(optimization.size_budget or optimization.wide_share)
+    return optimization.symmetric or (mixed and not each.zero_points)
+
+
 def calibrations(
-    configuration: ExportConfiguration, source_names: Collection[str], *, model: str
+    configuration: ExportConfiguration, source_names: Collection[str], *, model: str, symmetric: bool
 ) -> dict[str, PlannedTask]:
     """Return the task that calibrates each level that needs it, now or in reserve, by level.
 
@@ -38,6 +49,7 @@ def calibrations(
         configuration: The configuration.
         source_names: Names of the sources.
         model: Reference to the merged model.
+        symmetric: Whether the integers have no zero points.
     """
     levels = calibrated_levels(configuration) or reserve_levels(configuration)
     if not levels:
@@ -46,15 +58,15 @@ def calibrations(
     data = text(configuration, source_names, model=model).reference
     return {
         level: PlannedTask(
-            id=f"{stage.name}-{level}",
+            id=f"{stage.name}-{level}{_suffix(symmetric, optimization.symmetric, bits)}",
             stage=stage.name,
             params={
                 "bits": bits,
                 "group_size": optimization.group_size,
                 "method": AUTO if optimization.method == WITHOUT_DATA else optimization.method,
-                "symmetric": optimization.symmetric,
+                "symmetric": symmetric or bits >= WIDEST,
                 "time_budget_seconds": optimization.time_budget,
-                **({"sensitivity": True} if optimization.size_budget and len(widths_of(level)) > 1 else {}),
+                **_widths(configuration, level),
             },
             inputs={"model": model, "data": data},
             output=stage.main_output,
@@ -62,6 +74,19 @@ def calibrations(
         )
         for level, bits in levels.items()
     }
+
+
+def _suffix(symmetric: bool, usual: bool, bits: int) -> str:
+    return "-symmetric" if symmetric and not usual and bits < WIDEST else ""
+
+
+def _widths(configuration: ExportConfiguration, level: str) -> dict[str, Any]:
+    """Return the parameters that say which weights of a level get more bits."""
+    optimization, bits = configuration.optimization, bits_of(level) or 0
+    head = {"head": optimization.head_bits <= bits}
+    if len(widths_of(level)) < 2:
+        return head
+    return head | ({"sensitivity": True} if optimization.size_budget else {"wide_share": optimization.wide_share})
 
 
 def used_calibrations(

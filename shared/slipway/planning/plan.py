@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from slipway.configuration import ExportConfiguration
-from slipway.configuration.calibration import may_read_text, reads_text, reserve_levels
+from slipway.configuration.calibration import may_read_text, reads_text, reserve_levels, with_method
 from slipway.configuration.naming import model_name, repository_name
 from slipway.errors import ConfigurationError, ServiceError
 from slipway.formats.contract import Format
@@ -17,7 +17,7 @@ from slipway.formats.settings import FormatSettings
 from slipway.formats.tasks import FormatRequest, PlannedTask
 from slipway.models.base_format import METHODS, is_base_format
 from slipway.planning.calibration import SOURCE as CALIBRATION
-from slipway.planning.calibration import calibrations, names_calibration, used_calibrations
+from slipway.planning.calibration import calibrations, is_symmetric, names_calibration, used_calibrations
 from slipway.planning.calibration import text as text_task
 from slipway.planning.deferral import defer_weights
 from slipway.planning.references import VALIDATION, by_source_name
@@ -61,6 +61,7 @@ def plan(
             reason="REQUEST_INVALID",
             remedy="push the folder, and name its digest in sources",
         )
+    configuration = with_method(configuration, has_text=CALIBRATION in source_names)
     trunk: list[PlannedTask] = []
     if plain:
         adapter, merged = "", _as_it_is(configuration)
@@ -69,12 +70,17 @@ def plan(
         adapter = _adapter(trunk, configuration, more)
         base = _base(trunk, configuration, source_formats.get("base", ""))
         merged = _merge(configuration, base=base, adapter=adapter)
-    calibrated = calibrations(configuration, source_names, model=merged.reference)
-    references = {level: task.reference for level, task in calibrated.items()}
+    asked = [each for each, _ in configuration.formats.enabled() if each.calibrated]
+    calibrated = {
+        symmetric: calibrations(configuration, source_names, model=merged.reference, symmetric=symmetric)
+        for symmetric in dict.fromkeys(is_symmetric(configuration, each) for each in asked)
+    }
+    all_calibrations = {task.id: task for by_level in calibrated.values() for task in by_level.values()}
     data = text_task(configuration, source_names, model=merged.reference)
     of_formats: list[PlannedTask] = []
     for each, section in configuration.formats.enabled():
-        taken = {task.id for task in (*trunk, merged, *calibrated.values(), *of_formats)}
+        taken = {task.id for task in (*trunk, merged, *all_calibrations.values(), *of_formats)}
+        own = calibrated.get(is_symmetric(configuration, each), {})
         of_formats += format_tasks(
             each,
             section,
@@ -83,10 +89,10 @@ def plan(
             base=base,
             adapter=adapter,
             taken=taken,
-            calibrated=references,
+            calibrated={level: task.reference for level, task in own.items()},
             text=data.reference,
         )
-    used = used_calibrations(calibrated.values(), data, of_formats)
+    used = used_calibrations(all_calibrations.values(), data, of_formats)
     others = [*used, *of_formats]
     tasks = [*trunk, *([merged] if merged.format or _is_read(merged, others) else []), *others]
     if configuration.validation.enabled and configuration.validation.compare_outputs:
@@ -260,7 +266,7 @@ def format_tasks(
         group_size=each.group_size(configuration.optimization.group_size),
         packed=configuration.optimization.compress_weights,
         profile=configuration.recovery.profile,
-        size_budget=configuration.optimization.size_budget_params,
+        widths=configuration.optimization.width_params,
         calibrations=calibrated if each.calibrated and not in_reserve else {},
         reserves=calibrated if each.calibrated and in_reserve else {},
         text=text if reads_text(configuration) else "",
@@ -303,6 +309,12 @@ def _fault(task: PlannedTask, known: set[str], ids: set[str], wanted: set[str]) 
     return f"delivers {task.format!r}, which was not requested" if task.format and task.format not in wanted else ""
 
 
+def _rooms(configuration: ExportConfiguration) -> list[int]:
+    """Return the most tokens that outputs take, of formats whose settings fix them."""
+    found = (each.longest_text(section) for each, section in configuration.formats.enabled())
+    return [most for most in found if most]
+
+
 def _validation(
     configuration: ExportConfiguration,
     source_names: Collection[str],
@@ -320,6 +332,7 @@ def _validation(
     samples = {
         "effort": validation.effort,
         "test_samples": validation.test_samples,
+        **({"longest_text": min(rooms)} if (rooms := _rooms(configuration)) else {}),
         **({"continuation_tokens": tokens} if (tokens := validation.continued_tokens) else {}),
         **({"test_inputs": inline} if inline else {}),
     }

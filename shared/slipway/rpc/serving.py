@@ -29,7 +29,7 @@ MAX_REQUEST_BYTES = 16 << 20
 _MAX_STREAMS_PER_CONNECTION = 512
 
 SERVER_OPTIONS: Sequence[tuple[str, int]] = (
-    ("grpc.so_reuseport", 0),  # two servers on one port would each get half of the calls
+    ("grpc.so_reuseport", 0),  # of two servers on one port, each would get half of the calls
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from slipway.errors import ConfigurationError
 from slipway.rpc.serving import listen
@@ -13,7 +13,7 @@ from slipway.security.access.callers import Authenticator
 from slipway.security.addresses import is_private
 from slipway.security.interceptor import AccessInterceptor
 from slipway.security.limits import Limits
-from slipway.security.tls import server_credentials
+from slipway.security.renewing import RenewingServer
 from slipway.settings.security import Security, TlsFiles
 
 if TYPE_CHECKING:
@@ -64,19 +64,26 @@ class ServerSecurity:
             self.authenticator, encrypted_only=self.tls is not None, limits=self.limits, audits=self.audits
         )
 
-    def listen(self, server: grpc.aio.Server, address: str) -> int:
+    def server(self, *checks: grpc.aio.ServerInterceptor[Any, Any]) -> RenewingServer:
+        """Return a server without services whose calls are checked by this security, then by more checks."""
+        return RenewingServer((self.interceptor(), *checks))
+
+    def listen(self, server: RenewingServer, address: str) -> int:
         """Bind a server to its address, and to those for health checks and tokens; return the port of the first.
+
+        A unix socket has no TLS: its clients use none, as it does not leave the machine.
 
         Raises:
             ServiceError: An address cannot be bound.
             ConfigurationError: reason ``TLS_INVALID``.
         """
-        credentials = None if self.tls is None else server_credentials(self.tls)
         if self.health_address:
             listen(server, self.health_address)
         if self.token_address and self.tls is not None:
-            listen(server, self.token_address, credentials=server_credentials(replace(self.tls, ca=None)))
-        return listen(server, address, credentials=credentials)
+            server.add_tls_port(self.token_address, replace(self.tls, ca=None))
+        if self.tls is None:
+            return listen(server, address)
+        return server.add_tls_port(address, self.tls)
 
 
 def coordinator_security(

@@ -1,16 +1,14 @@
-"""Certificates, keys and authorities from files, renewed without a restart."""
+"""Certificates, keys and authorities from files."""
 
 from __future__ import annotations
 
 import ssl
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipway.errors import ConfigurationError
 from slipway.security.named_files import described
-from slipway.security.reloading import Reloaded
 from slipway.settings.security import TlsFiles
 
 if TYPE_CHECKING:
@@ -40,6 +38,8 @@ def load(files: TlsFiles) -> Material:
             ssl.create_default_context(cafile=str(files.ca))
         except ssl.SSLError as error:
             raise _invalid(f"{files.ca} has no certificate authority ({error.reason})", files.ca) from error
+        except OSError as error:  # replaced since it was read
+            raise _invalid(f"{files.ca}: {error.strerror}", files.ca) from error
     if files.certificate is not None and files.key is not None:
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
@@ -51,44 +51,25 @@ def load(files: TlsFiles) -> Material:
             raise _invalid(
                 f"{files.certificate}: certificate and key do not belong together ({error.reason})", files.certificate
             ) from error
+        except OSError as error:
+            raise _invalid(f"{files.certificate}: {error.strerror}", files.certificate) from error
     return Material(*content)
 
 
-def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
+def server_credentials(material: Material) -> grpc.ServerCredentials:
     """Return credentials of a server; with an authority, clients must have a certificate from it.
-
-    The files are looked at in every handshake, so renewed ones apply to every new connection. Established ones continue. gRPC replaces its
-    handshaker for every configuration that it is given, also while other handshakes use the old one, which ends the process
-    (https://github.com/grpc/grpc/issues/36693). So it is given one only when the files have changed, and none (``None``) otherwise.
 
     Raises:
         ConfigurationError: reason ``TLS_INVALID``.
     """
     import grpc
 
-    if files.certificate is None:
+    if material.certificate is None or material.key is None:
         raise _invalid("a server needs a certificate and a key")
-    material, lock = Reloaded(files.paths(), lambda: load(files)), threading.Lock()
-    given = material.current()
-
-    def configuration(now: Material) -> grpc.ServerCertificateConfiguration:
-        assert now.key is not None
-        assert now.certificate is not None
-        return grpc.ssl_server_certificate_configuration([(now.key, now.certificate)], root_certificates=now.ca)
-
-    def renewed() -> grpc.ServerCertificateConfiguration | None:
-        nonlocal given
-        with lock:
-            now = material.current()
-            if now == given:
-                return None
-            given = now
-            return configuration(now)
-
-    return grpc.dynamic_ssl_server_credentials(
-        configuration(given),
-        renewed,  # type: ignore[arg-type] # the stubs do not know that None keeps the last one
-        require_client_authentication=files.ca is not None,
+    return grpc.ssl_server_credentials(
+        [(material.key, material.certificate)],
+        root_certificates=material.ca,
+        require_client_auth=material.ca is not None,
     )
 
 

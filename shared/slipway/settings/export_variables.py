@@ -23,6 +23,8 @@ EXPORT_VARIABLES: Mapping[str, str] = {
     "EXPORT_GROUP_SIZE": "optimization.group_size",
     "EXPORT_QUANTIZATION_METHOD": "optimization.method",
     "EXPORT_QUANTIZATION_SYMMETRIC": "optimization.symmetric",
+    "EXPORT_QUANTIZATION_WIDE_SHARE": "optimization.wide_share",
+    "EXPORT_QUANTIZATION_HEAD_BITS": "optimization.head_bits",
     "EXPORT_QUANTIZATION_TIME_BUDGET": "optimization.time_budget",
     "EXPORT_QUANTIZATION_SIZE_BUDGET": "optimization.size_budget",
     "EXPORT_CALIBRATION_DATA": "optimization.calibration",

@@ -8,15 +8,13 @@ import logging
 import os
 import signal
 
-import grpc
-
 from slipway.artifacts.opening import cache_size, open_store
 from slipway.errors import ConfigurationError
 from slipway.execution.runner import TaskRunner
 from slipway.observability.metrics import reading, serving
 from slipway.observability.telemetry import tracing
 from slipway.registry import IMPORT, load_stage, stage_names
-from slipway.rpc.serving import SERVER_OPTIONS, add_health_and_reflection
+from slipway.rpc.serving import add_health_and_reflection
 from slipway.security.flags import given
 from slipway.security.server import worker_security
 from slipway.service_flags import run_service
@@ -79,7 +77,7 @@ async def serve(arguments: argparse.Namespace, settings: Settings, stages: tuple
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, worker.stop)
     security = worker_security(identity, address=arguments.listen, health_address=arguments.health_listen)
-    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[security.interceptor()])
+    server = security.server()
     health = add_health_and_reflection(server, SERVICE)
     stage_pb2_grpc.add_StageServiceServicer_to_server(StageService(worker), server)
     port = security.listen(server, arguments.listen)

@@ -97,6 +97,7 @@ def test_fine_tunes_of_one_base_share_its_graph(tune, deliver, bases, graphs, tm
     assert difference(of_graph(folders[0]), of_torch(bases("qwen3"), first)) > 1e-2
 
 
+@pytest.mark.slow
 def test_each_graph_of_an_encoder_decoder_has_the_factors_of_its_own_layers(deliver, tmp_path) -> None:
     """Layers of the two have names with the same end."""
     model = make("marian", tmp_path / "marian")

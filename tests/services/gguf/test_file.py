@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from slipway.errors import GGUFExportError
@@ -219,3 +220,34 @@ def test_a_damaged_file_is_found(llama: Path, tmp_path: Path, monkeypatch: pytes
     with pytest.raises(GGUFExportError, match="times as far") as caught:
         write_gguf(llama, tmp_path)
     assert caught.value.reason == "GGUF_INVALID"
+
+
+def narrow(llama: Path, folder: Path, *, inner: int) -> Path:
+    """A Llama that is 80 wide, whose rows blocks of 32 weights do not divide, but for those of its ``inner`` width."""
+    sizes = {
+        "hidden_size": 80,
+        "intermediate_size": inner,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 20,
+    }
+    config = transformers.AutoConfig.from_pretrained(llama, **sizes)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    for path in llama.glob("tokenizer*"):
+        shutil.copy(path, folder)
+    return folder
+
+
+@pytest.mark.parametrize("level", ["q8_0", "q4_k_m"])
+def test_a_level_that_would_round_nothing_is_refused(llama: Path, tmp_path: Path, level: str) -> None:
+    """It got the size of f16 under the level's name."""
+    model = narrow(llama, tmp_path / "model", inner=112)
+    with pytest.raises(GGUFExportError) as caught:
+        write_gguf(model, tmp_path / "work", level=level)
+    assert caught.value.reason == "QUANTIZATION_UNSUPPORTED"
+    assert "multiple of 32" in caught.value.message
+
+
+def test_a_level_that_most_weights_lack_is_said(llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_gguf(narrow(llama, tmp_path / "model", inner=128), tmp_path / "work", level="q8_0")
+    assert "of the weights stay in 16 bits at Q8_0" in caplog.text

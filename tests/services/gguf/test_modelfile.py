@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("gguf", reason="names types: pip install 'slipway-ml[gguf]'")
+from slipway.machine.bounded.process import Bounds
 from slipway_gguf import conversations
 from slipway_gguf.conversations import ollama_template
 from slipway_gguf.modelfile import NAME, quoted, write
@@ -106,7 +107,7 @@ def test_a_template_that_writes_anything_else_is_left_to_the_file(name: str) -> 
 
 
 def test_a_template_that_does_not_end_is_left_to_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversations, "_SECONDS", 0.3)
+    monkeypatch.setattr(conversations, "_BOUNDS", Bounds(seconds=0.3))
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     assert not ollama_template(_CHATML + endless, _files())
 

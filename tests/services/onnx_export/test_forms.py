@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from pydantic import ValidationError
+from safetensors.torch import load_file, save_file
 
 from slipway.errors import ModelExportError
 from slipway_onnx_export.params import OnnxExportParams
@@ -290,3 +291,45 @@ def test_validation_runs_a_static_graph_as_any_other(
     long = np.ones((1, 200), np.int64)
     with pytest.raises(NotRunnable, match="fixed shapes"):
         list(run_segments(load(folders[1], threads=1), long, long, (100, 100)))
+
+
+@pytest.mark.parametrize(
+    "params", [{"engine": "legacy", "opset": 14}, pytest.param({"engine": "dynamo"}, marks=SLOW)], ids=str
+)
+def test_gelu_is_approximated_on_request(
+    tmp_path: Path, export: Callable[..., Exported], params: dict[str, Any]
+) -> None:
+    """With ONNX Runtime's own operator in place of one, or of the several of an older opset; only after the exact graph was proven."""
+    import onnxruntime
+    import torch
+
+    from slipway_validate.runner.yardsticks.gelu import approximated_gelu
+    from support.models.family_models import CASES
+
+    source = make_family_model("bert-classes", tmp_path / "model")
+    weights = load_file(source / "model.safetensors")
+    larger = {name: 10 * value if value.dim() > 1 else value for name, value in weights.items()}
+    save_file(larger, source / "model.safetensors", metadata={"format": "pt"})
+    exported = export(source, gelu_approximation=True, **params)
+    model = type(CASES["bert-classes"].model()).from_pretrained(source).eval()
+    layers = model.config.num_hidden_layers
+    assert exported.facts["parity_max_abs_diff"] < exported.facts["gelu_approximation_max_abs_diff"] < 1e-2
+    assert exported.facts["operators"]["com.microsoft.FastGelu"] == exported.facts["gelu_approximation"] == layers
+    assert exported.facts["checks"]["loads"] == "passed"
+    session = onnxruntime.InferenceSession(str(exported.folder / "model.onnx"), providers=["CPUExecutionProvider"])
+    ids = np.array([[5, 6, 7, 8, 2]])
+    feed = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+    (found,) = session.run(["logits"], {each.name: feed[each.name] for each in session.get_inputs()})
+    given = {name: torch.from_numpy(value) for name, value in feed.items()}
+    with torch.no_grad():
+        exact = model(**given).logits.numpy()
+        with approximated_gelu(model):
+            approximate = model(**given).logits.numpy()
+        assert np.array_equal(model(**given).logits.numpy(), exact)
+    assert np.abs(found - approximate).max() < 1e-5 < np.abs(found - exact).max()
+
+
+def test_a_graph_without_a_gelu_says_so(family: Callable[[str], Path], export: Callable[..., Exported]) -> None:
+    exported = export(family("qwen3"), gelu_approximation=True)
+    assert "no exact GELU" in exported.facts["warnings"][0]
+    assert "gelu_approximation" not in exported.facts

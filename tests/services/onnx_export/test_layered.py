@@ -150,3 +150,40 @@ def test_a_model_in_layers_is_not_quantized_by_name(tmp_path: Path, export: Call
         STAGE.run({"model": tmp_path / "copy"}, params, Context(workdir=tmp_path / "work"))
     assert caught.value.reason == "QUANTIZATION_UNSUPPORTED"
     assert "one graph per layer" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"shapes": "batch", "batch": 2}, {"shapes": "static", "sequence": 2, "past": 30}], ids=str
+)
+def test_layers_of_fixed_shapes(tmp_path: Path, export: Callable[..., Exported], sizes: dict[str, Any]) -> None:
+    """Comparison, validation and the example fit texts of any length to them; a prompt is longer than a call."""
+    from slipway_validate.runner.model import Step
+    from slipway_validate.runner.onnx_graphs.load import load
+
+    source = row("Llama", tmp_path / "model")
+    exported = export(source, **LEGACY, **sizes)
+    assert exported.facts["parity"] == "passed"
+    axes = exported.facts["axes"]
+    if sizes["shapes"] == "static":
+        assert {
+            axis for graph in axes.values() for each in graph.values() for axis in each if isinstance(axis, str)
+        } == set()
+        assert axes["layer_0.onnx"]["past_key_values.0.key"][2] == 30
+    assert axes["embedding.onnx"]["input_ids"] == [sizes.get("batch", 1), sizes.get("sequence", "sequence")]
+    example = runpy.run_path(str(exported.folder / "onnx-layered" / "example.py"), run_name="example")
+    prompt = [5, 9, 17, 4, 11]
+    found = example["generate"](example["Layers"](exported.folder / "onnx-layered"), prompt, max_new_tokens=6)
+    usual = export(source, **LEGACY).folder / "onnx-layered"
+    assert found == example["generate"](example["Layers"](usual), prompt, max_new_tokens=6)
+    assert len(found) > 2
+    ids = np.array([prompt, prompt[::-1]])
+    step = Step(ids, np.ones_like(ids), np.arange(5)[None].repeat(2, axis=0))
+    logits, past = load(exported.folder, threads=1).forward(step)
+    wanted, _ = load(usual.parent, threads=1).forward(step)
+    np.testing.assert_allclose(logits, wanted, atol=1e-5)
+    more = Step(ids[:, :1], np.ones((2, 6), np.int64), np.full((2, 1), 5), past=past)
+    following, _ = load(exported.folder, threads=1).forward(more)
+    whole = Step(
+        np.concatenate([ids, ids[:, :1]], axis=1), np.ones((2, 6), np.int64), np.arange(6)[None].repeat(2, axis=0)
+    )
+    np.testing.assert_allclose(following[:, 0], load(usual.parent, threads=1).forward(whole)[0][:, 5], atol=1e-5)

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import yaml
 
 from slipway.stage import Context
 from slipway_onnx_export.packaging.graphs import Interface
-from slipway_onnx_export.packaging.packages import write_packages
+from slipway_onnx_export.packaging.packages import complete_level, write_packages
 from slipway_onnx_export.packaging.triton import triton_config
 from support.commands.transformers_js import run_example, run_node
 from support.models.family_models import make_family_model
@@ -88,6 +89,36 @@ def test_genai_shares_a_buffer_of_past_and_present(
     alone = [genai_continuations(folder, [row], 12)[0] for row in rows]
     assert alone == wanted
     assert genai_continuations(folder, rows, 12) == wanted
+
+
+def test_a_levels_record_describes_its_own_graph(decoder: Exported, tmp_path: Path) -> None:
+    folder = at_level(decoder.folder, "int4", tmp_path / "level")
+    plain, record = (json.loads((each / "onnx_export.json").read_text()) for each in (decoder.folder, folder))
+    graph = onnx.load(folder / "model.onnx", load_external_data=False).graph
+    assert record["nodes"] == len(graph.node) != plain["nodes"]
+    assert record["operators"]["com.microsoft.MatMulNBits"] == sum(node.op_type == "MatMulNBits" for node in graph.node)
+    assert record["data_bytes"] == (folder / "model.onnx.data").stat().st_size < plain["data_bytes"]
+    assert record["precision"] == "int4"
+    assert (record["unquantized"]["nodes"], record["unquantized"]["parity"]) == (plain["nodes"], "passed")
+    assert not {"parity", "statistics"} & record.keys()
+
+
+@pytest.mark.parametrize(("told", "warns"), [({}, True), ({"transformers_js": "not packaged: {}"}, False)], ids=str)
+def test_a_package_that_only_a_level_lacks_is_said(
+    decoder: Exported, tmp_path: Path, told: dict[str, str], warns: bool
+) -> None:
+    """Also where the unquantized output was never completed, because its weights were left out."""
+    folder, why = tmp_path / "level", "transformers.js has no name for the level int8_dynamic"
+    shutil.copytree(decoder.folder, folder)
+    record = json.loads((folder / "onnx_export.json").read_text())
+    record |= {"packaging": ["transformers_js"], "packages": {name: text.format(why) for name, text in told.items()}}
+    (folder / "onnx_export.json").unlink()
+    (folder / "onnx_export.json").write_text(json.dumps(record))
+    ctx = Context(workdir=tmp_path)
+    complete_level(folder, level="int8_dynamic", ctx=ctx)
+    warnings = ctx.facts.get("warnings", [])
+    assert bool(warnings) is warns
+    assert all(f"no transformers_js package at int8_dynamic: {why}" in each for each in warnings)
 
 
 def test_genai_samples_from_the_distribution_of_the_generation_config(decoder: Exported, tmp_path: Path) -> None:

@@ -6,13 +6,16 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from slipway.errors import ModelExportError, ONNXExportError, TracerWarningError, UnorderedMapError
 from slipway.stage import Context
+from slipway_onnx_export.components import components_of
 from slipway_onnx_export.engines.failures import translate_capture_error, translate_tracer_error
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.parity.check import check_parity
@@ -62,6 +65,15 @@ def test_a_window_mobius_would_drop(family: Callable[[str], Path], export: Calla
     assert error.reason == "EXPORT_ENGINE_UNSUPPORTED"
     assert error.about["engine"] == "mobius"
     assert "16" in error.message
+
+
+def test_a_table_of_all_positions_is_not_written_where_it_is_large(
+    damaged: Path, export: Callable[..., Exported]
+) -> None:
+    _edit_config(damaged, max_position_embeddings=1 << 24)
+    error = _refusal(export, damaged, engine="mobius")
+    assert error.reason == "EXPORT_ENGINE_UNSUPPORTED"
+    assert "table of" in error.message
 
 
 def test_a_window_too_long_to_prove(damaged: Path, export: Callable[..., Exported]) -> None:
@@ -337,3 +349,21 @@ def test_an_operator_that_the_legacy_tracer_lacks_is_named(family: Callable[[str
         error = translate_tracer_error(open_source(family("qwen3")), raised, attention="eager")
     assert error is not None
     assert (error.reason, error.about["operator"]) == ("OPERATOR_UNSUPPORTED", "aten::special_bessel_j0")
+
+
+def test_a_translator_whose_configuration_names_no_first_token(tmp_path: Path) -> None:
+    """Transformers 5 writes it into ``generation_config.json``, and its T5 has no such attribute."""
+    sizes = {"vocab_size": 64, "d_model": 16, "d_kv": 4, "d_ff": 32, "num_layers": 1, "num_heads": 4}
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes))
+    model.generation_config.decoder_start_token_id = 3
+    model.save_pretrained(tmp_path)
+    assert "decoder_start_token_id" not in json.loads((tmp_path / "config.json").read_text())
+    source = open_source(tmp_path)
+    assert source.start == 3
+    assert [each.name for each in components_of(model, source)] == ["encoder_model", "decoder_model"]
+
+
+def test_a_mistake_of_ours_is_no_unsupported_family(family: Callable[[str], Path]) -> None:
+    source = open_source(family("qwen3"))
+    with pytest.raises(AttributeError, match="forward"):
+        components_of(SimpleNamespace(config=source.config), source)

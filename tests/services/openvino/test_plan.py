@@ -35,9 +35,7 @@ def test_a_calibration_and_a_size_budget_reach_the_integers() -> None:
     tasks = {
         task.id: task
         for task in plan(
-            request(
-                group_size=64, size_budget={"size_budget_share": 0.3}, calibrations={"int4": "task:calibrate-int4/c"}
-            )
+            request(group_size=64, widths={"size_budget_share": 0.3}, calibrations={"int4": "task:calibrate-int4/c"})
         )
     }
     made = tasks["quantize-openvino-int4"]

@@ -67,7 +67,9 @@ def test_integers_are_those_of_the_graph(graph: Path, tmp_path: Path, level: str
 
     work = tmp_path / "quantize"
     work.mkdir()
-    asked = QUANTIZE.params(format="onnx", level=level, accuracy_level=1, check=False)  # products in float32
+    asked = QUANTIZE.params(
+        format="onnx", level=level, head_bits=4, accuracy_level=1, check=False
+    )  # products in float32
     rounded = QUANTIZE.run({"model": graph}, asked, Context(workdir=work))["model"]
     folder, _ = converted(rounded, tmp_path / "work", level=level, tokenizer=False)
     model = load(folder, threads=1)

@@ -14,6 +14,7 @@ from slipway.stage import Context
 from slipway.validation.hard_texts import CONVERSATIONS
 from slipway.validation.hard_texts import TEXTS as HARD_TEXTS
 from slipway_openvino.tokenizers import compare, write_tokenizer
+from support.hostile.endless import GROWS
 
 QWEN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}<eos>{% endfor %}"
@@ -158,6 +159,15 @@ def test_a_chat_template_that_is_rendered_otherwise_is_found(tmp_path: Path) -> 
     assert ctx.facts["prompts_compared"] is True
     tokenizer.chat_template = TEMPLATE.replace("<eos>", "</s>")
     assert compare(tmp_path, tokenizer) == {"writes prompts": [name for name in CONVERSATIONS if name != "tools"]}
+
+
+def test_a_chat_template_without_end_is_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("openvino_genai", reason="openvino-genai is not installed")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_level(), eos_token="<eos>", chat_template=GROWS)
+    tokenizer.save_pretrained(tmp_path)
+    ctx = Context(workdir=tmp_path, log=logging.getLogger("test"))
+    assert write_tokenizer(tmp_path, ctx)["converted"] is False
+    assert "chat template needs more than 1.1 GB of memory" in ctx.facts["warnings"][0]
 
 
 @pytest.mark.slow

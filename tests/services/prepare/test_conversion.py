@@ -142,20 +142,39 @@ def test_code_is_not_run(tmp_path: Path) -> None:
     assert not mark.exists()
 
 
+STORED = torch.zeros(1000)
+
+
 @pytest.mark.parametrize(
     ("value", "said"),
     [
         ({"a": torch.ones(2, dtype=torch.complex64)}, "complex64"),
         ({"a": torch.ones(2, 2).to_sparse()}, "layout"),
         ({"a": torch.zeros(1).expand(1 << 20)}, "larger than the file"),
+        ({"a": STORED[:1000], "b": STORED[1:], "c": STORED[2:]}, "overlap"),
+        (dict.fromkeys("abcdefgh", STORED), "overlap"),
+        ({"a": torch.ones(1), "b\ud83d": torch.ones(1)}, "'b\\ud83d'"),
+        ({"a": torch.ones(1), "__metadata__": torch.ones(1)}, "'__metadata__'"),
         ({"epoch": 3}, "no tensors"),
         ([torch.ones(1)], "instead of a dictionary"),
         ({1: torch.ones(1)}, "1 in"),
     ],
-    ids=["complex", "sparse", "expanded", "no tensors", "list", "number"],
+    ids=["complex", "sparse", "expanded", "views", "names", "half", "metadata", "no tensors", "list", "number"],
 )
 def test_what_safetensors_cannot_hold_is_refused(value: Any, said: str, tmp_path: Path) -> None:
     assert said in str(refusal(saved(tmp_path / "source", "w.pt", value), tmp_path))
+
+
+def test_one_bad_name_keeps_no_other_file_from_being_converted(tmp_path: Path) -> None:
+    source = saved(tmp_path / "source", "good.pt", WEIGHTS)
+    for number, name in enumerate(("a\udc00", "__metadata__")):
+        saved(source, f"bad-{number}.pt", {name: torch.ones(2)})
+    results = convert(source, tmp_path)[1].weights
+    assert [(one.reason, one.target) for one in results] == [
+        ("BASE_MODEL_INVALID", ""),
+        ("BASE_MODEL_INVALID", ""),
+        ("", "good.safetensors"),
+    ]
 
 
 def test_a_folder_without_pickles_is_refused(dense: Path, tmp_path: Path) -> None:

@@ -231,6 +231,17 @@ def test_a_tensor_that_repeats_what_is_stored_is_refused(tmp_path):
     assert (error.reason, "larger than the file" in error.message) == ("BASE_MODEL_INVALID", True)
 
 
+def test_views_that_overlap_are_refused_unless_they_are_ties(tmp_path):
+    """12 GB were planned of a file of 4 MB."""
+    stored = torch.zeros(4096)
+    path = saved(tmp_path / "ties", dict.fromkeys(("shared", "encoder", "decoder", "head"), stored))
+    with open_source(path.parent, path.parent) as tied:
+        assert len(tied.aliases[0]) == 4
+    path = saved(tmp_path / "model", {str(start): stored[start:] for start in range(3000)})
+    error = refused(path)
+    assert (error.reason, "overlap" in error.message) == ("BASE_MODEL_INVALID", True)
+
+
 def test_two_archives_in_one_file_are_refused(tmp_path):
     path = saved(tmp_path / "model", {"a": torch.zeros(3)})
     path.write_bytes(path.read_bytes() + b"more")

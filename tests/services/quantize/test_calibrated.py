@@ -24,7 +24,15 @@ from slipway_onnx_export.stage import STAGE as EXPORT
 from slipway_quantize.params import QuantizeParams
 from slipway_quantize.stage import STAGE
 from support.models.calibrations import Arrays, values, write_calibration
-from support.models.quantize_models import onnx_session, onnx_step, prompt, save_tiny, torch_logits
+from support.models.quantize_models import (
+    divergence,
+    onnx_logits,
+    onnx_session,
+    onnx_step,
+    prompt,
+    save_tiny,
+    torch_logits,
+)
 
 Quantize = Callable[..., tuple[Path, Context]]
 GRIDS = [(4, True), (4, False), *(pytest.param(8, symmetric, marks=pytest.mark.slow) for symmetric in (True, False))]
@@ -165,22 +173,36 @@ def test_what_a_calibration_lacks_is_rounded_as_always(
     lacks = ["model.layers.0.self_attn.q_proj.weight", "lm_head.weight"]
     calibration = write_calibration(tiny, tmp_path / "calibration", symmetric=False, leave_out=lacks)
     plain = {name: _without(tmp_path, source, name) for name, source in (("pytorch", tiny), ("onnx", tiny_onnx))}
-    result, _ = quantize(tiny, calibration, format="pytorch", level="int4")
+    result, _ = quantize(tiny, calibration, format="pytorch", level="int4", head_bits=4)
     assert {name for name, how in report(result)["tensors"]["methods"].items() if how == "rtn"} == set(lacks)
     one, other = (load_file(folder / "model.safetensors") for folder in (result, plain["pytorch"]))
     assert torch.equal(one["lm_head.weight_packed"], other["lm_head.weight_packed"])
     torch_logits(result, prompt())
-    graph, _ = quantize(tiny_onnx, calibration, format="onnx", level="int4")
+    graph, _ = quantize(tiny_onnx, calibration, format="onnx", level="int4", head_bits=4)
     methods = report(graph)["tensors"]["methods"]
     assert {name for name, how in methods.items() if how == "rtn"} == {f"{lacks[0]}.T", "model.embed_tokens.weight"}
     first = f"{lacks[0]}.T"
     assert np.array_equal(identity_values(graph, first), identity_values(plain["onnx"], first))
 
 
+@pytest.mark.parametrize("kept", ["mlp.down_proj", "self_attn.q_proj"])
+def test_layers_that_keep_their_type_leave_the_others_their_codes(
+    quantize: Quantize, tiny: Path, serving: Path, tmp_path: Path, kept: str
+) -> None:
+    """The mixed attempt of a fallback: the calibration's codes of a kept layer, or of one joined with it, are not missed."""
+    calibration = write_calibration(tiny, tmp_path / "calibration")
+    keep = (f"model.layers.0.{kept}",)
+    _, ctx = quantize(serving, calibration, format="onnx", level="int4", keep=keep, check=False)
+    assert set(ctx.facts["weights_by_method"]) == {"gptq"}
+    assert not ctx.facts.get("warnings")
+
+
 def _without(tmp_path: Path, source: Path, name: str) -> Path:
     workdir = tmp_path / f"plain-{name}"
     workdir.mkdir()
-    return STAGE.run({"model": source}, QuantizeParams(format=name, level="int4"), Context(workdir=workdir))["model"]
+    return STAGE.run(
+        {"model": source}, QuantizeParams(format=name, level="int4", head_bits=4), Context(workdir=workdir)
+    )["model"]
 
 
 def test_the_same_calibration_gives_the_same_bytes(quantize: Quantize, tiny: Path, tmp_path: Path) -> None:
@@ -287,3 +309,47 @@ def test_levels_without_integers_take_no_calibration(quantize: Quantize, tiny: P
         quantize(tiny, calibration, format="pytorch", level="bf16")
     result, _ = quantize(tiny, calibration, format="pytorch", level="bf16", calibrated=False)
     assert "methods" not in report(result)["tensors"]
+
+
+def test_a_calibration_says_which_weights_are_wide(
+    quantize: Quantize, tiny: Path, tiny_onnx: Path, tmp_path: Path
+) -> None:
+    """The codes of a wide weight are of 8 bits and have no zero points; beside others with some, where the format takes both."""
+    wide = "model.layers.0.self_attn.q_proj.weight"
+    calibration = write_calibration(tiny, tmp_path / "symmetric", wide=[wide], head=False)
+    result, _ = quantize(tiny, calibration, format="pytorch", level="int4")
+    bits = report(result)["tensors"]["bits"]
+    assert {name for name, of in bits.items() if of == 8} == {wide}
+    stored = load_file(result / "model.safetensors")
+    assert stored[f"{wide}_packed"].shape[1] * 4 == stored[f"{wide}_shape"][1]
+    schemes = json.loads((result / "config.json").read_text())["quantization_config"]["config_groups"].values()
+    assert sorted((each["weights"]["num_bits"], each["weights"]["symmetric"]) for each in schemes) == [
+        (4, True),
+        (8, True),
+    ]
+    assert torch_logits(result, prompt()).shape[-1] == 512
+    calibration = write_calibration(tiny, tmp_path / "calibration", symmetric=False, wide=[wide], head=False)
+    graph, _ = quantize(tiny_onnx, calibration, format="onnx", level="int4")
+    bits = report(graph)["tensors"]["bits"]
+    assert {name for name, of in bits.items() if of == 8} == {f"{wide}.T", "model.embed_tokens.weight"}
+    values = identity_values(graph, f"{wide}.T")
+    given = load_file(calibration / "weights.safetensors")
+    codes, scales = given[f"{wide}.codes"].float(), given[f"{wide}.scales"]
+    expected = (codes.view(len(codes), scales.shape[1], -1) * scales[..., None]).reshape(codes.shape)
+    assert np.abs(values - expected.numpy()).max() < 1e-5
+
+
+def test_scales_of_a_model_in_16_bits_are_stored_in_16_bits(
+    quantize: Quantize, tiny: Path, tiny_onnx: Path, tmp_path: Path
+) -> None:
+    source = shutil.copytree(tiny_onnx, tmp_path / "half")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
+    calibration = write_calibration(tiny, tmp_path / "calibration", head=False)
+    made, _ = quantize(source, calibration, format="onnx", level="int4")
+    graph = onnx.load(made / "model.onnx", load_external_data=False).graph
+    kinds = {each.data_type for each in graph.initializer if each.name.endswith(".scale")}
+    assert kinds == {onnx.TensorProto.BFLOAT16}
+    other, _ = quantize(tiny_onnx, calibration, format="onnx", level="int4")
+    tokens = prompt()
+    assert divergence(onnx_logits(other, tokens), onnx_logits(made, tokens))[0] < 1e-3

@@ -24,8 +24,10 @@ from slipway_quantize.calibration_data.built_in import built_in_documents
 from slipway_quantize.calibration_data.overlap import share_found, shingles
 from slipway_quantize.calibration_data.params import CalibrationDataParams
 from slipway_quantize.calibration_data.stage import STAGE
+from support.hostile.endless import HALVES, LOOPS
 
 CHAT = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</>{% endfor %}"
+
 Run = Callable[..., tuple[list[str], dict[str, Any]]]
 
 
@@ -224,6 +226,46 @@ def test_a_parquet_file_that_unpacks_to_much_is_refused_unread(run: Run, tmp_pat
     assert (data / "a.parquet").stat().st_size < 1 << 20
     with pytest.raises(QuantizationError, match="when it is unpacked"):
         run(data)
+
+
+def test_a_small_parquet_file_of_many_values_is_refused(run: Run, tmp_path: Path) -> None:
+    """966 bytes took 6 GB, and 5 kB 4.5 GB."""
+    data = folder(tmp_path / "data")
+    message = pa.struct([("role", pa.string()), ("content", pa.string())])
+    one = pa.scalar({"role": "user", "content": "a"}, type=message)
+    messages = pa.ListArray.from_arrays([0, 3_000_000], pa.repeat(one, 3_000_000))
+    parquet.write_table(pa.table({"messages": messages}), data / "a.parquet", compression="zstd")
+    assert (data / "a.parquet").stat().st_size < 2000
+    with pytest.raises(QuantizationError, match="6,000,000 values"):
+        run(data)
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 4000, type=pa.int32()), pa.array(["a" * 4_000_000]))
+    for column in (texts, ["a" * 4_000_000] * 40):
+        parquet.write_table(pa.table({"text": column}), data / "a.parquet", compression="zstd")
+        assert (data / "a.parquet").stat().st_size < 2000
+        with pytest.raises(QuantizationError, match="when it is unpacked"):
+            run(data)
+
+
+def test_a_document_of_many_values_is_refused(run: Run, tmp_path: Path) -> None:
+    data = folder(tmp_path / "data", a__json=b"[" + b"[]," * 20_000_000 + b"[]]")
+    with pytest.raises(QuantizationError, match="more than 4194304 values"):
+        run(data)
+
+
+@pytest.mark.parametrize(
+    ("template", "fault"),
+    [pytest.param(LOOPS, "takes more than 5 s", marks=pytest.mark.slow), (HALVES, "half of a character")],
+)
+def test_a_template_that_does_not_end_or_writes_no_text_is_named(
+    run: Run, model: Path, tmp_path: Path, template: str, fault: str
+) -> None:
+    data = folder(tmp_path / "data", a__jsonl=json.dumps({"messages": [{"role": "user", "content": "Hello"}]}))
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(model)
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(tmp_path / "model")
+    with pytest.raises(QuantizationError, match=fault) as caught:
+        run(data, model=tmp_path / "model")
+    assert "a.jsonl, line 1" in str(caught.value)
 
 
 def test_parquet_that_is_no_text_is_refused(run: Run, tmp_path: Path) -> None:

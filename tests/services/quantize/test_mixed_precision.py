@@ -74,10 +74,10 @@ def test_a_budget_is_kept_and_lies_between_the_levels(quantize: Quantize, source
     logits = torch_logits if kind == "pytorch" else onnx_logits
     exact, sizes, errors = logits(source, tokens), {}, {}
     for level in ("int4", "int8"):
-        made, _ = quantize(source, format=kind, level=level, check=False)
+        made, _ = quantize(source, format=kind, level=level, head_bits=4, check=False)
         sizes[level], errors[level] = weight_bytes(made), divergence(exact, logits(made, tokens))[0]
     budget = (sizes["int4"] + sizes["int8"]) // 2
-    made, ctx = quantize(source, format=kind, level="int4", size_budget_bytes=budget)
+    made, ctx = quantize(source, format=kind, level="int4", head_bits=4, size_budget_bytes=budget)
     described = report(made)
     assert ctx.facts["check"] == "passed"
     assert sizes["int4"] < weight_bytes(made) <= budget
@@ -92,7 +92,9 @@ def test_a_budget_is_kept_and_lies_between_the_levels(quantize: Quantize, source
 
 def test_what_is_stored_is_what_the_report_says(quantize: Quantize, sources: dict[str, Path]) -> None:
     """With a budget of 0.9 of the size in 16 bits, some weights have 8 bits, if not all."""
-    made, _ = quantize(sources["pytorch"], format="pytorch", level="int4", size_budget_share=0.9, check=False)
+    made, _ = quantize(
+        sources["pytorch"], format="pytorch", level="int4", head_bits=4, size_budget_share=0.9, check=False
+    )
     bits, stored = report(made)["tensors"]["bits"], load_file(made / "model.safetensors")
     for name, of in bits.items():
         columns = load_file(sources["pytorch"] / "model.safetensors").get(name)
@@ -101,7 +103,7 @@ def test_what_is_stored_is_what_the_report_says(quantize: Quantize, sources: dic
     groups = json.loads((made / "config.json").read_text())["quantization_config"]["config_groups"]
     wide = next(each for each in groups.values() if each["weights"]["num_bits"] == 8)
     assert wide["targets"] == sorted(name.removesuffix(".weight") for name, of in bits.items() if of == 8)
-    graph, _ = quantize(sources["onnx"], format="onnx", level="int4", size_budget_share=0.9, check=False)
+    graph, _ = quantize(sources["onnx"], format="onnx", level="int4", head_bits=4, size_budget_share=0.9, check=False)
     nodes = {
         next(name for name in node.input if ".q" in name).rpartition(".q")[0]: next(
             each.i for each in node.attribute if each.name == "bits"
@@ -117,11 +119,11 @@ def test_a_budget_that_cannot_be_met_is_refused_with_the_least_size(
     quantize: Quantize, sources: dict[str, Path], kind: str
 ) -> None:
     with pytest.raises(QuantizationError) as raised:
-        quantize(sources[kind], format=kind, level="int4", size_budget_bytes=1000)
+        quantize(sources[kind], format=kind, level="int4", head_bits=4, size_budget_bytes=1000)
     assert raised.value.reason == "SIZE_BUDGET_UNMET"
     least = int(raised.value.about["smallest_bytes"])
     assert str(least) in raised.value.remedy
-    made, _ = quantize(sources[kind], format=kind, level="int4", size_budget_bytes=least, check=False)
+    made, _ = quantize(sources[kind], format=kind, level="int4", head_bits=4, size_budget_bytes=least, check=False)
     assert weight_bytes(made) <= least
     assert set(report(made)["tensors"]["bits"].values()) == {4}
 
@@ -137,12 +139,12 @@ def test_measured_sensitivity_decides_in_both_formats(
         entry["divergence"] = 1.0 if name == Q else 1e-9
     path.write_text(json.dumps(described))
     for kind, source in sources.items():
-        plain, _ = quantize(source, format=kind, level="int4", check=False)
-        wide, _ = quantize(source, format=kind, level="int8", check=False)
+        plain, _ = quantize(source, format=kind, level="int4", head_bits=4, check=False)
+        wide, _ = quantize(source, format=kind, level="int8", head_bits=4, check=False)
         budget = weight_bytes(plain) + (weight_bytes(wide) - weight_bytes(plain)) // 2
         workdir = tmp_path / kind
         workdir.mkdir()
-        params = QuantizeParams(format=kind, level="int4", size_budget_bytes=budget, check=False)
+        params = QuantizeParams(format=kind, level="int4", head_bits=4, size_budget_bytes=budget, check=False)
         inputs = {"model": source, "calibration": calibration}
         made = STAGE.run(inputs, params, Context(workdir=workdir))["model"]
         described = report(made)

@@ -19,6 +19,8 @@ from slipway.errors import ModelExportError
 from slipway.stage import Context
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.stage import STAGE as EXPORT
+from slipway_quantize.params import QuantizeParams
+from slipway_quantize.stage import STAGE
 from support.models.quantize_models import divergence, onnx_logits, onnx_session, onnx_step, prompt, save_tiny
 
 Quantize = Callable[..., tuple[Path, Context]]
@@ -326,3 +328,17 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     source = save_tiny(folder / "pytorch", vocab_size=1 << 18, hidden_size=128, num_hidden_layers=1, tied=False)
     exported = EXPORT.run({"pytorch": source}, OnnxExportParams(parity="never"), Context(workdir=folder))["onnx"]
     return {"pytorch": source, "onnx": exported}
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"shapes": "batch", "batch": 2}, {"shapes": "static", "sequence": 2, "past": 30}], ids=str
+)
+def test_a_level_of_a_graph_with_fixed_shapes_is_checked(tiny: Path, tmp_path: Path, sizes: dict[str, Any]) -> None:
+    """The check runs it in its own shapes, with a masked cache where its length is fixed."""
+    params = OnnxExportParams(parity="never", **sizes)
+    fixed = EXPORT.run({"pytorch": tiny}, params, Context(workdir=tmp_path))["onnx"]
+    workdir = tmp_path / "level"
+    workdir.mkdir()
+    ctx = Context(workdir=workdir)
+    STAGE.run({"model": fixed}, QuantizeParams(format="onnx", level="int8"), ctx)
+    assert ctx.facts["check"] == "passed"

@@ -31,8 +31,8 @@ def test_packed_model_computes_exactly_what_its_dequantized_weights_do(
     quantize: Quantize, tmp_path: Path, level: str, dtype: torch.dtype, tied: bool
 ) -> None:
     source = save_tiny(tmp_path / "source", dtype=dtype, tied=tied)
-    packed, ctx = quantize(source, format="pytorch", level=level)
-    dense, _ = quantize(source, format="pytorch", level=level, packed=False)
+    packed, ctx = quantize(source, format="pytorch", head_bits=4, level=level)
+    dense, _ = quantize(source, format="pytorch", head_bits=4, level=level, packed=False)
     tokens = prompt()
     assert (torch_logits(packed, tokens) == torch_logits(dense, tokens)).all()
     assert (torch_logits(packed, tokens) != torch_logits(source, tokens)).any()
@@ -43,7 +43,7 @@ def test_packed_model_computes_exactly_what_its_dequantized_weights_do(
 def test_config_is_that_of_compressed_tensors(quantize: Quantize, tiny: Path) -> None:
     from compressed_tensors.quantization import QuantizationConfig
 
-    packed, _ = quantize(tiny, format="pytorch", level="int4", group_size=64)
+    packed, _ = quantize(tiny, format="pytorch", head_bits=4, level="int4", group_size=64)
     config = json.loads((packed / "config.json").read_text())
     assert config["tie_word_embeddings"] is False
     parsed = QuantizationConfig.model_validate(config["quantization_config"])
@@ -53,7 +53,7 @@ def test_config_is_that_of_compressed_tensors(quantize: Quantize, tiny: Path) ->
 
 
 def test_lm_head_is_quantized_and_sizes_are_those_of_the_files(quantize: Quantize, tiny: Path) -> None:
-    packed, ctx = quantize(tiny, format="pytorch", level="int4")
+    packed, ctx = quantize(tiny, format="pytorch", head_bits=4, level="int4")
     report = json.loads((packed / "quantization.json").read_text())
     assert "lm_head.weight" in report["tensors"]["quantized"]
     assert report["tensors"]["kept"]["model.embed_tokens.weight"] == "not the weight of a linear layer"
@@ -106,12 +106,12 @@ def test_sharded_input_and_output_are_the_same_model(quantize: Quantize, tmp_pat
 
 def test_unaligned_layers_keep_their_precision_and_are_named(quantize: Quantize, tmp_path: Path) -> None:
     source = save_tiny(tmp_path / "source", intermediate_size=80)  # down_proj reads 80 = 2.5 groups
-    packed, ctx = quantize(source, format="pytorch", level="int4")
+    packed, ctx = quantize(source, format="pytorch", head_bits=4, level="int4")
     assert "model.layers.0.mlp.down_proj" in ctx.facts["warnings"][0]
     assert "group size 32" in ctx.facts["warnings"][0]
     config = json.loads((packed / "config.json").read_text())["quantization_config"]
     assert config["ignore"] == ["model.layers.0.mlp.down_proj", "model.layers.1.mlp.down_proj"]
-    dense, _ = quantize(source, format="pytorch", level="int4", packed=False)
+    dense, _ = quantize(source, format="pytorch", head_bits=4, level="int4", packed=False)
     assert (torch_logits(packed, prompt()) == torch_logits(dense, prompt())).all()
 
 
@@ -238,7 +238,7 @@ def test_float8_is_refused(quantize: Quantize, tmp_path: Path) -> None:
 def test_level_that_would_make_the_model_larger_is_refused(quantize: Quantize, tmp_path: Path) -> None:
     source = save_tiny(tmp_path / "source", vocab_size=20_000)  # the tied head gets weights of its own
     with pytest.raises(ModelExportError) as caught:
-        quantize(source, format="pytorch", level="int8")
+        quantize(source, format="pytorch", head_bits=4, level="int8")
     assert caught.value.reason == "QUANTIZATION_UNSUPPORTED"
     assert "larger" in caught.value.message
     assert int(caught.value.about["size_after_bytes"]) > int(caught.value.about["size_before_bytes"])

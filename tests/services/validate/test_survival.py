@@ -383,7 +383,9 @@ def test_the_stage_names_each_planted_fault(tiny: Models, held_out: Path, contex
     assert "holds the weight of model.layers." in explained["pytorch-all-swapped"]
     assert "scale" not in explained["pytorch-all-swapped"]
     assert "holds the update of model.layers." in explained["pytorch-updates"]
-    assert "model.layers.1.mlp.down_proj.weight has 1 NaN" in explained["pytorch-nan-weight"]
+    assert "model.layers.1.mlp.down_proj.weight has 1 NaN" in explained["pytorch-nan-weight"], (
+        "the weight is named, not where it shows"
+    )
     assert "none of 14 adapted modules holds the adapter" in explained["pytorch-none"]
     assert torch.get_num_threads() == 1
 

@@ -38,9 +38,12 @@ from slipway_validate.answers.records import (
 )
 from slipway_validate.judging.answers import Scorer
 from slipway_validate.params import ValidateParams
-from slipway_validate.protocol.messages import Answers, EncodedInput, EncodedInputs, TokenizeSpec
+from slipway_validate.protocol.messages import Answers, EncodedInput, EncodedInputs, TextSpec, TokenizeSpec
 from slipway_validate.runner.encoding.records import encode_inputs
+from slipway_validate.runner.model import Unusable, UnusableInput
+from slipway_validate.runner.texts import write_texts
 from slipway_validate.stage import STAGE
+from support.hostile.endless import GROWS, HALVES
 from support.models.family_models import CASES, make_family_adapter, make_family_model
 from support.models.tiny_models import save_tokenizer
 
@@ -260,6 +263,34 @@ def encoded(kind: str, folder: Path, records: list[dict[str, Any]]) -> EncodedIn
 def test_the_answer_to_a_long_source_is_not_cut(tmp_path: Path) -> None:
     found = encoded("marian", tmp_path, [{"source": "return a new string " * 500, "max_new_tokens": 20}])
     assert (len(found.inputs[0].ids) > 40, found.inputs[0].most) == (True, 20)
+
+
+@pytest.mark.parametrize(
+    ("template", "said"), [(GROWS, "needs more than 1.1 GB of memory"), (HALVES, "half of a character")]
+)
+def test_a_template_that_writes_no_prompt_is_said(tmp_path: Path, template: str, said: str) -> None:
+    """Of the test inputs, and of the texts that runtimes read."""
+    model = make_family_model("qwen3", tmp_path / "base")
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.chat_template = template
+    family = family_of(read_config(model))
+    assert family is not None
+    path = write_records(read_records(None, [{"prompt": "one", "chat": True}], family), tmp_path / "records.json")
+    assert path is not None
+    spec = TokenizeSpec(
+        tokenizer=model, model=model, family=family.name, text=path, windows=1, length=16, seed=0,
+        samples=tmp_path / "samples", records=path,
+    )  # fmt: skip
+    with pytest.raises(UnusableInput, match=f"test input 1 cannot be encoded: .*{said}"):
+        encode_inputs(tokenizer, spec)
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    reading = TextSpec(tokenizer=tmp_path / "tokenizer", file=tmp_path / "texts.json")
+    if template == GROWS:
+        with pytest.raises(Unusable, match=said):
+            write_texts(reading)
+    else:  # as a template that refuses every conversation
+        write_texts(reading)
+        assert json.loads(reading.file.read_text())["conversations"] == []
 
 
 def test_an_input_that_cannot_be_given_to_the_model_is_named_with_its_remedy(tmp_path: Path) -> None:

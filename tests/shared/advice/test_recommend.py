@@ -139,4 +139,8 @@ def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert yaml.safe_load(shown.out[shown.out.index("export:") :])["export"]["output"] == {"target": "cpu-server"}
     refused = in_process(capfd, *words, "--memory", "1MiB", home=tmp_path / "home")
     assert (refused.code, "TARGET_UNFIT" in refused.err) == (6, True)
+    for wrong in ("nan", "inf", "-1", "much", "1e9"):
+        named = in_process(capfd, *words, "--memory", wrong, "--json", home=tmp_path / "home")
+        assert (named.code, named.json["reason"]) == (3, "CONFIGURATION_INVALID")
+        assert "--memory" in named.out
     assert in_process(capfd, "recommend", "--target", "browser", "--memory", "1GiB", home=tmp_path / "home").code == 3

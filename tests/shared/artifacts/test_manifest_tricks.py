@@ -120,6 +120,18 @@ def test_a_version_of_any_length_is_named_shortly() -> None:
     assert len(caught.value.message) < 300
 
 
+@pytest.mark.parametrize(
+    "character",
+    ["\x7f", "\x85", "\xad", "\u200b", "\u200d", "\u2028", "\u2029", "\u202e", "\ufeff", "\U000e0001", "\ud83d"],
+)
+def test_a_path_has_no_character_that_hides_or_reverses_text(character: str) -> None:
+    with pytest.raises(ArtifactError, match="not a safe path") as caught:
+        check_path(f"model{character}txt.exe")
+    assert caught.value.reason == "ARTIFACT_INVALID"
+    for fine in ("modèle.txt", "模型.txt", "مدل.txt", "👩.txt"):
+        check_path(fine)
+
+
 @given(st.text(max_size=40))
 def test_a_path_that_is_taken_stays_inside(path: str) -> None:
     try:

@@ -156,3 +156,15 @@ def test_a_stage_that_fails_is_not_said_to_have_succeeded(
     assert (events[-1]["event"], events[-1]["reason"]) == ("error", "ADAPTER_TENSOR_UNUSED")
     last = [event for event in events if event.get("event") == "task"][-1]
     assert (last["state"], last["reason"]) == ("failed", "ADAPTER_TENSOR_UNUSED")
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "-inf"])
+def test_a_timeout_is_a_finite_number(capfd: pytest.CaptureFixture[str], tmp_path: Path, seconds: str) -> None:
+    for words in (
+        ("stage", "merge", "--out", tmp_path / "out"),
+        ("inspect", tmp_path),
+        ("convert", tmp_path, "--out", tmp_path / "out"),
+    ):
+        done = in_process(capfd, *words, f"--timeout={seconds}", home=tmp_path / "home")
+        assert done.code == 2, done.err
+        assert "--timeout" in done.err

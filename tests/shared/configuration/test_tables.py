@@ -77,10 +77,6 @@ def test_limits_come_from_every_source_and_are_joined_value_by_value(canonical: 
     [
         (("optimization.method=gptq", "optimization.quantization=fp16"), "optimization.method: gptq is not applied"),
         (
-            ("optimization.method=auto", "optimization.symmetric=false", "optimization.quantization=int8"),
-            "optimization.symmetric: false is not applied",
-        ),
-        (
             ("validation.compare_outputs=false", "validation.test_input_samples=/questions.jsonl"),
             "validation.test_input_samples is not applied",
         ),

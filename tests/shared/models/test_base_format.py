@@ -63,3 +63,25 @@ def test_sizes_are_those_of_the_dense_model(tmp_path: Path) -> None:
     (pickled / "model.safetensors").unlink()
     (pickled / "pytorch_model.bin").write_bytes(bytes(1000))
     assert prepared_sizes(pickled) == [(50, 100), (450, 900)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"max_position_embeddings": 2**31 - 1}, "max_position_embeddings 2147483647"),
+        ({"text_config": {"n_positions": 2**31 - 1}}, "n_positions 2147483647"),
+        ({"is_encoder_decoder": True, "max_position_embeddings": 1 << 20}, "max_position_embeddings 1048576"),
+        ({"is_encoder_decoder": True, "max_source_positions": 1 << 20}, "max_source_positions"),
+        ({"rope_parameters": {"original_max_position_embeddings": 1 << 40}}, "original_max_position_embeddings"),
+    ],
+)
+def test_positions_that_no_model_has_are_refused(tmp_path: Path, settings: Any, key: str) -> None:
+    folder = model(tmp_path / "model", {"a": torch.zeros(2)}, **settings)
+    with pytest.raises(CheckpointValidationError, match=key) as caught:
+        base_format(folder)
+    assert caught.value.reason == "BASE_MODEL_INVALID"
+
+
+def test_the_longest_known_contexts_are_taken(tmp_path: Path) -> None:
+    folder = model(tmp_path / "model", {"a": torch.zeros(2)}, max_position_embeddings=10_485_760, num_hidden_layers=2)
+    assert base_format(folder) == ""

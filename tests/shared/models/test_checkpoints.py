@@ -360,3 +360,30 @@ def test_an_adapter_beside_its_shards_is_taken(tmp_path):
     folder = make(tmp_path / "run/checkpoint-10", 10)
     (folder / "global_step10").mkdir()
     assert find_checkpoint(tmp_path / "run").healthy
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["non_lora_trainables.bin", "value_head.safetensors", "new_embeddings.safetensors", "projector.pt", "head.pth"],
+)
+def test_trained_weights_that_nothing_reads_are_refused_by_name(tmp_path: Path, name: str) -> None:
+    folder = make(tmp_path / "run")
+    (folder / name).write_bytes(b"weights")
+    with pytest.raises(CheckpointValidationError) as caught:
+        find_checkpoint(folder)
+    assert caught.value.reason == "CHECKPOINT_HAS_MORE_WEIGHTS"
+    assert name in caught.value.message
+    assert "move the file" in caught.value.remedy
+
+
+def test_what_trainers_leave_beside_an_adapter_is_known(tmp_path: Path) -> None:
+    """Names of transformers, accelerate, peft, DeepSpeed, FSDP, TRL, Unsloth and Axolotl."""
+    folder = make(tmp_path / "run")
+    for name in (
+        *("optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt", "rng_state.pth", "rng_state_0.pth", "training_args.bin"),
+        *("adapter_model.bin", "pytorch_model_fsdp.bin", "mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"),
+        *("bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", "random_states_0.pkl", "sampler.bin", "model.safetensors"),
+        *("model-00001-of-00002.safetensors", "pytorch_model-00001-of-00002.bin", "tokenizer.model", "README.md", "events.out"),
+    ):  # fmt: skip
+        (folder / name).write_bytes(b"state")
+    assert find_checkpoint(folder).healthy

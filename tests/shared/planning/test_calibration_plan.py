@@ -34,9 +34,12 @@ def test_all_formats_of_a_level_share_one_calibration() -> None:
         "method": "auto",
         "symmetric": True,
         "time_budget_seconds": 90,
+        "head": False,
+        "wide_share": 0.24,
     }
     for name in ("quantize-pytorch-int4", "quantize-onnx-int4"):
         assert tasks[name].inputs["calibration"] == "task:calibrate-int4/calibration"
+        assert (tasks[name].params["wide_share"], tasks[name].params["head_bits"]) == (0.24, 8)
     assert "calibration" not in tasks["quantize-onnx-int8"].inputs
 
 
@@ -46,14 +49,15 @@ def test_a_method_that_is_named_calibrates_every_integer_level() -> None:
         "calibrate-int4": 4,
         "calibrate-int8": 8,
     }
+    assert tasks["calibrate-int8"].params["symmetric"] is True
     assert "calibration" not in tasks["quantize-onnx-fp16"].inputs
 
 
 @pytest.mark.parametrize(
     "data",
     [
-        {"optimization": {"quantization": "int4"}},
         {"optimization": {"quantization": "int4", "method": "rtn"}},
+        {"optimization": {"quantization": "int8"}},
         {"optimization": {"quantization": "int8", "method": "auto"}},
         {"optimization": {"quantization": "fp16", "method": "autoround"}},
     ],
@@ -62,6 +66,22 @@ def test_nothing_is_calibrated_that_nobody_needs(data: dict[str, Any]) -> None:
     tasks = planned({**data, "validation": {"on_failure": "fail"}}, "calibration")
     assert not [name for name in tasks if name.startswith("calibra")]
     assert not [task for task in tasks.values() if "calibration" in task.inputs]
+
+
+def test_integers_are_chosen_by_text_where_there_is_some() -> None:
+    settings = {"optimization": {"quantization": "int4"}, "validation": {"on_failure": "fail"}}
+    assert "calibration" in planned(settings, "calibration")["quantize-onnx-int4"].inputs
+    assert "calibration" not in planned(settings)["quantize-onnx-int4"].inputs
+
+
+def test_a_format_whose_runtimes_take_no_zero_points_beside_wide_weights_has_a_calibration_of_its_own() -> None:
+    tasks = planned({"optimization": {**INT4, "symmetric": False}})
+    own, usual = tasks["calibrate-int4-symmetric"], tasks["calibrate-int4"]
+    assert (own.params["symmetric"], usual.params["symmetric"]) == (True, False)
+    assert tasks["quantize-pytorch-int4"].inputs["calibration"] == own.reference
+    assert tasks["quantize-onnx-int4"].inputs["calibration"] == usual.reference
+    one = planned({"optimization": {**INT4, "symmetric": False, "wide_share": 0}})
+    assert [name for name in one if name.startswith("calibra")] == ["calibration_data", "calibrate-int4"]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +122,8 @@ def test_the_merged_model_keeps_the_tokenizer_that_reads_the_text() -> None:
         ({"method": "hqq"}, "optimization.method"),
         ({"method": True}, "optimization.method"),
         ({"symmetric": "no"}, "optimization.symmetric"),
-        ({"symmetric": False}, "set optimization.method to auto"),
+        ({"wide_share": 1.5}, "optimization.wide_share"),
+        ({"head_bits": 5}, "optimization.head_bits"),
         ({"time_budget": 0}, "optimization.time_budget"),
         ({"time_budget": 1.5}, "optimization.time_budget"),
         ({"calibration": ["a"]}, "optimization.calibration"),
@@ -118,6 +139,7 @@ def test_text_that_the_settings_name_has_to_be_brought() -> None:
     with pytest.raises(ServiceError, match="sources lacks calibration"):
         planned({"optimization": {**INT4, "calibration": "/data"}})
     rounded = {"optimization": {"quantization": "int4", "calibration": "/data"}, "validation": {"on_failure": "fail"}}
+    rounded["optimization"]["method"] = "rtn"
     assert planned(rounded)  # rtn takes none, and nothing is in reserve
 
 
@@ -136,7 +158,7 @@ def test_a_fallback_keeps_a_calibration_in_reserve() -> None:
         assert "calibration" not in tasks[name].inputs
     assert not tasks["quantize-onnx-int8"].reserve
     assert tasks["merge"].params["save_tokenizer"] is True
-    optimization = {**RESERVE["optimization"], "calibration": "text"}
+    optimization = {**RESERVE["optimization"], "calibration": "text", "method": "rtn"}
     assert planned({**RESERVE, "optimization": optimization}, "calibration")["calibration_data"].fallback
 
 

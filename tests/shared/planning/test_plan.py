@@ -114,7 +114,12 @@ def actions(data: dict[str, Any]) -> dict[str, str]:
 def test_exports_with_and_without_validation_share_their_results() -> None:
     data = {"optimization": {"quantization": ["int8", "int4"]}, "formats": {"tensorrt": {"enabled": True}}}
     with_validation = actions({**data, "validation": {"enabled": True}})
-    of_validation = {"validate", "reference", "calibration_data", "calibrate-int4"}  # the last two are in reserve
+    of_validation = {
+        "validate",
+        "reference",
+        "calibration_data",
+        "calibrate-int4",
+    }  # the last two are in reserve
     with_validation = {name: action for name, action in with_validation.items() if name not in of_validation}
     assert "merge" in with_validation
     assert actions({**data, "validation": {"enabled": False}}) == with_validation

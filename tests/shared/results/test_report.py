@@ -73,6 +73,9 @@ def test_the_page_is_well_formed_and_needs_nothing_else(written: Path) -> None:
     for _, attributes in page.seen:
         assert not {"src", "href", "srcset", "xlink:href"} & attributes.keys()
         assert not any(key.startswith("on") for key in attributes)
+    policies = [attributes for _, attributes in page.seen if attributes.get("http-equiv") == "Content-Security-Policy"]
+    assert [each["content"].partition(";")[0] for each in policies] == ["default-src 'none'"]
+    assert text.index("http-equiv") < text.index("<title>")
     assert "@import" not in text
     assert "url(" not in text
 

@@ -34,7 +34,7 @@ async def serving(folder: Path, **limits: int) -> AsyncIterator[tuple[HealthServ
     access = folder / "access.yaml"
     access.write_text(f"principals: [{{name: probe, role: worker, token_sha256: {token_hash(TOKEN)}}}]")
     security = ServerSecurity(authenticator=AccessFile(access), limits=Limits(**limits))
-    server = grpc.aio.server(interceptors=[security.interceptor()])
+    server = security.server()
     health = add_health_and_reflection(server, "a.Service")
     port = security.listen(server, "127.0.0.1:0")
     await server.start()

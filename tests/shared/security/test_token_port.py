@@ -37,7 +37,7 @@ async def serving(folder: Path) -> AsyncIterator[tuple[Authority, str, str, Secu
     own = Security(tls_ca_file=files.ca, tls_cert_file=files.certificate, tls_key_file=files.key, access_file=access)
     main, second = (f"127.0.0.1:{port}" for port in free_ports(2))
     security = coordinator_security(own, address=main, token_address=second)
-    server = grpc.aio.server(interceptors=[security.interceptor()])
+    server = security.server()
     add_health_and_reflection(server)
     security.listen(server, main)
     await server.start()

@@ -127,3 +127,17 @@ def test_what_is_no_text_is_refused_by_name(
         with pytest.raises(ConfigurationError, match=fault) as caught:
             find(asked, folders)
         assert caught.value.about["key"] == "optimization.calibration"
+
+
+def test_held_out_text_that_is_far_too_large_is_refused_unread(
+    run: Path, folders: SourceFolders, tmp_path: Path
+) -> None:
+    """Its files take no room here: a file of 20 GB was read whole, to store it, for 4 million characters."""
+    with write(tmp_path / "texts" / "a.txt").open("r+b") as file:
+        file.truncate(20 << 30)
+    paths = {"checkpoint": {"path": str(run / "run")}, "base_model": {"name": str(run / "base")}}
+    asked = parse({**paths, "validation": {"heldout": str(tmp_path / "texts")}})
+    for find in (find_sources, lambda *some: find_brought(*some, {})):
+        with pytest.raises(ConfigurationError, match=r"21\.5 GB, and 4\.3 GB are allowed") as caught:
+            find(asked, folders)
+        assert caught.value.about["key"] == "validation.heldout"

@@ -22,6 +22,7 @@ def write_calibration(
     group_size: int = 32,
     symmetric: bool = True,
     leave_out: Collection[str] = (),
+    wide: Collection[str] = (),
     head: bool = True,
     method: str = "gptq",
 ) -> Path:
@@ -37,7 +38,8 @@ def write_calibration(
     tensors: dict[str, torch.Tensor] = {}
     for name, weight in sorted(linear.items()):
         if name not in leave_out and weight.shape[1] % group_size == 0:
-            for part, values in plainly_rounded(weight, bits=bits, group_size=group_size, symmetric=symmetric).items():
+            own = {"bits": 8, "symmetric": True} if name in wide else {"bits": bits, "symmetric": symmetric}
+            for part, values in plainly_rounded(weight, group_size=group_size, **own).items():
                 tensors[f"{name}.{part}"] = torch.from_numpy(values)
     save_file(tensors, target / "weights.safetensors")
     described: dict[str, Any] = {
@@ -46,7 +48,10 @@ def write_calibration(
         "group_size": group_size,
         "symmetric": symmetric,
         "seed": 0,
-        "weights": {name.removesuffix(".codes"): {"method": method} for name in tensors if name.endswith(".codes")},
+        "weights": {
+            name: {"method": method, "bits": 8 if name in wide else bits}
+            for name in (each.removesuffix(".codes") for each in tensors if each.endswith(".codes"))
+        },
     }
     (target / "calibration.json").write_text(json.dumps(described))
     return target

@@ -6,8 +6,6 @@ import asyncio
 import sys
 from pathlib import Path
 
-import grpc
-
 from slipway.rpc.serving import add_health_and_reflection
 from slipway.security.server import ServerSecurity
 from slipway.settings.security import TlsFiles
@@ -16,7 +14,7 @@ from slipway.settings.security import TlsFiles
 async def serve(certificate: Path, key: Path) -> None:
     """Serve until the process is ended."""
     security = ServerSecurity(tls=TlsFiles(certificate=certificate, key=key))
-    server = grpc.aio.server(interceptors=[security.interceptor()])
+    server = security.server()
     health = add_health_and_reflection(server)
     port = security.listen(server, "127.0.0.1:0")
     await server.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import timedelta
 
 import grpc
@@ -17,7 +18,7 @@ from slipway_coordinator.api.reports import completion, lines_of, progress_of, w
 from slipway_coordinator.coordinator import Coordinator
 from slipway_coordinator.model.offers import Held
 from slipway_coordinator.model.records import TaskRecord
-from slipway_protos.v1 import worker_pb2, worker_pb2_grpc
+from slipway_protos.v1 import export_pb2, worker_pb2, worker_pb2_grpc
 
 _MOST = 99  # together with a principal's name it must fit the database column
 _WORKER_ID = re.compile(rf"[A-Za-z0-9._:-]{{1,{_MOST}}}")
@@ -36,9 +37,10 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         """Take a worker's report; return leases and cancellations."""
         report = worker_report(_worker(request.worker_id), request)
         broker = self._coordinator.broker
-        await self._pass_on(report.worker, request)
         wait = min(request.max_wait.seconds + request.max_wait.nanos / 1e9, LONGEST_POLL_SECONDS)
-        answer = await broker.synchronize(report, wait_seconds=wait)
+        answer = await broker.synchronize(
+            report, wait_seconds=wait, on_renewed=lambda: self._pass_on(report.worker, request)
+        )
         return worker_pb2.SynchronizeResponse(
             lease_ttl=timedelta(seconds=broker.ttl),
             cancel_tasks=answer.cancel,
@@ -53,10 +55,13 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         worker, key = _worker(request.worker_id), AttemptKey.parse(request.task)
         held = Held(key, request.lease_epoch)
         event = completion(request, await self._planned(key))
-        if not self._coordinator.broker.is_of_another(worker, key):
-            for line in lines_of(key.task, request.logs):
-                await self._coordinator.hub.publish(key.export, line)
+        # Watchers of an export leave with its end, so its last lines go before, unless the lease is known only afterwards.
+        known = self._coordinator.broker.holds(worker, held)
+        if known:
+            await self._publish_lines(key, request.logs)
         await self._coordinator.broker.complete(worker, held, event)
+        if not known:
+            await self._publish_lines(key, request.logs)
         if event.failure is not None and request.WhichOneof("outcome") == "output":
             raise event.failure.error()
         return worker_pb2.CompleteTaskResponse()
@@ -66,15 +71,18 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         return next((each for each in record.tasks if each.id == key.task), None) if record is not None else None
 
     async def _pass_on(self, worker: str, request: worker_pb2.SynchronizeRequest) -> None:
-        """Publish progress and log lines to watchers, except for tasks held by another worker."""
+        """Publish progress and log lines of the tasks whose leases the worker holds to watchers."""
         for running in request.running:
             key = AttemptKey.parse(running.task)
-            if self._coordinator.broker.is_of_another(worker, key):
+            if not self._coordinator.broker.holds(worker, Held(key, running.lease_epoch)):
                 continue
             if running.HasField("progress"):
                 await self._coordinator.hub.publish(key.export, progress_of(key.task, key.attempt, running.progress))
-            for line in lines_of(key.task, running.logs):
-                await self._coordinator.hub.publish(key.export, line)
+            await self._publish_lines(key, running.logs)
+
+    async def _publish_lines(self, key: AttemptKey, logs: Sequence[export_pb2.LogLine]) -> None:
+        for line in lines_of(key.task, logs):
+            await self._coordinator.hub.publish(key.export, line)
 
 
 def _worker(worker_id: str) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
@@ -103,8 +103,16 @@ class Broker:
             elif key not in wanted.revoked:
                 self.board.offer(wanted.offers[key])
 
-    async def synchronize(self, report: WorkerReport, *, wait_seconds: float = 0.0) -> Answer:
+    async def synchronize(
+        self,
+        report: WorkerReport,
+        *,
+        wait_seconds: float = 0.0,
+        on_renewed: Callable[[], Awaitable[None]] | None = None,
+    ) -> Answer:
         """Renew and adopt a worker's leases, grant new ones and name those to cancel.
+
+        ``on_renewed`` is called once the leases are renewed, before anything is waited for.
 
         Waits up to ``wait_seconds`` while there is nothing to return. Only the arrival of a call renews leases, because the
         worker may die while its call is parked. A worker that runs something therefore gets a response early enough to call again.
@@ -114,6 +122,8 @@ class Broker:
         while True:
             seen = self._generation
             answer = await self._synchronize(report, arriving=arriving)
+            if arriving and on_renewed is not None:
+                await on_renewed()
             arriving = False
             remaining = deadline - self.clock()
             if answer.granted or answer.cancel or remaining <= 0:
@@ -258,10 +268,10 @@ class Broker:
             if not lease.revoked and self.board.wanted_offer(key) is not None and not self.board.is_known(key):
                 self.board.offer(offer)
 
-    def is_of_another(self, worker: str, task: AttemptKey) -> bool:
-        """Return whether another worker is known to hold a task. Right after a restart nothing is known."""
-        lease = self.board.held.get(task)
-        return lease is not None and lease.worker != worker
+    def holds(self, worker: str, held: Held) -> bool:
+        """Return whether a worker is known to hold a lease. Right after a restart nothing is known until leases are adopted."""
+        lease = self.board.held.get(held.task)
+        return lease is not None and lease.worker == worker and lease.epoch == held.epoch
 
     async def _wake(self) -> None:
         self._generation += 1

@@ -31,7 +31,7 @@ def check_complete(
     check_patterns(config.raw, (module for module, _, _ in modelled.values()))
     for name, info in base.items():
         module, _, parameter = modelled[name]
-        if name in taken:
+        if name in taken or not names.is_trained(name):
             continue
         bias = parameter == "bias" and config.bias == "all"
         saved = any(f".{entry}." in f".{module}." for entry in config.modules_to_save)

@@ -1,7 +1,8 @@
 """Map the adapter's names to the base's tensors by the existing tensors, without a table of architectures.
 
 An adapter uses the names of the trained model class (``model.layers.0.q_proj``); a base file may have been saved from the bare model
-(``layers.0.q_proj``), or the other way round. One prefix, the same for all tensors, explains the difference.
+(``layers.0.q_proj``), or the other way round. One prefix, the same for all tensors, explains the difference. An adapter that was trained on
+the text model alone fits its vision-language model too, which has a part more in its names (``model.language_model.layers.0.q_proj``).
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from slipway.models.adapters.refusals import misfit
 
 _MOST_PREFIXES = 64
 """Most prefixes to try; models have a handful."""
+_TEXT_PARTS = frozenset({"language_model", "text_model"})
+"""Names of the text model within a model that takes more than text."""
 
 
 @dataclass(frozen=True)
 class NameMap:
-    """Names in the trained model ↔ names in the base's files: remove ``strip``, then add ``add``; one of them is empty.
+    """Names in the trained model ↔ names in the base's files: remove ``strip``, then add ``add``; one of them is empty, unless the names are those
+    of the text model within the base.
 
     ``renamed`` has the stored names of weights that transformers has, or had, under another name.
     """
@@ -44,9 +48,13 @@ class NameMap:
         """Return the trained model's name for a base tensor (the stored name if the prefixes agree)."""
         if stored in self._originals:
             return self._originals[stored]
-        if self.strip or (self.add and stored.startswith(self.add)):
+        if stored.startswith(self.add) and (self.strip or self.add):
             return self.strip + stored.removeprefix(self.add)
         return stored
+
+    def is_trained(self, stored: str) -> bool:
+        """Return whether a base tensor may be of the trained model: where that is the text model within the base, no other part is."""
+        return stored.startswith(self.add) or not _TEXT_PARTS & set(self.add.split("."))
 
     @cached_property
     def _originals(self) -> dict[str, str]:
@@ -57,8 +65,8 @@ class NameMap:
 def fit_names(wanted: Iterable[str], stored: Iterable[str]) -> NameMap:
     """Find the prefix that makes most of the wanted names base tensors; none if they already are.
 
-    A prefix is only removed or added, never exchanged, and has no layer number, so an encoder's adapter cannot be applied to a
-    decoder, nor one layer's to another.
+    A prefix is only removed or added, and has no layer number, so an encoder's adapter cannot be applied to a decoder, nor one layer's to
+    another. It is exchanged only for one with the text model's part behind it (``model.`` for ``model.language_model.``).
 
     Raises:
         ModelMergeError: ``ADAPTER_BASE_MISMATCH`` if two prefixes explain the names equally well.
@@ -96,6 +104,10 @@ def _candidates(unresolved: list[str], names: frozenset[str]) -> set[tuple[str, 
                 found.add((f"{'.'.join(prefix)}.", ""))
         if len(parts) < 3:
             continue
+        rest = f".{'.'.join(parts[1:])}"
+        for part in _TEXT_PARTS:
+            if f"{parts[0]}.{part}{rest}" in names:
+                found.add((f"{parts[0]}.", f"{parts[0]}.{part}."))
         for stored in names:
             prefix = stored.removesuffix(f".{name}").split(".")
             if stored.endswith(f".{name}") and not any(part.isdigit() for part in prefix):

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 from slipway.counts import counted
 from slipway.errors import ModelMergeError
 from slipway.models.adapters.pairs import Pair, unwrapped
-from slipway.models.adapters.refusals import PEFT_REMEDY, misfit
+from slipway.models.adapters.refusals import PEFT_REMEDY
 from slipway.models.model_files import ADAPTER_PREFIX
 from slipway.models.safetensors_file import TensorInfo
 from slipway_merge.adapter.adapter import Adapter, WholeTensor
 from slipway_merge.adapter.completeness import check_complete, check_rows
 from slipway_merge.adapter.fitting import checked_replacement, fitted_update, has_transposed, new_vocab_size
+from slipway_merge.adapter.homeless import no_place
 from slipway_merge.adapter.naming import Naming, under_current_names
 from slipway_merge.plan.initial_weights import initial_precision_warning, restore_initial_weights
 from slipway_merge.plan.replication import replicated, source_layers
@@ -123,7 +124,8 @@ class Planner:
         }
         for module, info in self.adapter.by_module():
             name = self.naming.in_model(module)
-            found[info.name] = ADAPTER_PREFIX + info.name[info.name.index(module) :].replace(module, name, 1)
+            own = unwrapped(info.name)
+            found[info.name] = ADAPTER_PREFIX + own[own.index(module) :].replace(module, name, 1)
         return found
 
     @cached_property
@@ -169,11 +171,12 @@ class Planner:
         if name not in self.base:
             unused = [w for w in self.adapter.whole.values() if self.naming.output(w.name) not in self.base]
             pairs = [pair for pair in self.adapter.pairs.values() if self._weight(pair) not in self.base]
-            raise misfit(
+            raise no_place(
                 f"the adapter has {counted(len(unused) + 2 * len(pairs), 'tensor')} that no base weight takes, "
                 f"first {info.name!r} {info.shape} (looked for {name!r})",
-                reason="ADAPTER_TENSOR_UNUSED",
-                tensor=info.name,
+                info,
+                settings=self.adapter.config.raw,
+                base=self.base,
             )
 
     # Changes

@@ -28,8 +28,10 @@ from slipway.models.families import DECODER, ENCODER_DECODER, Family, described,
 from slipway.models.model_facts import check_loadable, configuration_of, named_class
 from slipway.models.model_files import ADAPTER_CONFIG, ADAPTER_PREFIX, ADAPTER_WEIGHTS
 from slipway.models.module_patterns import check_patterns, names_in
+from slipway.models.pytorch.placing import placeable, unplaced
 from slipway.models.safetensors_file import read_safetensors, read_weights
 from slipway.models.sample_inputs import compared_outputs, sample_inputs
+from slipway.models.trained.adapter_kinds import is_plain_lora
 from slipway.models.trained.trained_model import TrainedModel
 from slipway.stage import Context
 from slipway_merge.tensors.samples import UNIT_ROUNDOFF
@@ -102,7 +104,7 @@ def reload_check(
 
     with _readable_to_peft(adapter, names(), ctx) as renamed:
         model = _load(cls, base, config=trained.config if trained else None)
-        return {"loaded": True, **_compare(model, renamed, ours, run=run, noise=noise, size=size, ctx=ctx)}
+        return {"loaded": True, **_compare(model, base, renamed, ours, run=run, noise=noise, size=size, ctx=ctx)}
 
 
 @contextmanager
@@ -131,6 +133,7 @@ def _round_at_random(model: Any, unit_roundoff: float, names: Collection[str] | 
 
 def _compare(
     model: Any,
+    base: Path,
     adapter: Path,
     ours: torch.Tensor,
     *,
@@ -144,11 +147,16 @@ def _compare(
     before = run(model)
     check_patterns(read_adapter_config(adapter), names_in(model))
     try:
-        with _quiet():
-            config = PeftConfig.from_pretrained(str(adapter))
-            _load_tied_factors_separately(config, adapter)
+        with _quiet(), placeable(model, base, adapter) as (folder, joined):
+            config = PeftConfig.from_pretrained(str(folder))
+            _load_tied_factors_separately(config, folder)
+            module = PeftModel.from_pretrained(model, str(folder), config=config)
+            if is_plain_lora(folder) and (left := unplaced(module, folder)):
+                raise ValueError(f"it drops {len(left)} of its factors, first {min(left)!r}")  # noqa: TRY301 - as what peft raises
+            if joined:
+                joined.attach(model, module)
             # The model itself, because what peft wraps around it names inputs of its own (of Whisper: input_ids).
-            tuned = run(PeftModel.from_pretrained(model, str(adapter), config=config).get_base_model())
+            tuned = run(module.get_base_model())
     except Exception as error:  # noqa: BLE001 - whatever peft's own checks and constructors raise
         not_compared = f"not compared: peft cannot load the adapter ({error})"
         ctx.warn(f"the merged model was loaded, but its logits were {not_compared}")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slipway.errors import ModelMergeError
+from slipway.errors import CheckpointValidationError, ModelMergeError
 from slipway.files.json_documents import read_json
 from slipway.models import base_format
 from slipway.models.dtypes import DTYPES, FLOATS
@@ -22,7 +22,13 @@ from slipway.models.model_files import (
     PROCESSOR_FILES,
     tokenizer_files,
 )
-from slipway.models.sentences.files import is_sentence_encoder, sentence_files
+from slipway.models.sentences.files import (
+    MODULE_PICKLE,
+    MODULES,
+    is_sentence_encoder,
+    module_files,
+    sentence_files,
+)
 
 #: Safetensors names of data types → names in ``config.json``.
 DTYPE_NAMES = {name: DTYPES[name].torch for name in FLOATS}
@@ -95,7 +101,7 @@ def copy_small_files(base: Path, adapter: Path, output: Path, *, tokenizer: bool
     encoder = next((folder for folder in (adapter, base) if sentence_files(folder)), base)
     # Files of a sentence encoder would say that this model is one.
     if family_of(made) is FEATURE_EXTRACTION or (same and not is_sentence_encoder(encoder)):
-        chosen |= {path.relative_to(encoder).as_posix(): path for path in sentence_files(encoder)}
+        chosen |= _modules_of(encoder, base)
     if tokenizer:
         own, others = _by_kind(adapter), _by_kind(base)
         chosen |= (own["tokenizer"] or others["tokenizer"]) | (own["processor"] or others["processor"])
@@ -105,6 +111,31 @@ def copy_small_files(base: Path, adapter: Path, output: Path, *, tokenizer: bool
         target.parent.mkdir(exist_ok=True)
         shutil.copyfile(path, target)
     return sorted(chosen)
+
+
+def _modules_of(encoder: Path, base: Path) -> dict[str, Path]:
+    """Return the files of a sentence encoder by name; refuse one that would lack a part.
+
+    Raises:
+        CheckpointValidationError: ``BASE_MODEL_INVALID`` or ``UNSAFE_PICKLE``.
+    """
+    chosen, missing = module_files(encoder, base)
+    pickles = sorted(name for name in chosen if name.endswith(f"/{MODULE_PICKLE}"))
+    if missing:
+        raise CheckpointValidationError(
+            f"{MODULES} names the module {missing[0]!r}, and neither the checkpoint nor the base model has its files",
+            reason="BASE_MODEL_INVALID",
+            remedy="copy the folder from the model that was trained, or take the module out of the list",
+            about={"file": encoder / MODULES},
+        )
+    if pickles:
+        raise CheckpointValidationError(
+            f"the checkpoint's {pickles[0]} is a pickle, which can run code when it is loaded",
+            reason="UNSAFE_PICKLE",
+            remedy="save the checkpoint with sentence-transformers 3 or newer, which writes safetensors",
+            about={"file": encoder / pickles[0]},
+        )
+    return chosen
 
 
 def _by_kind(folder: Path) -> dict[str, dict[str, Path]]:

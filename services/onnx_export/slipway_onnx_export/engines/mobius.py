@@ -15,6 +15,7 @@ from mobius.tasks import get_task
 
 from slipway.errors import ONNXExportError
 from slipway.models.families import DECODER
+from slipway.sizes import format_size
 from slipway_onnx_export.components import untraced_decoder
 from slipway_onnx_export.engine_graph import EngineGraph, GraphRequest
 from slipway_onnx_export.engines.lowering import lower
@@ -31,6 +32,8 @@ INCORRECT = {
     **dict.fromkeys(("bloom", "mpt"), "without an attention mask"),
 }
 """How mobius builds model types that it knows and does not build correctly; the comparison with PyTorch shows each."""
+
+_LARGEST_TABLE = 1 << 30
 
 
 def build(source: ModelSource, request: GraphRequest) -> list[EngineGraph]:
@@ -85,8 +88,7 @@ def _find_module(source: ModelSource, *, windowed: bool = False) -> tuple[Any, A
         raise _unsupported_error(
             source, f"a sliding window of {source.sliding_window} tokens is too long for the comparison with PyTorch"
         )
-    if "dynamic" in _rope_types(source.text_config):
-        raise _unsupported_error(source, "mobius would drop the growth of its rotary embeddings in long texts")
+    _check_rotary(source)
     kind = registry.get(config.model_type)
     try:
         settings = _config_from_hf(config, parent_config=config, module_class=kind)
@@ -104,6 +106,17 @@ def _find_module(source: ModelSource, *, windowed: bool = False) -> tuple[Any, A
             config.hidden_size**0.5
         )  # mobius rounds it, to two decimals or to half precision
     return module, settings
+
+
+def _check_rotary(source: ModelSource) -> None:
+    config = source.text_config
+    types = _rope_types(config)
+    if "dynamic" in types:
+        raise _unsupported_error(source, "mobius would drop the growth of its rotary embeddings in long texts")
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    size = int(config.max_position_embeddings) * int(width) * 4 if types else 0  # a sine and a cosine for two elements
+    if size > _LARGEST_TABLE:
+        raise _unsupported_error(source, f"mobius would write a table of {format_size(size)} for its rotary embeddings")
 
 
 def _rope_types(config: Any) -> set[str]:

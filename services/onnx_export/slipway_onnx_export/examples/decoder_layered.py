@@ -38,14 +38,9 @@ class Layers:
     def _load(self, path: Path) -> Any:
         return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
 
-    def empty_cache(self, rows: int) -> dict[str, Any]:
-        """Return the cache before the first token. Each tensor: (rows, heads, 0, size)."""
-        inputs = [value for path in self._paths for value in self._session(path).get_inputs()]
-        return {
-            value.name: np.zeros((rows, value.shape[1], 0, value.shape[3]), dtype=DTYPES[value.type])
-            for value in inputs
-            if value.name.startswith("past_key_values.")
-        }
+    def inputs(self) -> dict[str, Any]:
+        """Return the inputs of all graphs by name."""
+        return {value.name: value for path in self._paths for value in self._session(path).get_inputs()}
 
     def run(self, feed: dict[str, Any]) -> dict[str, Any]:
         """Run all graphs; return the logits and the cache."""
@@ -65,29 +60,43 @@ class Layers:
 
 def generate(layers: Layers, prompt_ids: list[int], *, max_new_tokens: int) -> list[int]:
     """Continue a prompt greedily, one call per token, with keys and values of earlier tokens in the cache."""
-    cache = layers.empty_cache(1)
+    inputs = layers.inputs()
+    pasts = {name: value for name, value in inputs.items() if name.startswith("past_key_values.")}
+    # Axes that vary have names. Where they are fixed, the last places of cache and call are filled, and the mask leaves the others out.
+    rows, size = (axis if isinstance(axis, int) else None for axis in inputs["input_ids"].shape)
+    places = next(value.shape[2] for value in pasts.values()) if size else None
+    cache = {
+        name: np.zeros((rows or 1, value.shape[1], places or 0, value.shape[3]), dtype=DTYPES[value.type])
+        for name, value in pasts.items()
+    }
     new, total, ends = list(prompt_ids), 0, end_tokens()
     generated: list[int] = []
-    while len(generated) < max_new_tokens:
-        positions = np.arange(total, total + len(new), dtype=np.int64)[None, :]
-        total += len(new)
+    while len(generated) < max_new_tokens and (places is None or total <= places):
+        piece, new = new[:size], new[size:] if size else []
+        empty = [0] * (size - len(piece)) if size else []
+        before = [0] * (places - total) + [1] * total if places is not None else [1] * total
         feed = {
-            "input_ids": np.array([new], dtype=np.int64),
-            "attention_mask": np.ones((1, total), dtype=np.int64),
-            "position_ids": positions,
-            **cache,
+            "input_ids": empty + piece,
+            "attention_mask": before + empty + [1] * len(piece),
+            "position_ids": empty + list(range(total, total + len(piece))),
         }
-        results = layers.run(feed)
+        results = layers.run(
+            {name: np.array([row] * (rows or 1), dtype=np.int64) for name, row in feed.items()} | cache
+        )
+        total += len(piece)
+        for name in pasts:
+            present = results[name.replace("past_key_values.", "present.")]
+            if places is not None:  # move up by the new tokens, and leave out the empty places between
+                kept = [present[:, :, :places], present[:, :, places + len(empty) :]]
+                present = np.concatenate(kept, axis=2)[:, :, -places:]
+            cache[name] = present
+        if new:  # the prompt goes on
+            continue
         token = int(results["logits"][0, -1].argmax())
         if token in ends:
             break
         generated.append(token)
         new = [token]
-        cache = {
-            name.replace("present.", "past_key_values."): value
-            for name, value in results.items()
-            if name.startswith("present.")
-        }
     return generated
 
 

@@ -28,6 +28,12 @@ def setting(name: str) -> Any:
     return None
 
 
+def first_token() -> int:
+    """Return the token that the decoder's text begins with."""
+    names = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
+    return next((found for name in names if isinstance(found := setting(name), int)), 0)
+
+
 CUDA = (
     "CUDAExecutionProvider",
     # Products of float32 keep 24 bits, as in the export's comparison; and memory grows by what is needed, not by doubling.
@@ -86,7 +92,7 @@ def generate(source: list[int], *, max_new_tokens: int, provider: str = "auto") 
     ends = setting("eos_token_id")
     ends = set(ends) if isinstance(ends, list) else {ends}
     never = {setting("pad_token_id")} - {None} - ends
-    start = new = int(setting("decoder_start_token_id") or 0)
+    start = new = first_token()
     generated: list[int] = []
     while len(generated) < max_new_tokens:
         tokens = [start, *generated] if all_again else [new]

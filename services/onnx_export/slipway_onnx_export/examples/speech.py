@@ -29,6 +29,12 @@ def setting(name: str) -> Any:
     return None
 
 
+def first_token() -> int:
+    """Return the token that the decoder's text begins with."""
+    names = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
+    return next((found for name in names if isinstance(found := setting(name), int)), 0)
+
+
 CUDA = (
     "CUDAExecutionProvider",
     # Products of float32 keep 24 bits, as in the export's comparison; and memory grows by what is needed, not by doubling.
@@ -91,7 +97,7 @@ def generate(features: Any, *, max_new_tokens: int, provider: str = "auto") -> l
     ends = setting("eos_token_id")
     ends = set(ends) if isinstance(ends, list) else {ends}
     forced = [token for _, token in sorted(setting("forced_decoder_ids") or []) if token is not None]
-    start = new = [int(setting("decoder_start_token_id") or 0), *forced]
+    start = new = [first_token(), *forced]
     generated: list[int] = []
     while len(generated) < max_new_tokens:
         tokens = start + generated if all_again else new

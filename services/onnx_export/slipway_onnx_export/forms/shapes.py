@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from slipway.errors import ONNXExportError
 from slipway.models.families import DECODER, ENCODER_DECODER, SPEECH
+from slipway.models.generation.settings import token_of
 from slipway_onnx_export.names import BATCH, PAST, SEQUENCE, SOURCE, TOTAL
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.source import ModelSource
@@ -51,7 +52,7 @@ def room_of(source: ModelSource) -> int:
     names = ("max_position_embeddings", "max_target_positions", "max_decoder_position_embeddings", "n_positions")
     room = min((limit for name in names if (limit := getattr(config, name, None))), default=1 << 20)
     # Some encoders number positions from after the padding token's id.
-    reserved = 1 + (getattr(config, "pad_token_id", None) or 0) if source.family is not DECODER else 0
+    reserved = 1 + (token_of(config, "pad_token_id") or 0) if source.family is not DECODER else 0
     return max(int(room) - reserved, 1)
 
 

@@ -1,4 +1,4 @@
-"""Write the packages that a folder's ``onnx_export.json`` asks for."""
+"""Complete the folder of a level: describe its own graphs, and write the packages that its ``onnx_export.json`` asks for."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args
+
+import onnx_ir as ir
 
 from slipway.files.json_documents import read_json_object
 from slipway.models.families import family_of
@@ -21,6 +23,7 @@ from slipway_onnx_export.packaging.optimum import write_optimum
 from slipway_onnx_export.packaging.transformers_js import write_transformers_js
 from slipway_onnx_export.packaging.triton import write_kserve, write_triton
 from slipway_onnx_export.params import PackageKind
+from slipway_onnx_export.statistics import Statistics
 
 RECORD = "onnx_export.json"
 CHECKS = "package_checks"
@@ -32,6 +35,41 @@ _WRITERS: Mapping[PackageKind, Callable[[Packaged], str]] = {
     "triton": write_triton,
     "kserve": write_kserve,
 }
+
+
+_OF_THE_GRAPH = ("checks", "data_bytes", "graph_bytes", "nodes", "operators", "statistics")
+"""What a record says of the graphs beside it; a level's graphs are others."""
+_OF_THE_EXPORT = ("parity", "proven_harmless")
+"""Beginnings of what it says of a comparison with PyTorch, which was that of the unquantized graphs."""
+
+
+def complete_level(folder: Path, *, level: str, ctx: Context) -> None:
+    """Let the record of a level, which is a copy of the unquantized output's, describe the level's own graphs, and write its packages.
+
+    What the copy says of the unquantized graphs stays as ``unquantized``.
+
+    Args:
+        folder: A complete folder of graphs at the level.
+        level: The level.
+        ctx: As in :func:`write_packages`.
+    """
+    record = _read(folder / RECORD)
+    files = sorted(folder.glob("*.onnx"))
+    if record and files:
+        of_others = {
+            name: value for name, value in record.items() if name in _OF_THE_GRAPH or name.startswith(_OF_THE_EXPORT)
+        }
+        found = Statistics.of(map(ir.load, files))
+        data = [path for path in folder.iterdir() if path.name.startswith(tuple(f"{each.name}." for each in files))]
+        own = {
+            "nodes": found.nodes,
+            "operators": dict(found.operators),
+            "graph_bytes": sum(path.stat().st_size for path in files),
+            "data_bytes": sum(path.stat().st_size for path in data),
+        }
+        kept = {name: value for name, value in record.items() if name not in of_others}
+        _write(folder, {**kept, **own, "unquantized": of_others})
+    write_packages(folder, level=level, ctx=ctx)
 
 
 def write_packages(folder: Path, *, level: str, ctx: Context) -> None:
@@ -50,6 +88,8 @@ def write_packages(folder: Path, *, level: str, ctx: Context) -> None:
     _remove(folder, get_args(PackageKind))  # those of the level that this one is made from
     config = as_used(_read(folder / CONFIG), folder)
     family = family_of(config)
+    told = record.get("packages")  # what the unquantized output, of which this record is a copy, was found to lack
+    told = told if level and isinstance(told, dict) else {}
     results: dict[str, str] = {}
     checks: dict[str, dict[str, str]] = {}
     for kind in kinds:
@@ -62,12 +102,11 @@ def write_packages(folder: Path, *, level: str, ctx: Context) -> None:
         except (NotPackagedError, FaultError) as reason:
             _remove(folder, [kind])
             results[kind] = f"not packaged: {reason}"
-            if not level or isinstance(reason, FaultError):  # what it lacks is the same at every level
+            if results[kind] != told.get(kind) or isinstance(reason, FaultError):
                 ctx.warn(f"the ONNX model has no {kind} package{level and f' at {level}'}: {reason}")
     record.pop(CHECKS, None)  # those of the level that this one is made from
     described = {**record, "packages": results} | ({CHECKS: checks} if checks else {})
-    text = json.dumps(described, indent=2, sort_keys=True)
-    (folder / RECORD).write_text(text + "\n", encoding="utf-8")
+    _write(folder, described)
     ctx.record(packages=results)
 
 
@@ -91,6 +130,10 @@ def _remove(folder: Path, kinds: Iterable[PackageKind]) -> None:
             shutil.rmtree(entry)
         else:
             entry.unlink(missing_ok=True)
+
+
+def _write(folder: Path, record: Mapping[str, Any]) -> None:
+    (folder / RECORD).write_text(json.dumps(record, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _read(path: Path) -> dict[str, Any]:

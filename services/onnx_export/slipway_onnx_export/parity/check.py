@@ -18,6 +18,7 @@ from slipway.errors import ONNXExportError
 from slipway.machine.onnx_runtime import ProviderChoice
 from slipway.models.dtypes import FLOATS, torch_dtypes
 from slipway.models.families import DECODER, ENCODER_DECODER, SPEECH, auto_model
+from slipway.models.generation.settings import token_of
 from slipway.models.graphs.promise import EVERY_CALL, Promise
 from slipway.models.model_facts import CannotBuildError, check_loadable
 from slipway.models.pytorch.wide_layers import widen_while_computing
@@ -108,7 +109,7 @@ def check_parity(
     each = sum(conversation.calls for conversation in conversations)
     on_call(0, 2 * each)
     references = _references(source, conversations, on_call=lambda done: on_call(done, 2 * each))
-    padding = getattr(source.config, "pad_token_id", None)
+    padding = token_of(source.config, "pad_token_id")
     sessions: Mapping[str, OrtSession | LayeredSession]
     if (folder / f"{FIRST}.onnx").is_file():
         sessions = {"model": LayeredSession(folder, threads=threads, provider=provider)}

@@ -13,10 +13,12 @@ from slipway.machine.threads import session_options
 from slipway.models.families import DECODER, SEQUENCE_CLASSIFIER, Family
 from slipway.models.graphs.fixed_graph import FixedGraph
 from slipway_onnx_export.layered.blocks import FIRST, HIDDEN, LAST, LAYER, NEXT
+from slipway_onnx_export.names import IDS, MASK, POSITIONS
 from slipway_onnx_export.parity.ort_errors import ort_failures
 from slipway_onnx_export.parity.rows import Array, Session
 from slipway_onnx_export.parity.shared_buffer import SharedBufferSession
 
+_TEXT = (IDS, MASK, POSITIONS)
 _TOKENS, _POSITIONS = "past_key_values.tokens", "past_key_values.positions"
 """What stands for the cache of a graph without one: the tokens so far, and their positions."""
 
@@ -33,9 +35,15 @@ class LayeredSession:
         opened = [_load(folder / f"{name}.onnx", threads=threads, provider=provider) for name in names]
         self.opened = opened[0]
         self._graphs = [one.session for one in opened]
+        inputs = {value.name: value.shape for graph in self._graphs for value in graph.get_inputs()}
+        self._shapes = {name: inputs[name] for name in inputs if name in _TEXT or name.startswith("past_key_values.")}
+        self._graph = FixedGraph(self._run_in_turn, self._shapes, per_token=True)
 
     def run(self, feed: dict[str, Array]) -> dict[str, Array]:
         """Run the graphs in turn."""
+        return self._graph.run({name: value for name, value in feed.items() if name in self._shapes})
+
+    def _run_in_turn(self, feed: dict[str, Array]) -> dict[str, Array]:
         found = dict(feed)
         for graph in self._graphs:
             outputs = [value.name for value in graph.get_outputs()]
@@ -47,12 +55,7 @@ class LayeredSession:
 
     def empty_past(self, *, batch: int) -> dict[str, Array]:
         """Return an empty cache by input name."""
-        inputs = {value.name: value.shape for graph in self._graphs for value in graph.get_inputs()}
-        return {
-            name: np.zeros((batch, shape[1], 0, shape[3]), np.float32)
-            for name, shape in inputs.items()
-            if name.startswith("past_key_values.")
-        }
+        return self._graph.empty_past(batch=batch)
 
 
 class OrtSession:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from slipway.models.families import SEQUENCE_CLASSIFIER
+from slipway.models.generation.settings import token_of
 from slipway.models.sentences.pooling import SENTENCE_EMBEDDING, Pooling, pool
 from slipway_onnx_export.parity.reach import BEYOND, Reach
 from slipway_onnx_export.parity.rows import Array, Session, random_rows
@@ -66,7 +67,7 @@ def texts_of(source: ModelSource, *, room: int, reach: Reach, fixed: bool = Fals
     because the results of some models at padding (DeBERTa's first token) depend on the length.
     """
     config = source.text_config
-    padding = getattr(config, "pad_token_id", None)
+    padding = token_of(config, "pad_token_id")
     random, pooling = np.random.default_rng(0), pooling_of(source)
     far = [("beyond the sliding window", (0,), reach.window + BEYOND, "right")] if reach.text else []
     alone = padding is None and source.family is SEQUENCE_CLASSIFIER  # it cannot tell the last token from padding

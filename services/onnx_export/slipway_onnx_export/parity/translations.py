@@ -12,6 +12,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from slipway.models.families import SPEECH
+from slipway.models.generation.settings import token_of
 from slipway_onnx_export.parity.reach import BEYOND, Reach
 from slipway_onnx_export.parity.rows import Array, Session, random_rows
 from slipway_onnx_export.source import ModelSource
@@ -139,13 +140,12 @@ def translations_of(source: ModelSource, *, room: int, reach: Reach) -> Iterator
         if sum(case.calls) > room or case.length > room:
             continue
         tokens = random.integers(0, targets, size=(len(case.pads), sum(case.calls)), dtype=np.int64)
-        padding, first = config.pad_token_id, getattr(config, "decoder_start_token_id", None)
+        padding = token_of(config, "pad_token_id")
         if (
             padding is not None
         ):  # some models count positions by the tokens that are no padding, which a cache does not keep
             tokens = np.where(tokens == padding, (padding + 1) % targets, tokens)
-        if first is not None:
-            tokens[:, 0] = first
+        tokens[:, 0] = source.start
         if source.family is SPEECH:
             shape = (len(case.pads), config.num_mel_bins, 2 * config.max_source_positions)
             yield _Translation(case, random.standard_normal(shape).astype(np.float32), None, tokens)
@@ -156,6 +156,6 @@ def translations_of(source: ModelSource, *, room: int, reach: Reach) -> Iterator
             pads=case.pads,
             length=case.length,
             side=case.side,
-            padding=config.pad_token_id,
+            padding=padding,
         )
         yield _Translation(case, ids, mask, tokens)

@@ -208,6 +208,14 @@ def declare_interface(model: ir.Model, component: Component) -> None:
             _set_shape(value, want[value.name].shape)
 
 
+def axes_of(model: ir.Model) -> dict[str, list[str | int | None]]:
+    """Return the axes of each input of a graph: the name of one that varies, the size of one that is fixed."""
+    return {
+        value.name or "": [axis if isinstance(axis, int) else axis.value for axis in value.shape or ()]
+        for value in model.graph.inputs
+    }
+
+
 def _set_shape(value: ir.Value, axes: tuple[str | int | None, ...]) -> None:
     """Name a value's axes; ``None`` keeps the present size."""
     known = value.shape if value.shape is not None and len(value.shape) == len(axes) else [None] * len(axes)

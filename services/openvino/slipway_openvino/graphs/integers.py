@@ -20,10 +20,16 @@ def sign_integers(model: ov.Model, work: Path) -> np.ndarray | None:
     """Rewrite ``(integer - zero point) x scale`` of constants, in place; return the memory of the new ones, which the model uses.
 
     An integer less the middle of its range is the same bits with the highest one turned. The plugins then need no subtraction, which
-    some of them refuse. What has other zero points, or scales that half precision cannot hold, stays. The new integers lie in a mapped
-    file below ``work``, so that they take no other memory.
+    some of them refuse. Integers with other zero points stay as they are, with scales in half precision. What has scales that half
+    precision cannot hold stays. The new integers lie in a mapped file below ``work``, so that they take no other memory.
     """
-    found = [parts for node in model.get_ordered_ops() if (parts := _parts(node)) is not None]
+    found = []
+    for node in model.get_ordered_ops():
+        parts = _parts(node)
+        if parts is not None and parts[1] is not None:
+            found.append(parts)
+        elif parts is not None:
+            _halve(node, parts[2])
     total = sum(parts[1].get_byte_size() for parts in found)
     if not found:
         return None
@@ -38,6 +44,18 @@ def sign_integers(model: ov.Model, work: Path) -> np.ndarray | None:
         _replace(product, ops.multiply(ops.convert(integers, "f16"), ops.constant(scale)))
     model.validate_nodes_and_infer_types()
     return place
+
+
+def _halve(product: ov.Node, scale: np.ndarray) -> None:
+    """Let readers of a product read another in half precision, of the same integers and zero points."""
+    stored, zero = (_unconverted(value) for value in product.input_value(0).get_node().input_values())
+    difference = ops.subtract(ops.convert(stored, "f16"), ops.convert(zero, "f16"))
+    _replace(product, ops.multiply(difference, ops.constant(scale)))
+
+
+def _unconverted(value: Any) -> Any:
+    node = value.get_node()
+    return node.input_value(0) if node.get_type_name() == "Convert" else value
 
 
 def _replace(product: ov.Node, halves: ov.Node) -> None:
@@ -57,7 +75,10 @@ def _replace(product: ov.Node, halves: ov.Node) -> None:
 
 
 def _parts(product: ov.Node) -> tuple[ov.Node, Any, np.ndarray] | None:
-    """Return a product of integers and scales, its integers, and its scales in half precision; None if it is anything else."""
+    """Return a product of integers and scales, its integers, and its scales in half precision; None if it is anything else.
+
+    The integers are None if they have zero points other than the middle of their range.
+    """
     if product.get_type_name() != "Multiply" or product.input_value(0).get_node().get_type_name() != "Subtract":
         return None
     difference, scale = (value.get_node() for value in product.input_values())
@@ -66,13 +87,14 @@ def _parts(product: ov.Node) -> tuple[ov.Node, Any, np.ndarray] | None:
     if stored is None or zero is None or scales is None:
         return None
     known = _SIGNED.get(stored.get_element_type().get_type_name())
-    if known is None or (zero.get_data() != known[1]).any():
+    if known is None:
         return None
+    has_zeros = bool((zero.get_data() != known[1]).any())
     values = scales.get_data().reshape(scale.get_output_shape(0))
     halves = values.astype(np.float16)
     if not (np.abs(halves.astype(np.float32) - values) <= _HALF_ERROR * np.abs(values)).all():
         return None
-    return product, stored, halves
+    return product, None if has_zeros else stored, halves
 
 
 def _constant(node: ov.Node) -> Any:

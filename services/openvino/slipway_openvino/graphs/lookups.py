@@ -49,7 +49,7 @@ def _make_readable(graph: ir.Graph, lookup: ir.Node) -> bool:
     reshape = scales.producer() if scales is not None else None
     if scales is None or reshape is None or reshape.op_type != "Reshape" or reshape.inputs[0] is None:
         return False
-    stored, target = reshape.inputs[0].const_value, reshape.inputs[1].const_value if reshape.inputs[1] else None
+    stored, target = _constant(reshape.inputs[0]), reshape.inputs[1].const_value if reshape.inputs[1] else None
     if stored is None or target is None:
         return False
     shape = target.numpy().tolist()
@@ -60,6 +60,15 @@ def _make_readable(graph: ir.Graph, lookup: ir.Node) -> bool:
     if not scales.uses():
         graph.remove(reshape, safe=True)
     return True
+
+
+def _constant(scales: ir.Value) -> ir.TensorProtocol | None:
+    """Return stored scales as the graph computes with them, in float32; None if they are computed."""
+    producer = scales.producer()
+    if producer is None or producer.op_type != "Cast" or producer.inputs[0] is None:
+        return scales.const_value
+    stored = producer.inputs[0].const_value
+    return None if stored is None else ir.tensor(stored.numpy().astype(np.float32), name=scales.name)
 
 
 def _can_read_rows(lookup: ir.Node, scales: Sequence[int]) -> bool:

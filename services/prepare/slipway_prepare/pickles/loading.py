@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import struct
 import zipfile
 from collections.abc import Mapping
@@ -11,10 +12,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from slipway.models.safetensors_file import METADATA
+from slipway.sizes import format_size
 from slipway_prepare.faults import invalid, runs_code
 from slipway_prepare.pickles.archive import check_archive
 from slipway_prepare.pickles.legacy import as_archive, is_legacy
 
+_HALF = re.compile("[\ud800-\udfff]")
+"""Half of a surrogate pair, which is no text."""
+_MOST_TIMES_STORED = 4
+"""How large tensors may be together, as a multiple of their file: T5 has its embedding under four names."""
 #: Errors that torch's restricted unpickler raises on damaged bytes; for code it raises ``UnpicklingError``.
 _DAMAGED = (
     RuntimeError, ValueError, EOFError, KeyError, TypeError, AttributeError, IndexError, AssertionError, OverflowError, struct.error,
@@ -63,13 +70,45 @@ def checked(loaded: Mapping[object, object], path: Path) -> dict[str, Tensor]:
     Raises:
         CheckpointValidationError: ``BASE_MODEL_INVALID`` for what is no tensor, or cannot be read from the file as it is.
     """
-    size, found = path.stat().st_size, {}
+    size, found = path.stat().st_size, dict[str, Tensor]()
     for name, value in loaded.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
             raise invalid(f"has {name!r} in {path.name}, a {type(value).__name__} instead of a tensor", file=path)
+        if name == METADATA or _HALF.search(name):
+            raise invalid(
+                f"has a tensor named {name!a} in {path.name}, which a safetensors file cannot hold",
+                remedy="save it again with other names",
+                tensor=ascii(name),
+            )
         if value.layout != torch.strided or value.is_quantized or value.device.type != "cpu":
             raise invalid(f"has tensor {name!r} in {path.name} in a layout that cannot be read", tensor=name)
         if value.numel() * value.element_size() > size:  # strides of zero repeat stored values
             raise invalid(f"has tensor {name!r} in {path.name}, which is larger than the file", tensor=name)
         found[name] = value
+    _check_sizes(found, path, size)
     return found
+
+
+def _check_sizes(values: Mapping[str, Tensor], path: Path, size: int) -> None:
+    """Refuse views of the same stored values that are together larger than their file; tensors of several names may be there twice or so."""
+    groups = {names[0]: len(names) for names in aliases(values)}
+    shared = {name for names in aliases(values) for name in names[1:]}
+    every = {name: value.numel() * value.element_size() for name, value in values.items()}
+    distinct = sum(nbytes for name, nbytes in every.items() if name not in shared)
+    if distinct > size or sum(every.values()) > _MOST_TIMES_STORED * size:
+        most = max(groups, key=lambda name: groups[name] * every[name], default=max(every, key=every.__getitem__))
+        raise invalid(
+            f"has {format_size(sum(every.values()))} of tensors in {path.name}, a file of {format_size(size)}: they overlap, such as {most!r}",
+            remedy="save each tensor as a copy of its own (tensor.clone()) in a safetensors file",
+            tensor=most,
+        )
+
+
+def aliases(values: Mapping[str, Tensor]) -> tuple[tuple[str, ...], ...]:
+    """Return the names of tensors that are the same stored values, in groups."""
+    groups: dict[object, list[str]] = {}
+    for name, value in sorted(values.items()):
+        if value.numel():
+            key = (value.data_ptr(), value.dtype, tuple(value.shape), value.stride())
+            groups.setdefault(key, []).append(name)
+    return tuple(tuple(group) for group in groups.values() if len(group) > 1)

@@ -87,5 +87,5 @@ def unsupported(why: str) -> QuantizationError:
     return QuantizationError(
         f"the model is not run on the calibration text: {why}",
         reason="CALIBRATION_UNSUPPORTED",
-        remedy="use int8_dynamic, int8 or int4, or export with dynamic_axes: true",
+        remedy="use int8_dynamic, int8 or int4, or export with shapes: dynamic",
     )

@@ -59,6 +59,7 @@ def write_calibration(
         "weights": {
             name: {
                 "method": method,
+                "bits": found.weights[name].grid.bits,
                 "held_out_error_before": found.errors[name]["rtn"],
                 "held_out_error": found.errors[name].get(method),
                 **({"divergence": max(0.0, found.alone[name])} if name in found.alone else {}),

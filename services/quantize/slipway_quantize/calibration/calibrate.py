@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from slipway_quantize.calibration.finished import Finished
 from slipway_quantize.calibration.params import CalibrateParams
 from slipway_quantize.calibration.rounding.grid import Grid
 from slipway_quantize.calibration.rounding.roundings import Fixed
-from slipway_quantize.calibration.rounding.rounds import BY_INPUTS, Rounded, Rounds, read_rounded
+from slipway_quantize.calibration.rounding.rounds import BY_INPUTS, Rounded, Rounds, best_method, read_rounded
 from slipway_quantize.calibration.streaming.crew import Crew
 from slipway_quantize.calibration.streaming.layers import Rounding
 from slipway_quantize.calibration.streaming.model import StreamedModel
@@ -30,11 +30,14 @@ from slipway_quantize.calibration.streaming.walk import BlockWalk
 from slipway_quantize.calibration.tuning.divergence import compares_distributions, divergence
 from slipway_quantize.calibration.tuning.embedding import embedding_moments
 from slipway_quantize.calibration.tuning.tuning import Schedule, Tuning
+from slipway_quantize.calibration.widths import rounding_costs, wide_layers
 from slipway_quantize.calibration.windows import LEAST_WINDOWS, Batch, Windows, read_windows
+from slipway_quantize.levels import WIDE
 
 _RATE, _SCALE_RATE = 0.004, 1.2e-3
 _STATE = "tuning"
 _EMBEDDED = "embedding"
+_COSTS = "costs"
 _MIXED = "best of each layer"
 _STATES = 8
 """States of the tuning that are kept, one in place of the other."""
@@ -82,6 +85,7 @@ class Calibration:
                 about={"group_size": params.group_size},
             )
         self.grid = Grid(params.bits, params.group_size, params.symmetric, self.model.dtype)
+        self.wide: dict[str, Grid] = {}
         self.effort: Effort = plan_effort(self.model, params)
         self.models = [self.model, *(load(finite=True) for _ in range(1, self.effort.members))]
         self.windows: Windows = read_windows(
@@ -125,6 +129,7 @@ class Calibration:
         batches = [*judging, *self._batches(fit, self.effort.in_blocks)]
         walks = [BlockWalk(model, batches, self._finished.folder) for model in self.models]
         count = len(walks[0].names)
+        self._widen(fit)
         rounds = Rounds(
             walks,
             crew=self._crew,
@@ -132,6 +137,7 @@ class Calibration:
             methods=tried,
             choices=choices,
             grid=self.grid,
+            wide=self.wide,
             embedded=self._embedded(fit, count),
             finished=self._finished,
             on_block=lambda done: self._progress("blocks", done, count, "blocks"),
@@ -150,6 +156,33 @@ class Calibration:
                 "bits are chosen by the weights alone"
             )
         return result
+
+    def _widen(self, fit: tuple[Tensor, ...]) -> None:
+        """Give some layers grids of more bits."""
+        if not self.effort.costed:
+            return
+        names = list(self.model.layers)
+        batches = self._batches(fit[: self.effort.costed], self.effort.at_once)
+        if not self._finished.has(_COSTS):
+            costs = rounding_costs(
+                self.models,
+                batches,
+                grid=self.grid,
+                distributions=self.distributions,
+                crew=self._crew,
+                seed=self._params.seed,
+                save_memory=self.effort.save_memory,
+                on_batch=lambda done: self._progress("costs", done, len(batches), "batches"),
+            )
+            known = torch.tensor([costs.get(name, 0.0) for name in names], dtype=torch.float64)
+            self._finished.put(_COSTS, {_COSTS: known})
+        costs = dict(zip(names, self._finished.get(_COSTS)[_COSTS].tolist(), strict=True))
+        weights = {name: layer.stored.numel() for name, layer in self.model.layers.items()}
+        wide = wide_layers(costs, weights, bits=self._params.bits, share=self._params.wide_share)
+        self.wide = dict.fromkeys(
+            wide, replace(self.grid, bits=WIDE, symmetric=True)
+        )  # a zero point gains nothing there
+        self._ctx.record(wide_layers=len(wide), expected_divergence=sum(costs[name] for name in costs.keys() - wide))
 
     def _embedded(self, fit: tuple[Tensor, ...], blocks: int) -> dict[str, Tensor]:
         """Return, for a head that is tied to the embedding, what is added to the moments of its inputs for each position."""
@@ -173,12 +206,14 @@ class Calibration:
             tensors = self._finished.get(f"block-{index}")
             for name, errors in self._finished.facts(f"block-{index}")["errors"].items():
                 result.errors[name] = errors
-                rounded[name] = {each: read_rounded(tensors, name, each, self.grid) for each in tried}
-        chosen = {name: min(choices, key=partial(_error, errors)) for name, errors in result.errors.items()}
+                rounded[name] = {
+                    each: read_rounded(tensors, name, each, self.wide.get(name, self.grid)) for each in tried
+                }
+        chosen = {name: best_method(errors, choices) for name, errors in result.errors.items()}
         best = {name: rounded[name][chosen[name]] for name in rounded}
         result.weights, result.methods = {name: one.weight for name, one in best.items()}, chosen
         whole = {each: {name: by_method[each].weight for name, by_method in rounded.items()} for each in tried}
-        same = set(chosen.values())
+        same = {chosen[name] for name in chosen if name not in self.wide}
         if len(choices) > 1 and len(same) > 1:
             whole[_MIXED] = result.weights
         result.divergences = self._judge(judging, whole)
@@ -246,10 +281,6 @@ class Calibration:
         result.divergences |= self._judge(judging, {"autoround": tuned})
         if params.method == "autoround" or result.divergences["autoround"] <= min(result.divergences.values()):
             result.weights, result.methods = tuned, dict.fromkeys(tuned, "autoround")
-
-
-def _error(errors: Mapping[str, float], method: str) -> float:
-    return errors[method]
 
 
 def calibrate(source: Path, data: Path, target: Path, *, params: CalibrateParams, ctx: Context) -> None:

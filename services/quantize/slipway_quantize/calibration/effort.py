@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from slipway_quantize.calibration.params import CalibrateParams
 from slipway_quantize.calibration.streaming.model import StreamedModel
+from slipway_quantize.levels import WIDE
 
 NOMINAL = 150e9
 """Floating-point operations a second that are planned for: half of what two idle cores of a server do."""
@@ -20,6 +21,8 @@ MOST_STEPS, MOST_TIED_STEPS, MOST_STATES_STEPS = 64, 100, 200
 """More steps gain little for their time. They pay where a head shares its codes with the embedding, whose errors all positions see, and most
 where hidden states are compared."""
 STEP_WINDOWS = 8
+_COSTED = 16
+"""Windows that say what rounding each layer costs."""
 _EMBEDDED = 8
 """One window in so many says what errors of an embedding do."""
 _BLOCK_WINDOWS = 16
@@ -45,6 +48,7 @@ class Effort:
         steps: Steps of the tuning; 0 leaves it out.
         save_memory: Whether blocks are computed again for their gradients.
         alone: Windows on which each layer is judged alone; 0 leaves it out.
+        costed: Windows on which the cost of rounding each layer is estimated; 0 leaves it out.
         embedded: Windows on which the embedding's share is measured in errors of a head that is tied to it; 0 leaves it out.
     """
 
@@ -55,6 +59,7 @@ class Effort:
     steps: int
     save_memory: bool
     alone: int = 0
+    costed: int = 0
     embedded: int = 0
 
 
@@ -63,8 +68,9 @@ def plan_effort(model: StreamedModel, params: CalibrateParams) -> Effort:
     shapes = [layer.stored.shape for layer in model.layers.values()]
     weights = sum(shape.numel() for shape in shapes)
     budget = params.time_budget_seconds * NOMINAL
-    tuned = params.method in ("auto", "autoround")
+    tuned = params.method == "autoround"
     embeds = bool(model.tied) and params.method != "rtn"
+    costed = _COSTED if params.wide_share and params.bits < WIDE else 0
     # Two passes, and the products of inputs; an eighth of the windows is passed back, blocks computed again, where an embedding counts.
     per_window = params.window_tokens * (7 if embeds else 6) * weights
     affordable = int(budget / per_window)
@@ -81,11 +87,11 @@ def plan_effort(model: StreamedModel, params: CalibrateParams) -> Effort:
     at_once //= members
     per_step = STEP_WINDOWS * params.window_tokens * (10 if save_memory else 8) * weights
     steps = int((budget - windows * per_window) / per_step)
-    if not tuned or (steps < _LEAST_STEPS and params.method == "auto"):
+    if not tuned:
         windows = min(params.windows, max(_LEAST_WINDOWS, affordable))
         steps = 0
     else:
         most = MOST_TIED_STEPS if model.tied else MOST_STATES_STEPS if model.tunes_hidden_states else MOST_STEPS
         steps = max(_LEAST_STEPS, min(most, steps))
     embedded = windows // _EMBEDDED if embeds else 0
-    return Effort(windows, members, at_once, in_blocks, steps, save_memory, alone, embedded)
+    return Effort(windows, members, at_once, in_blocks, steps, save_memory, alone, costed, embedded)

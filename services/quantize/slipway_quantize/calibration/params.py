@@ -18,9 +18,15 @@ class CalibrateParams(StageParams):
     method: Literal["auto", "rtn", "awq", "gptq", "autoround"] = Field(
         default="auto",
         description="rtn needs no text, awq weights errors by the inputs' squares, gptq passes errors on to later weights, autoround "
-        "also tunes rounding and scales by gradients; auto takes what is best on held-out text within the time budget",
+        "also tunes rounding and scales by gradients, in ten times the time; auto takes what is best on held-out text of the others",
     )
     symmetric: bool = Field(default=True, description="grids without zero points")
+    wide_share: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="share of the weights that get 8 bits instead of fewer: those whose rounding costs the model's results the most",
+    )
     head: bool = Field(default=True, description="round a decoder's lm_head too, and with it an embedding tied to it")
     time_budget_seconds: int = Field(
         default=600,

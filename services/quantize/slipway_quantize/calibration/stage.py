@@ -13,8 +13,6 @@ from slipway_quantize.levels import why_not_calibrated
 
 _TUNING_BYTES = 41
 """Bytes a weight of what the tuning keeps in mapped files (``docs/adr/0026-calibration-of-our-own.md``)."""
-_TUNED_WEIGHTS = 250_000
-"""Weights of the largest model that ``auto`` tunes, by second of the budget: 150 million by default."""
 
 
 def run(inputs: Mapping[str, Path], params: CalibrateParams, ctx: Context) -> dict[str, Path]:
@@ -34,15 +32,12 @@ def run(inputs: Mapping[str, Path], params: CalibrateParams, ctx: Context) -> di
 def output_bytes(params: Mapping[str, Any], size: ModelSize) -> int:
     """Estimate the disk that a calibration takes: its result, and the mapped files of the tuning if it is affordable."""
     wanted = CalibrateParams.model_validate(dict(params))
-    tuned = wanted.method == "autoround" or (
-        wanted.method == "auto" and size.weights <= _TUNED_WEIGHTS * wanted.time_budget_seconds
-    )
-    return size.at_level("int8") + (_TUNING_BYTES * size.weights if tuned else 0)
+    return size.at_level("int8") + (_TUNING_BYTES * size.weights if wanted.method == "autoround" else 0)
 
 
 STAGE = Stage(
     name="calibrate",
-    version=3,
+    version=4,
     inputs=("model", "data"),
     outputs=("calibration",),
     params=CalibrateParams,
@@ -50,7 +45,9 @@ STAGE = Stage(
     libraries=("numpy", "safetensors", "torch", "transformers"),
     resumable=True,
     role=Role.CALIBRATION,
-    effort=Effort(seconds=60.0, seconds_per_gb=120.0, phases={"blocks": (0.0, 0.35), "tune": (0.35, 0.95)}),
+    effort=Effort(
+        seconds=60.0, seconds_per_gb=120.0, phases={"costs": (0.0, 0.15), "blocks": (0.15, 0.9), "judge": (0.9, 1.0)}
+    ),
     output_bytes=output_bytes,
     refuses=why_not_calibrated,
 )

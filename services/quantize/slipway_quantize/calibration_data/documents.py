@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from io import BytesIO
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from slipway.errors import QuantizationError
-from slipway.files.json_documents import parse_json, read_json
+from slipway.files.json_documents import parse_json
 from slipway.files.regular_file import open_regular
+from slipway.machine.bounded.process import BoundedProcess, Bounds, RefusedWorkError, UnboundedWorkError
 from slipway.sizes import format_size
 
 MOST_TEXT = 32 << 20
 """Characters that are taken from all files together, the same share from each: far more text than a calibration uses."""
-_LARGEST_LINE = 1 << 20
-_LARGEST_DOCUMENT = 64 << 20
-"""A JSON or Parquet file cannot be read in part."""
-_COLUMNS = ("text", "messages", "prompt", "completion")
+LARGEST_LINE = 1 << 20
+_READER = "slipway_quantize.calibration_data.whole_files:rows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +41,7 @@ def read_documents(folder: Path) -> Iterator[Document]:
     Raises:
         QuantizationError: ``CALIBRATION_DATA_INVALID`` with the file and the line at fault.
     """
-    readers = {".txt": _texts, ".jsonl": _lines, ".json": _list, ".parquet": _parquet}
+    readers = {".txt": _texts, ".jsonl": _lines, ".json": _whole, ".parquet": _whole}
     files = [path for path in sorted(folder.rglob("*")) if path.suffix.lower() in readers]
     for path in files:
         name = path.relative_to(folder).as_posix()
@@ -92,13 +90,13 @@ def _lines(path: Path, name: str) -> Iterator[Document]:
         for number, line in enumerate(_limited_lines(file, name), 1):
             if line.strip():
                 where = f"{name}, line {number}"
-                yield _document(_parsed(line, where), where)
+                yield document_of(_parsed(line, where), where)
 
 
 def _limited_lines(file: BinaryIO, name: str) -> Iterator[bytes]:
-    while line := file.readline(_LARGEST_LINE + 1):
-        if len(line) > _LARGEST_LINE:
-            raise invalid(f"{name} has a line of more than {format_size(_LARGEST_LINE)}", file=name)
+    while line := file.readline(LARGEST_LINE + 1):
+        if len(line) > LARGEST_LINE:
+            raise invalid(f"{name} has a line of more than {format_size(LARGEST_LINE)}", file=name)
         yield line
 
 
@@ -109,52 +107,24 @@ def _parsed(data: bytes, where: str) -> Any:
         raise invalid(f"{where} is not JSON ({error})", file=where) from error
 
 
-def _list(path: Path, name: str) -> Iterator[Document]:
-    try:
-        found = read_json(path, largest=_LARGEST_DOCUMENT, lenient=True)
-    except ValueError as error:
-        raise invalid(f"{name} is not JSON ({error})", file=name) from error
-    if isinstance(found, dict) and "messages" in found:
-        found = [found]
-    if not isinstance(found, list):
-        raise invalid(f"{name} holds no list of documents", file=name)
-    for number, row in enumerate(found, 1):
-        yield _document(row, f"{name}, entry {number}")
-
-
-def _parquet(path: Path, name: str) -> Iterator[Document]:
-    try:
-        from pyarrow import ArrowException, parquet  # type: ignore[import-not-found, import-untyped, unused-ignore]
-    except ImportError as error:
+def _whole(path: Path, name: str) -> Iterator[Document]:
+    """Read a file that cannot be read in part: what it holds when it is decoded is known only then, so a process with limits does it."""
+    parquet = path.suffix.lower() == ".parquet"
+    if parquet and not find_spec("pyarrow"):
         remedy = "pip install pyarrow where the quantize stages run, or save the data as .jsonl"
-        raise invalid(f"{name} is a Parquet file, and pyarrow is not installed", remedy, file=name) from error
-    with open_regular(path) as file:
-        data = file.read(_LARGEST_DOCUMENT + 1)
-    if len(data) > _LARGEST_DOCUMENT:
-        raise OSError(errno.EFBIG, f"larger than {format_size(_LARGEST_DOCUMENT)}", name)
-    try:
-        table = parquet.ParquetFile(BytesIO(data))
-        columns = [column for column in table.schema_arrow.names if column in _COLUMNS]
-        _check_unpacked(table.metadata, columns, name)
-        number = 0
-        for batch in table.iter_batches(batch_size=256, columns=columns):
-            for row in batch.to_pylist():
-                number += 1
-                yield _document(row, f"{name}, row {number}")
-    except (ArrowException, UnicodeDecodeError) as error:
-        raise invalid(f"{name} is not a Parquet file ({error})", file=name) from error
+        raise invalid(f"{name} is a Parquet file, and pyarrow is not installed", remedy, file=name)
+    imports = ("pyarrow.parquet", "pyarrow.compute") if parquet else ()
+    with BoundedProcess(_READER, Bounds(seconds=60.0), imports=imports) as process:
+        try:
+            for where, text, messages in process.items(str(path.absolute()), name):
+                yield Document(where, text, tuple(messages))
+        except UnboundedWorkError as error:
+            raise invalid(f"to decode {name} {error}", "give a smaller sample of the data", file=name) from error
+        except RefusedWorkError as error:
+            raise invalid(f"{name} cannot be read ({error})", file=name) from error
 
 
-def _check_unpacked(metadata: Any, columns: Sequence[str], name: str) -> None:
-    """Refuse a Parquet file whose columns hold more than a document may when they are unpacked, by its own metadata."""
-    groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
-    parts = (group.column(number) for group in groups for number in range(group.num_columns))
-    size = sum(part.total_uncompressed_size for part in parts if part.path_in_schema.partition(".")[0] in columns)
-    if size > _LARGEST_DOCUMENT:
-        raise OSError(errno.EFBIG, f"larger than {format_size(_LARGEST_DOCUMENT)} when it is unpacked", name)
-
-
-def _document(row: Any, where: str) -> Document:
+def document_of(row: Any, where: str) -> Document:
     """Return the document of one JSON value: an object with a text, a conversation, or a prompt and its completion."""
     if isinstance(row, str):
         return Document(where, text=row)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from slipway.models.chat_templates import ChatTemplates, EndlessTemplateError, TemplateError
 from slipway_quantize.calibration_data.documents import Document, invalid
 
 LENGTH = 4000
@@ -19,24 +20,27 @@ def passages(documents: Iterable[Document], tokenizer: Any) -> Iterator[str]:
     Raises:
         QuantizationError: ``CALIBRATION_DATA_INVALID``: the template refuses a conversation, or there is none.
     """
-    for document in documents:
-        if document.messages and (tokenizer.chat_template or not document.text):
-            found: Iterable[str] = (_rendered(document, tokenizer)[:_LONGEST_CONVERSATION],)
-        else:
-            found = _cut(document.text)
-        yield from (passage for passage in found if len(passage.strip()) >= _SHORTEST)
+    with ChatTemplates() as templates:
+        for document in documents:
+            if document.messages and (tokenizer.chat_template or not document.text):
+                found: Iterable[str] = (_rendered(document, tokenizer, templates)[:_LONGEST_CONVERSATION],)
+            else:
+                found = _cut(document.text)
+            yield from (passage for passage in found if len(passage.strip()) >= _SHORTEST)
 
 
-def _rendered(document: Document, tokenizer: Any) -> str:
+def _rendered(document: Document, tokenizer: Any, templates: ChatTemplates) -> str:
     if not tokenizer.chat_template:
         remedy = "give the texts as the model saw them in training, or a chat template beside the tokenizer"
         raise invalid(f"{document.where} is a conversation, and the model has no chat template", remedy)
     try:
-        return str(tokenizer.apply_chat_template(list(document.messages), tokenize=False))
-    except Exception as error:  # a template may raise anything
-        first = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+        return templates.text(tokenizer, document.messages)
+    except EndlessTemplateError as error:
+        remedy = "repair the chat template, or give plain texts"
+        raise invalid(f"{error} for {document.where}", remedy, file=document.where) from error
+    except TemplateError as error:
         remedy = "give conversations with the roles that the model's chat template takes"
-        raise invalid(f"the chat template refuses {document.where} ({first})", remedy, file=document.where) from error
+        raise invalid(f"the chat template refuses {document.where} ({error})", remedy, file=document.where) from error
 
 
 def _cut(text: str) -> Iterator[str]:

@@ -29,14 +29,15 @@ from slipway_quantize.companions import read_json, write_json
 from slipway_quantize.forms.choice import Layers, form_of, least_width
 from slipway_quantize.forms.form import Form
 from slipway_quantize.forms.integers import PackedIntegers
-from slipway_quantize.levels import is_named
+from slipway_quantize.levels import WIDE, is_named
 from slipway_quantize.pieces import Pieces, Squares
-from slipway_quantize.reading.structure import LinearWeight, find_linear_layers, model_config, require_family
+from slipway_quantize.reading.structure import LinearWeight, Structure, find_linear_layers, model_config, require_family
 from slipway_quantize.reading.tensors import DTYPES, read_rows, read_tensors, require_finite
 from slipway_quantize.report import KEPT, Outcome, warn_unaligned, warn_unknown
 from slipway_quantize.request import QuantizeRequest
 from slipway_quantize.writing import PIECE_WEIGHTS
 
+_NARROW_FLOATS = ("nvfp4", "mxfp4")
 _SCALE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -44,7 +45,8 @@ _SCALE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 class _Plan:
     """The plan for each tensor of the checkpoint: the linear weights made from it, and whether it is copied itself.
 
-    ``calibrated`` has the integers of weights that a calibration has chosen, by module. ``asymmetric``: every weight has zero points.
+    ``calibrated`` has the integers of weights that a calibration has chosen, by module. ``asymmetric``: weights have zero points. ``least``
+    has the fewest bits of weights that must have more than the level, by module.
     """
 
     linear: dict[str, list[LinearWeight]]
@@ -57,13 +59,15 @@ class _Plan:
     untied: bool
     calibrated: Mapping[str, CalibratedWeight]
     asymmetric: bool
+    least: Mapping[str, int]
 
 
 def write_compressed(request: QuantizeRequest, weights: Weights) -> Outcome:
     """Write ``weights`` of the requested folder with its linear layers at the requested level, and config.json to match.
 
-    A decoder's tied lm_head is untied: the head is quantized, the embedding keeps its type, because transformers 5.23 cannot
-    load a quantized embedding. Other heads are not quantized. With a size budget, each weight gets its own number of bits.
+    A decoder's head that is tied to the embedding stays as it is, because transformers 5.23 cannot load a quantized embedding; with
+    fewer ``head_bits`` than 8 it is untied, and the head is quantized. Other heads are not quantized. With a size budget, each weight gets
+    its own number of bits.
 
     Raises:
         QuantizationError: ``QUANTIZATION_UNSUPPORTED`` if nothing can be quantized, ``NON_FINITE_WEIGHTS``,
@@ -73,19 +77,21 @@ def write_compressed(request: QuantizeRequest, weights: Weights) -> Outcome:
     tensors = read_tensors(weights)
     plan = _plan(request, tensors)
     sources = {weight.module: tensors[name] for name, found in plan.linear.items() for weight in found}
-    layers = Layers(sources, weights, plan.scale_dtype, plan.unpacked, plan.calibrated, plan.asymmetric)
+    layers = Layers(sources, weights, plan.scale_dtype, plan.unpacked, plan.calibrated, plan.asymmetric, plan.least)
     form = form_of(request, layers)
     outcome = Outcome(
         method=f"compressed-tensors {form.format}" if params.packed else "dense weights on the grid",
         details={"scale_dtype": str(plan.scale_dtype).removeprefix("torch."), "lm_head_untied": plan.untied},
     )
     planned = partial(_planned, tensors, plan, packed=params.packed)
-    if params.size_budget is not None:
+    if request.size_budget is not None:
         assert isinstance(form, PackedIntegers)  # other levels have no budget
-        choice, form = choose_mixed(request, layers, form, params.size_budget, planned=planned, tensors=tensors)
+        choice, form = choose_mixed(request, layers, form, request.size_budget, planned=planned, tensors=tensors)
         plan = replace(plan, calibrated=form.calibrated)
         outcome.bits = dict(choice.bits)
         outcome.details["mixed_precision"] = dict(choice.facts)
+    elif isinstance(form, PackedIntegers) and form.bits:
+        outcome.bits = {f"{module}.weight": form.bits.get(module, form.level.bits) for module in sources}
     groups = planned(form)
     total = sum(tensor.nbytes for tensor in tensors.values())
     if params.packed:
@@ -121,7 +127,8 @@ def _plan(request: QuantizeRequest, tensors: dict[str, TensorInfo]) -> _Plan:
     fits: list[LinearWeight] = []
     unaligned: list[LinearWeight] = []
     asked = [weight for weight in structure.linear if is_named(weight.module, request.params.keep)]
-    for weight in [weight for weight in structure.linear if weight not in asked]:
+    head = [weight for weight in structure.linear if _stays(weight, structure, request) and weight not in asked]
+    for weight in [weight for weight in structure.linear if weight not in (*asked, *head)]:
         columns = tensors[weight.source].shape[1]
         (unaligned if columns % width else fits).append(weight)
     if not fits:
@@ -138,18 +145,34 @@ def _plan(request: QuantizeRequest, tensors: dict[str, TensorInfo]) -> _Plan:
     replaced = {weight.source for weight in fits if weight.source == f"{weight.module}.weight"}
     first = DTYPES[tensors[fits[0].source].dtype]
     dtype = structure.dtype if structure.dtype in _SCALE_DTYPES else first
+    calibrated = _calibrated(fits, tensors, calibration, but=asked) if calibration else {}
     return _Plan(
         linear=dict(linear),
         dense=frozenset(tensors) - replaced,
         unaligned=tuple(unaligned),
-        kept=structure.kept,
+        kept=(*structure.kept, *(weight.module for weight in head)),
         asked=tuple(asked),
         unpacked=structure.unpacked,
         scale_dtype=dtype if dtype in _SCALE_DTYPES else torch.float32,
         untied=any(weight.source != f"{weight.module}.weight" for weight in fits),
-        calibrated=_calibrated(fits, tensors, calibration, but=asked) if calibration else {},
+        calibrated=calibrated,
         asymmetric=calibration is not None and not calibration.symmetric,
+        least={
+            weight.module: request.params.head_bits
+            for weight in fits
+            if weight.module == structure.head and weight.module not in calibrated
+        },
     )
+
+
+def _stays(weight: LinearWeight, structure: Structure, request: QuantizeRequest) -> bool:
+    """Return whether a layer is a head that keeps its type: one that is tied, or that no form of enough bits holds; a calibration may have it."""
+    if weight.module != structure.head or request.params.head_bits < WIDE:
+        return False
+    if request.calibration is not None and f"{weight.module}.weight" in request.calibration.names:
+        return False
+    tied = weight.source != f"{weight.module}.weight"
+    return tied or request.params.level in _NARROW_FLOATS
 
 
 def _calibrated(

@@ -47,8 +47,14 @@ def choose_mixed(
     widest = max(by_bits)
     files = plan_files(planned(by_bits[widest]), max_shard_bytes=request.params.max_shard_bytes)
     fixed = sum(file.nbytes for file in files) - sum(each.sizes[widest] for each in candidates)
-    limit = budget.of(sum(tensor.numel for tensor in tensors.values()))
-    choice = choose_bits(candidates, fixed=fixed, limit=limit, group_size=form.level.group_size, ctx=request.ctx)
+    choice = choose_bits(
+        candidates,
+        fixed=fixed,
+        budget=budget,
+        weights=sum(tensor.numel for tensor in tensors.values()),
+        group_size=form.level.group_size,
+        ctx=request.ctx,
+    )
     return choice, form.mixed({module: choice.bits[f"{module}.weight"] for module in layers.sources})
 
 
@@ -56,10 +62,11 @@ def _candidate(module: str, tensor: TensorInfo, layers: Layers, by_bits: Mapping
     sizes = {
         bits: sum(TensorSpec(module, *part).nbytes for part in form.parts(module, tensor.shape).values())
         for bits, form in by_bits.items()
+        if bits >= layers.least.get(module, 0)
     }
     pieces = [partial(_exact, layers.weights, tensor, *piece) for piece in row_pieces(tensor, PIECE_WEIGHTS)]
     given = layers.calibrated.get(module)
-    return Candidate(f"{module}.weight", tensor.shape[0], sizes, pieces, given.sensitivity if given else None)
+    return Candidate(f"{module}.weight", sizes, pieces, given.sensitivity if given else None)
 
 
 def _exact(weights: Weights, tensor: TensorInfo, first: int, count: int) -> Array:

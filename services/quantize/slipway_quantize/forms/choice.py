@@ -33,6 +33,7 @@ class Layers:
         unpacked: Whether transformers must unpack the weights while it loads them.
         calibrated: Integers that a calibration has chosen, by module.
         asymmetric: Whether integers have zero points.
+        least: Fewest bits of weights that must have more than the level, by module.
     """
 
     sources: Mapping[str, TensorInfo]
@@ -41,6 +42,7 @@ class Layers:
     unpacked: bool
     calibrated: Mapping[str, CalibratedWeight]
     asymmetric: bool
+    least: Mapping[str, int]
 
 
 def least_width(request: QuantizeRequest) -> int:
@@ -61,7 +63,11 @@ def form_of(request: QuantizeRequest, layers: Layers) -> Form:
     level, scale_dtype = request.params.integers, layers.scale_dtype
     if level is not None:
         return PackedIntegers(
-            level, scale_dtype=scale_dtype, calibrated=layers.calibrated, asymmetric=layers.asymmetric
+            level,
+            scale_dtype=scale_dtype,
+            calibrated=layers.calibrated,
+            asymmetric=layers.asymmetric,
+            bits={module: max(bits, level.bits) for module, bits in layers.least.items()},
         )
     forms: Mapping[str, Callable[[], Form]] = {
         "mxfp4": partial(Mxfp4, scale_dtype),

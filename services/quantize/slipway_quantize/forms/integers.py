@@ -29,12 +29,12 @@ class PackedIntegers(Form):
         level: Bits and groups.
         scale_dtype: Type of the scales.
         calibrated: Integers that a calibration has chosen, by module.
-        asymmetric: Whether every weight has zero points.
-        bits: Bits of the weights that have others than the level, by module.
+        asymmetric: Whether weights of the level's own bits have zero points; wider ones have none.
+        bits: Bits of weights, by module; the others have those of their calibration, or of the level.
 
     Attributes:
         level: As above.
-        calibrated: As above, but for the weights that have other bits than the level: a calibration is for one number of bits.
+        calibrated: As above, without the weights whose integers are of other bits than they have.
     """
 
     format = "pack-quantized"
@@ -49,14 +49,20 @@ class PackedIntegers(Form):
         bits: Mapping[str, int] | None = None,
     ) -> None:
         self.level = level
-        self._bits = {module: own for module, own in (bits or {}).items() if own != level.bits}
-        self.calibrated = {module: given for module, given in calibrated.items() if module not in self._bits}
+        own = {module: given.bits for module, given in calibrated.items()} | dict(bits or {})
+        self._bits = {module: width for module, width in own.items() if width != level.bits}
+        self.calibrated = {module: given for module, given in calibrated.items() if given.bits == own[module]}
         self._scale_dtype, self._scales = scale_dtype, DTYPE_NAMES[scale_dtype]
         self._asymmetric = asymmetric
         self.dequantize = (
             asymmetric  # compressed-tensors 0.20 expects unpacked zero points in a model that it unpacks later
         )
         self.weights = self._weights(level.bits)
+
+    @property
+    def bits(self) -> Mapping[str, int]:
+        """Bits of the weights that have others than the level, by module."""
+        return self._bits
 
     def mixed(self, bits: Mapping[str, int]) -> PackedIntegers:
         """Return this form with other bits for some weights, by module."""
@@ -82,11 +88,14 @@ class PackedIntegers(Form):
         return {
             "num_bits": bits,
             "type": "int",
-            "symmetric": not self._asymmetric,
+            "symmetric": not self._has_zeros(bits),
             "strategy": "group",
             "group_size": self.level.group_size,
             "dynamic": False,
         }
+
+    def _has_zeros(self, bits: int) -> bool:
+        return self._asymmetric and bits == self.level.bits
 
     def parts(self, module: str, shape: tuple[int, ...]) -> dict[str, Part]:
         """As :meth:`Form.parts`."""
@@ -97,19 +106,19 @@ class PackedIntegers(Form):
             "weight_scale": (self._scales, (rows, groups)),
             "weight_shape": ("I64", (2,)),
         }
-        return parts | ({"weight_zero_point": ("I32", (-(-rows * bits // 32), groups))} if self._asymmetric else {})
+        return parts | (
+            {"weight_zero_point": ("I32", (-(-rows * bits // 32), groups))} if self._has_zeros(bits) else {}
+        )
 
     def whole(self, module: str, shape: tuple[int, ...]) -> dict[str, NDArray[Any]]:
         """As :meth:`Form.whole`: the shape, and zero points, which are packed along the rows and 0 for a weight without."""
         found: dict[str, NDArray[Any]] = {"weight_shape": np.array(shape, np.int64)}
-        if self._asymmetric:
+        if self._has_zeros(bits := self._bits.get(module, self.level.bits)):
             given = self.calibrated.get(module)
             zeros = given.zero_points() if given is not None else None
             if zeros is None:
                 zeros = np.zeros((shape[0], shape[1] // self.level.group_size), np.int8)
-            found["weight_zero_point"] = np.ascontiguousarray(
-                pack_words(zeros.T, bits=self._bits.get(module, self.level.bits)).T
-            )
+            found["weight_zero_point"] = np.ascontiguousarray(pack_words(zeros.T, bits=bits).T)
         return found
 
     def rounded(self, weight: Tensor, row: int, *, module: str, name: str) -> StoredRows:

@@ -7,6 +7,7 @@ G = K / group size groups.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,8 +18,11 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from slipway.errors import QuantizationError
+from slipway.models.base_format import vocabulary_of
+from slipway.models.dtypes import DTYPES, numpy_dtypes
 from slipway.stage import Context
 from slipway_quantize.calibrated import Calibration
+from slipway_quantize.companions import read_json
 from slipway_quantize.graphs.folder import (
     DataFile,
     Shared,
@@ -31,7 +35,7 @@ from slipway_quantize.graphs.folder import (
     row_chunks,
     save_graph,
 )
-from slipway_quantize.graphs.integers import Integers, find_integers
+from slipway_quantize.graphs.integers import Found, Integers, find_integers
 from slipway_quantize.graphs.left_out import LazyMatrix, LeftOutSource
 from slipway_quantize.graphs.mixing import choose_graph_bits
 from slipway_quantize.graphs.nodes import (
@@ -63,10 +67,12 @@ def write_int(
     calibration: Calibration | None = None,
     widths: tuple[int, ...] = (),
     budget: SizeBudget | None = None,
+    head_bits: int = 0,
 ) -> Outcome:
     """Write ``source``'s graphs into ``target`` with their weight matrices in ``level``; some may be in ``left_out``.
 
-    Inputs and outputs keep their names and types. Scales are float32. With a budget, each weight gets one of ``widths`` as its bits.
+    Inputs and outputs keep their names and types. With a budget, each weight gets one of ``widths`` as its bits; the head and the table of
+    token embeddings get at least ``head_bits``, unless a calibration has them.
 
     Raises:
         QuantizationError: ``ONNX_INVALID``, ``NON_FINITE_WEIGHTS``, ``CALIBRATION_MISMATCH``, ``SIZE_BUDGET_UNMET``, or ``QUANTIZATION_UNSUPPORTED``
@@ -93,11 +99,27 @@ def write_int(
     )
     if level.packed:
         outcome.details["accuracy_level"] = accuracy_level
-    given = find_integers(fits, graphs, calibration, ctx) if calibration else {}
+    given = find_integers(fits, graphs, calibration, ctx, but=asked) if calibration else {}
+    config = read_json(source / "config.json") if (source / "config.json").is_file() else {}
+    least = _least_bits(config, fits, given, level=level, head_bits=head_bits)
+    scale_dtype = _scale_dtype(config)
     if budget is not None:
-        choice = choose_graph_bits(source, graphs, fits, given, level=level, widths=widths, budget=budget, ctx=ctx)
+        choice = choose_graph_bits(
+            source,
+            graphs,
+            fits,
+            given,
+            level=level,
+            widths=widths,
+            least=least,
+            scale_dtype=scale_dtype,
+            budget=budget,
+            ctx=ctx,
+        )
         outcome.bits = dict(choice.bits)
         outcome.details["mixed_precision"] = dict(choice.facts)
+    elif len({level.bits, *least.values()}) > 1:
+        outcome.bits = least
     total = sum(math.prod(weight.features) for weights in fits.values() for weight in weights)
     done, shared, unaligned = 0, Shared(), []
     for name, model in graphs:
@@ -106,9 +128,10 @@ def write_int(
                 ctx.progress("quantize", done=done, total=total, unit="weights")
                 values = read_constant(source, weight.value.const_value)
                 own = replace(level, bits=outcome.bits.get(weight.name, level.bits))
-                # a calibration has the integers of one number of bits only
-                found_integers = given.get((name, weight.name)) if own.bits == level.bits else None
-                integers = Integers(weight, own, found_integers)
+                found_integers = given.get((name, weight.name))
+                if found_integers is not None and found_integers.bits != own.bits:
+                    found_integers = None
+                integers = Integers(weight, own, scale_dtype, found_integers)
                 if level.packed:
                     _replace_by_integers(
                         model, integers, values, accuracy_level=accuracy_level, data=data, pieces=pieces
@@ -130,6 +153,28 @@ def write_int(
     return outcome
 
 
+def _scale_dtype(config: Mapping[str, Any]) -> np.dtype[Any]:
+    """Return the stored type of scales: the 16 bits of the model that the graphs were made from, as in its checkpoint; otherwise float32."""
+    stored = config.get("dtype") or config.get("torch_dtype")
+    halves = {DTYPES[name].torch: dtype for name, dtype in numpy_dtypes("F16", "BF16").items()}
+    return halves.get(stored if isinstance(stored, str) else "", np.dtype(np.float32))
+
+
+def _least_bits(
+    config: Mapping[str, Any], fits: Mapping[str, Sequence[Weight]], given: Found, *, level: IntLevel, head_bits: int
+) -> dict[str, int]:
+    """Return the fewest bits of each weight by its name: its calibration's, more for the head and the table, or the level's."""
+    vocabulary = vocabulary_of(config)
+    found = {}
+    for graph, weights in fits.items():
+        for weight in weights:
+            is_head = bool(weight.lookups) or weight.features[0] == vocabulary
+            calibrated = given.get((graph, weight.name))
+            usual = max(level.bits, head_bits) if is_head else level.bits
+            found[weight.name] = calibrated.bits if calibrated is not None else usual
+    return found
+
+
 def _replace_by_integers(
     model: ir.Model,
     integers: Integers,
@@ -147,7 +192,7 @@ def _replace_by_integers(
         lambda: _write_quantized(integers, values, data=data, pieces=pieces),
     )
     quantized = add_initializer(model, packed)
-    scale = add_initializer(model, scales)
+    scale = _in_float32(model, add_initializer(model, scales))
     zeros = integers.zero_points()
     zero = row_zero = None
     if zeros is not None and weight.products:
@@ -168,6 +213,18 @@ def _replace_by_integers(
         replace_node(model.graph, node, new)
     remove_unused(model.graph, weight.value)
     model.opset_imports[_CONTRIB] = 1
+
+
+def _in_float32(model: ir.Model, scales: ir.Value) -> ir.Value:
+    """Return scales in the type that operators compute with; a runtime converts constants once, when it loads the graph."""
+    if scales.dtype == ir.DataType.FLOAT:
+        return scales
+    known = next((use.node for use in scales.uses() if use.node.op_type == "Cast"), None)
+    if known is None:
+        known = ir.node("Cast", [scales], {"to": int(ir.DataType.FLOAT)})
+        known.outputs[0].name = f"{scales.name}.float32"
+        model.graph.insert_before(model.graph[0], known)
+    return known.outputs[0]
 
 
 def _lookup_nodes(
@@ -211,7 +268,7 @@ def _write_quantized(
     packed = data.reserve(
         f"{weight.name}.q{level.bits}", ir.DataType.UINT8, (rows, groups, level.group_size * level.bits // 8)
     )
-    scales = data.reserve(f"{weight.name}.scale", ir.DataType.FLOAT, (rows, groups))
+    scales = data.reserve(f"{weight.name}.scale", ir.DataType.from_numpy(integers.scale_dtype), (rows, groups))
 
     def write(piece: NDArray[Any] | LazyMatrix, row: int) -> Squares:
         rounded = integers.round(np.asarray(piece), row=row)

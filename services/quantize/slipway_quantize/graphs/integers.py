@@ -5,7 +5,7 @@ Axes: N output features (or tokens), K input features, G groups of one row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,11 +37,13 @@ class Integers:
     Attributes:
         weight: The weight.
         level: Its level.
+        scale_dtype: Stored type of its scales.
         given: The integers that a calibration has chosen; None rounds.
     """
 
     weight: Weight
     level: IntLevel
+    scale_dtype: np.dtype[Any]
     given: CalibratedWeight | None = None
 
     @property
@@ -58,13 +60,12 @@ class Integers:
     def round(self, piece: NDArray[Any], *, row: int = 0, column: int = 0) -> Rounded:
         """Return the integers of a piece of the weight, (rows, columns), that begins at a row and a column."""
         if self.given is not None:
-            scales = np.dtype(np.float32)
-            return self.given.round(piece, row, column=column, scale_dtype=scales, name=self.weight.name)
+            return self.given.round(piece, row, column=column, scale_dtype=self.scale_dtype, name=self.weight.name)
         return round_weight(
             piece,
             bits=self.level.bits,
             group_size=self.level.group_size,
-            scale_dtype=np.dtype(np.float32),
+            scale_dtype=self.scale_dtype,
             name=self.weight.name,
         )
 
@@ -79,10 +80,13 @@ def find_integers(
     graphs: Sequence[tuple[str, ir.Model]],
     calibration: Calibration,
     ctx: Context,
+    *,
+    but: Iterable[str] = (),
 ) -> Found:
     """Return the integers that a calibration has for the weights of graphs.
 
-    A tied table has the embedding's name in a graph; a calibration knows it as the head's.
+    A tied table has the embedding's name in a graph; a calibration knows it as the head's. Weights ``but`` keep their type, so the calibration's
+    integers of them are of no use here.
 
     Raises:
         QuantizationError: ``CALIBRATION_MISMATCH``: it is of another model than the graphs, has none of their weights, or has them in
@@ -106,7 +110,7 @@ def find_integers(
                 found[graph, weight.name] = given
                 used.update(names)
     calibration.require_used(len(used))
-    unused = sorted(calibration.names - used)
+    unused = sorted(calibration.names - used - {name for weight in but for name in _names(weight)})
     if unused:
         ctx.warn(
             f"{counted(len(unused), 'weight')} of the calibration, first {unused[0]!r}, cannot be told apart in the graph: "

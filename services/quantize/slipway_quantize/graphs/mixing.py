@@ -32,6 +32,8 @@ def choose_graph_bits(
     *,
     level: IntLevel,
     widths: tuple[int, ...],
+    least: Mapping[str, int],
+    scale_dtype: np.dtype[Any],
     budget: SizeBudget,
     ctx: Context,
 ) -> Choice:
@@ -56,13 +58,23 @@ def choose_graph_bits(
         for weight in fits[name]:
             fixed += _NODES
             found = given.get((name, weight.name))
-            sizes = {bits: _integer_bytes(weight, replace_bits=bits, level=level, zeros=found) for bits in widths}
+            sizes = {
+                bits: _integer_bytes(weight, scale_dtype, replace_bits=bits, level=level, zeros=found)
+                for bits in widths
+                if bits >= least[weight.name]
+            }
             measured = found.sensitivity if found is not None else None
             reads = _reads(source, weight)
-            candidates[weight.name] = Candidate(weight.name, weight.features[0], sizes, reads, measured)
-    limit = budget.of(sum(weights.values()))
+            candidates[weight.name] = Candidate(weight.name, sizes, reads, measured)
     total = fixed + _in_a_row(copied.values())
-    return choose_bits(list(candidates.values()), fixed=total, limit=limit, group_size=level.group_size, ctx=ctx)
+    return choose_bits(
+        list(candidates.values()),
+        fixed=total,
+        budget=budget,
+        weights=sum(weights.values()),
+        group_size=level.group_size,
+        ctx=ctx,
+    )
 
 
 def _in_a_row(sizes: Iterable[int]) -> int:
@@ -78,12 +90,14 @@ def _stored(size: int) -> int:
     return -(-size // DATA_PAGE) * DATA_PAGE
 
 
-def _integer_bytes(weight: Weight, *, replace_bits: int, level: IntLevel, zeros: Any) -> int:
+def _integer_bytes(
+    weight: Weight, scale_dtype: np.dtype[Any], *, replace_bits: int, level: IntLevel, zeros: Any
+) -> int:
     """Return the size of a weight's integers and scales; zero points are for the level's own bits, and in two layouts if looked up too."""
     rows, columns = weight.features
     groups = columns // level.group_size
-    parts = [rows * columns * replace_bits // 8, 4 * rows * groups]
-    if zeros is not None and replace_bits == level.bits and "zero_points" in zeros.parts[0]:
+    parts = [rows * columns * replace_bits // 8, scale_dtype.itemsize * rows * groups]
+    if zeros is not None and replace_bits == zeros.bits and "zero_points" in zeros.parts[0]:
         parts += [rows * groups] * (bool(weight.products) + bool(weight.lookups))
     return sum(map(_stored, parts))
 

@@ -8,9 +8,10 @@ _WIDE, _NARROW = ir.TensorType(ir.DataType.FLOAT), ir.TensorType(ir.DataType.BFL
 
 
 def has_type(model: ir.Model, *types: ir.DataType) -> bool:
-    """Return whether any weight or input of the graph has one of the types."""
-    values = (*model.graph.initializers.values(), *model.graph.inputs)
-    return any(value.dtype in types for value in values)
+    """Return whether the graph computes with weights or inputs of one of the types: more than to convert them."""
+    weights = (value for value in model.graph.initializers.values() if value.dtype in types)
+    computes = any(use.node.op_type != "Cast" for value in weights for use in value.uses())
+    return computes or any(value.dtype in types for value in model.graph.inputs)
 
 
 def widen(model: ir.Model) -> None:

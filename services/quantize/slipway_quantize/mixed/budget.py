@@ -18,14 +18,23 @@ class SizeBudget:
     Attributes:
         size: In bytes; 0 if it is a share.
         share: Share of the size that all weights have in 16 bits; 0 if it is a size.
+        wide: Share of the way from the smallest to the largest possible size; it counts where there is no other.
     """
 
     size: int = 0
     share: float = 0.0
+    wide: float = 0.0
 
-    def of(self, weights: int) -> int:
-        """Return the largest size in bytes for a model of this many weights."""
-        return self.size or int(self.share * weights * BYTES_PER_WEIGHT)
+    @property
+    def is_asked(self) -> bool:
+        """Whether a size is asked for, and not only a share of wide weights."""
+        return bool(self.size or self.share)
+
+    def of(self, weights: int, *, least: int, most: int) -> int:
+        """Return the largest size in bytes for a model of this many weights, of sizes from ``least`` to ``most``."""
+        if self.is_asked:
+            return self.size or int(self.share * weights * BYTES_PER_WEIGHT)
+        return least + int(self.wide * (most - least))
 
 
 def unmet(limit: int, least: int) -> QuantizationError:

@@ -1,12 +1,13 @@
 """Choose the bits of each weight by how much the model's results suffer from its rounding.
 
 A weight with a calibration has a measured sensitivity: the divergence of the whole model on held-out text when this weight alone is
-rounded. Weights without one are compared by the squared error of one output for inputs of unit variance, which the weight alone tells.
+rounded. Weights without one are compared by their relative error, which the weight alone tells, and by their place in the model.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,12 +20,14 @@ import numpy as np
 from slipway.stage import Context
 from slipway_quantize.grid.rounding import round_weight
 from slipway_quantize.grid.search import Array
-from slipway_quantize.mixed.budget import unmet
+from slipway_quantize.mixed.budget import SizeBudget, unmet
 from slipway_quantize.mixed.knapsack import Option, choose, smallest
+from slipway_quantize.mixed.units import units
 
 MEASURED, ESTIMATED = "held-out divergence", "weights alone"
-_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Layers that graphs for serving, and vLLM, join to one: they have the same number of bits."""
+_LAYER = re.compile(r"\.(\d+)\.")
+_DIRECT, _PREFERRED = ("v_proj", "down_proj"), 3.0
+_OUTERMOST, _OUTER = 2, 2.0
 
 
 @dataclass(frozen=True)
@@ -33,14 +36,12 @@ class Candidate:
 
     Attributes:
         name: Its name in the output's report.
-        outputs: Number of its output features.
         sizes: Size of what is stored of it, by bits.
         pieces: Functions that read it, piece by piece.
         sensitivity: Divergence that its rounding to the fewest bits adds; None if it was not measured.
     """
 
     name: str
-    outputs: int
     sizes: Mapping[int, int]
     pieces: Sequence[Callable[[], Array]]
     sensitivity: float | None = None
@@ -59,29 +60,41 @@ class Choice:
     facts: Mapping[str, Any]
 
 
-def choose_bits(candidates: Sequence[Candidate], *, fixed: int, limit: int, group_size: int, ctx: Context) -> Choice:
-    """Choose the bits of weights so that all have at most ``limit`` bytes with ``fixed`` ones of other content.
+def choose_bits(
+    candidates: Sequence[Candidate], *, fixed: int, budget: SizeBudget, weights: int, group_size: int, ctx: Context
+) -> Choice:
+    """Choose the bits of weights so that all have at most the budget's size.
+
+    Args:
+        candidates: The weights whose bits are chosen.
+        fixed: Bytes of all other content.
+        budget: The largest size.
+        weights: Number of all weights, also of those that keep their type.
+        group_size: Weights per scale.
+        ctx: Progress, cancellation and threads.
 
     Raises:
         QuantizationError: ``SIZE_BUDGET_UNMET``, with the smallest possible size; ``NON_FINITE_WEIGHTS``.
     """
-    units = _units(candidates)
-    sizes = [[Option(sum(each.sizes[bits] for each in unit), 0.0) for bits in unit[0].sizes] for unit in units]
+    by_name = {each.name: each for each in candidates}
+    joined = [[by_name[name] for name in unit] for unit in units(by_name)]
+    sizes = [[Option(sum(each.sizes[bits] for each in unit), 0.0) for bits in unit[0].sizes] for unit in joined]
     least = fixed + smallest(sizes)
+    limit = budget.of(weights, least=least, most=fixed + sum(max(each.sizes.values()) for each in candidates))
     if least > limit:
         raise unmet(limit, least)
     errors = _errors(candidates, group_size=group_size, ctx=ctx)
-    widths = [tuple(unit[0].sizes) for unit in units]
+    widths = [tuple(unit[0].sizes) for unit in joined]
     items = [
         [
             Option(option.size, sum(errors[each.name][bits] for each in unit))
             for option, bits in zip(options, of, strict=True)
         ]
-        for unit, options, of in zip(units, sizes, widths, strict=True)
+        for unit, options, of in zip(joined, sizes, widths, strict=True)
     ]
     solution = choose(items, room=limit - fixed)
     assert solution is not None  # the smallest sizes fit
-    bits = {each.name: widths[index][option] for index, option in enumerate(solution.chosen) for each in units[index]}
+    bits = {each.name: widths[index][option] for index, option in enumerate(solution.chosen) for each in joined[index]}
     measured = [each.name for each in candidates if each.sensitivity is not None]
     facts = {
         "size_budget_bytes": limit,
@@ -96,49 +109,53 @@ def choose_bits(candidates: Sequence[Candidate], *, fixed: int, limit: int, grou
     return Choice(bits, facts)
 
 
-def _units(candidates: Sequence[Candidate]) -> list[list[Candidate]]:
-    """Return the candidates in groups that have the same bits."""
-    found: dict[tuple[str, Any], list[Candidate]] = {}
-    for each in candidates:
-        path, _, last = each.name.removesuffix(".T").removesuffix(".weight").rpartition(".")
-        fused = next((names for names in _FUSED if set(last.split("+")) <= set(names)), None)
-        found.setdefault((path, fused or last), []).append(each)
-    return list(found.values())
-
-
 def _errors(candidates: Sequence[Candidate], *, group_size: int, ctx: Context) -> dict[str, dict[int, float]]:
     """Return the error of each candidate by bits; estimates are scaled to the measured ones, if there are both."""
-    squares: dict[str, dict[int, float]] = {}
+    shares: dict[str, dict[int, float]] = {}
+    importance = _importance([each.name for each in candidates])
     with ThreadPoolExecutor(ctx.threads) as pool:
         for done, each in enumerate(candidates):
             ctx.progress("measure", done=done, total=len(candidates), unit="tensors")
-            squares[each.name] = _squares(each, group_size=group_size, pool=pool)
-    least = {each.name: squares[each.name][min(each.sizes)] for each in candidates}
-    ratios = [
-        each.sensitivity * each.outputs / least[each.name]
-        for each in candidates
-        if each.sensitivity is not None and least[each.name]
-    ]
-    usual = median(ratios) if ratios else 1.0
-    scales = {
-        each.name: usual / each.outputs
-        if each.sensitivity is None
-        else (each.sensitivity / least[each.name] if least[each.name] else 0.0)
-        for each in candidates
+            found = _relative_errors(each, group_size=group_size, pool=pool)
+            shares[each.name] = {bits: share * importance[each.name] for bits, share in found.items()}
+    least = {each.name: shares[each.name][min(each.sizes)] for each in candidates}
+    known = {each.name: each.sensitivity for each in candidates if each.sensitivity is not None}
+    ratios = {name: sensitivity / least[name] if least[name] else 0.0 for name, sensitivity in known.items()}
+    usual = median([ratio for ratio in ratios.values() if ratio] or [1.0])
+    return {
+        name: {bits: share * ratios.get(name, usual) for bits, share in found.items()} for name, found in shares.items()
     }
-    return {name: {bits: value * scales[name] for bits, value in found.items()} for name, found in squares.items()}
 
 
-def _squares(each: Candidate, *, group_size: int, pool: ThreadPoolExecutor) -> dict[int, float]:
-    """Return the squared error of rounding a weight, by bits."""
+def _importance(names: Sequence[str]) -> dict[str, float]:
+    """Return how much more an error of a weight costs than one of most others, as practice has found.
 
-    def measure(read: Callable[[], Array]) -> list[float]:
+    What values and the second half of a feed-forward network add goes into the hidden states as it is; the outermost layers have no
+    others before or behind them that make up for them. llama.cpp's mixtures of bits (``use_more_bits``) prefer the same ones.
+    """
+    layers = {name: int(found[1]) for name in names if (found := _LAYER.search(name))}
+    last = max(layers.values(), default=0)
+    return {
+        name: (_PREFERRED if any(part in name for part in _DIRECT) else 1.0)
+        * (_OUTER if name in layers and not _OUTERMOST <= layers[name] <= last - _OUTERMOST else 1.0)
+        for name in names
+    }
+
+
+def _relative_errors(each: Candidate, *, group_size: int, pool: ThreadPoolExecutor) -> dict[int, float]:
+    """Return the squared error of rounding a weight as a share of the weight's squares, by bits."""
+
+    def measure(read: Callable[[], Array]) -> list[tuple[float, float]]:
         values = read()
         scales = np.dtype(np.float32)
-        return [
-            round_weight(values, bits=bits, group_size=group_size, scale_dtype=scales, name=each.name).error
+        found = (
+            round_weight(values, bits=bits, group_size=group_size, scale_dtype=scales, name=each.name)
             for bits in each.sizes
-        ]
+        )
+        return [(rounded.error, rounded.energy) for rounded in found]
 
     parts = list(pool.map(measure, each.pieces))
-    return {bits: math.fsum(part[index] for part in parts) for index, bits in enumerate(each.sizes)}
+    return {
+        bits: math.fsum(part[index][0] for part in parts) / max(math.fsum(part[index][1] for part in parts), 1e-30)
+        for index, bits in enumerate(each.sizes)
+    }

@@ -52,6 +52,7 @@ class Structure:
     Attributes:
         linear: Linear layers to quantize whose weight is in the checkpoint, in the model's order.
         kept: Linear layers that are not quantized: heads, and in most families those tied to an embedding.
+        head: The layer that makes a language model's results, of the shape of its embedding; empty if there is none.
         unpacked: Whether transformers must unpack the weights while it loads them: compressed-tensors unpacks at the model's first
             run and supports only ``Linear``; T5 reads the type of a weight before that; generating runs an encoder by itself; and
             sentence-transformers calls ``forward``, which is no run that compressed-tensors sees.
@@ -60,6 +61,7 @@ class Structure:
 
     linear: tuple[LinearWeight, ...]
     kept: tuple[str, ...]
+    head: str
     unpacked: bool
     dtype: torch.dtype | None
 
@@ -146,6 +148,7 @@ def find_linear_layers(config: Any, family: Family, tensors: dict[str, TensorInf
     return Structure(
         linear=tuple(linear),
         kept=tuple(kept),
+        head=next((path for path, layer in found if layer is model.get_output_embeddings()), ""),
         unpacked=transposed or mixed or family.comparison in (Comparison.TEACHER_FORCED, Comparison.EMBEDDINGS),
         dtype=dtype if isinstance(dtype, torch.dtype) else None,
     )

@@ -106,7 +106,8 @@ def _broken(
     if not failed:
         return "", ""
     names = {check.name for check in failed}
-    if "non_finite_logits" in names:
+    # Of a weight that is no number the name is known; results only show that there is one.
+    if "non_finite_logits" in names and "non_finite_weights" not in names:
         return (
             f"broken: its results contain NaN or infinity, first in {where or 'its output'}",
             _remedy_non_finite(output),
@@ -119,7 +120,7 @@ def _broken(
     others = [check for check in failed if check.name not in (*survival.CHECKS, *texts.CHECKS)]
     # Of weights in the wrong place each is named; results would only allow a guess.
     exchanged = output.survival is not None and any(each.exchanged for each in output.survival.faulty)
-    if others and not exchanged:
+    if others and not exchanged and "non_finite_weights" not in names:
         cause, remedy = _results(output, others, base_limit)
         said.append(cause)
         remedies.append(remedy)
@@ -201,5 +202,5 @@ def _remedy_shape(output: OutputValidation, shape: str) -> str:
     if output.format == "pytorch":
         return "check the model's code, its attention implementation and its config.json; the weights agree"
     return (
-        "export with another engine (mobius, dynamo, legacy) and dynamic_axes on; do not serve it with padded batches"
+        "export with another engine (mobius, dynamo, legacy) and shapes: dynamic; do not serve it with padded batches"
     )

@@ -16,7 +16,7 @@ from peft import get_peft_model_state_dict, set_peft_model_state_dict
 from peft.utils import load_peft_weights
 
 from slipway.counts import counted
-from slipway_validate.runner.model import Unusable
+from slipway_validate.runner.model import UnplacedTensors
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -29,7 +29,7 @@ def load_ignored_tensors(module: Any, adapter: Path) -> None:
         adapter: The adapter's folder.
 
     Raises:
-        Unusable: Their places cannot be determined.
+        UnplacedTensors: Their places cannot be determined.
     """
     saved = load_peft_weights(str(adapter), device="cpu")
     if not set_peft_model_state_dict(module, dict(saved)).unexpected_keys:
@@ -42,7 +42,7 @@ def load_ignored_tensors(module: Any, adapter: Path) -> None:
     empty = sorted(set(wanted) - set(saved))
     found = match_names(left_out, places)
     if not set(empty) <= set(found.values()):
-        raise Unusable(
+        raise UnplacedTensors(
             f"peft ignores {counted(len(left_out), 'tensor')} of the adapter {adapter.name!r}, first {min(left_out)!r}: "
             f"their places cannot be determined by their names; peft expects {min(set(empty) - set(found.values()))!r}"
         )

@@ -56,7 +56,7 @@ from slipway_validate.runner import guard
 from slipway_validate.runner.benchmark import time_round
 from slipway_validate.runner.collect import Collector
 from slipway_validate.runner.generation.answering import answer_inputs
-from slipway_validate.runner.model import LanguageModel, NotRunnable, Unusable, UnusableInput
+from slipway_validate.runner.model import LanguageModel, NotRunnable, UnplacedTensors, Unusable, UnusableInput
 from slipway_validate.runner.texts import compare_texts
 from slipway_validate.samples import Samples
 
@@ -285,6 +285,10 @@ def _failed(error: BaseException) -> RunResult:
         case UnusableInput():
             remedy = "change it as said, shorten it, leave it out, or set chat: false if the model's chat template refuses it"
             return RunResult(status="failed", reason="VALIDATION_IMPOSSIBLE", message=str(error), remedy=remedy)
+        case UnplacedTensors():
+            remedy = "set validation.compare_outputs to false to deliver the outputs without the comparison, and report this message"
+            message = f"the reference was not run: {error}"
+            return RunResult(status="not_run", reason="VALIDATION_IMPOSSIBLE", message=message, remedy=remedy)
         case Unusable():
             return RunResult(status="failed", reason="VALIDATION_IMPOSSIBLE", message=str(error))
         case MemoryError():

@@ -30,6 +30,10 @@ class Unusable(Exception):  # noqa: N818 - becomes a typed failure in the runner
     """The output's files are not a model that can be run; the message says what is wrong."""
 
 
+class UnplacedTensors(Unusable):
+    """Tensors of the adapter have no place in the reference, so that it would be another model than was trained."""
+
+
 class UnusableInput(Unusable):
     """One of the user's test inputs cannot be given to the model; the message says which and why."""
 

@@ -12,18 +12,20 @@ import peft
 import torch
 from peft.utils import ModulesToSaveWrapper, load_peft_weights
 
+from slipway.counts import counted
 from slipway.errors import CheckpointValidationError, ModelExportError
 from slipway.models.checkpoints import read_adapter_config
 from slipway.models.families import Family
 from slipway.models.model_files import ADAPTER_WEIGHTS
 from slipway.models.module_patterns import check_patterns, names_in
+from slipway.models.pytorch.placing import JoinedUpdates, placeable, unplaced
 from slipway.models.safetensors_file import read_safetensors
 from slipway.models.sentences.pooling import Pooling
 from slipway.models.trained.adapter_kinds import is_plain_lora
 from slipway.models.trained.trained_model import TrainedModel, trained_model
 from slipway_validate.folders import stored_dtype
 from slipway_validate.runner.adapter_names import load_ignored_tensors
-from slipway_validate.runner.model import Unusable
+from slipway_validate.runner.model import UnplacedTensors, Unusable
 from slipway_validate.runner.runtime_transformers import TransformersModel, from_pretrained, known_pooling
 
 #: Parts that peft inserts between the name of a layer and that of its weight.
@@ -71,7 +73,7 @@ def _load(base: Path, adapter: Path | None, *, dtype: Any) -> TransformersModel:
     pooling = known_pooling(adapter, base)
     if adapter is None:
         return TransformersModel(module, family, stored=stored_dtype(base), pooling=pooling)
-    module = adapted(module, adapter)
+    module, _ = adapted(module, base, adapter)
     if trained:
         _use_trained_head_alone(module)
     _name_replicated_layers(module)
@@ -105,24 +107,36 @@ def _use_trained_head_alone(module: Any) -> None:
             part.original_module.load_state_dict(part.modules_to_save["default"].state_dict())
 
 
-def adapted(module: Any, adapter: Path) -> Any:
-    """Return a model with the adapter added by peft, unmerged.
+def adapted(module: Any, base: Path, adapter: Path) -> tuple[Any, JoinedUpdates | None]:
+    """Return a model with the adapter added by peft, unmerged, and the updates that peft cannot place, which are added beside it.
 
     Raises:
-        Unusable: peft cannot load the adapter on this model.
+        Unusable: The adapter, or one of its tensors, has no place in this model.
     """
     try:
         check_patterns(read_adapter_config(adapter), names_in(module))
         read_safetensors(adapter / ADAPTER_WEIGHTS)  # peft would take a pickle too
-        saved = load_peft_weights(str(adapter), device="cpu")
-        config = peft.PeftConfig.from_pretrained(str(adapter))
-        _resize_vocabulary(module, saved)
-        _let_tied_layers_load_their_own(config, module, saved)
-        module = peft.PeftModel.from_pretrained(module, str(adapter), config=config, is_trainable=False)
-        load_ignored_tensors(module, adapter)
+        _resize_vocabulary(module, load_peft_weights(str(adapter), device="cpu"))
+        with placeable(module, base, adapter) as (folder, joined):
+            config = peft.PeftConfig.from_pretrained(str(folder))
+            _let_tied_layers_load_their_own(config, module, load_peft_weights(str(folder), device="cpu"))
+            tuned = peft.PeftModel.from_pretrained(module, str(folder), config=config, is_trainable=False)
+            load_ignored_tensors(tuned, folder)
+            if is_plain_lora(folder):
+                _check_all_placed(tuned, folder, adapter)
+            if joined:
+                joined.attach(module, tuned)
     except (CheckpointValidationError, OSError, ValueError, RuntimeError, LookupError, TypeError) as error:
         raise Unusable(f"peft cannot load the adapter {adapter.name!r} on the base model: {error}") from error
-    return module
+    return tuned, joined
+
+
+def _check_all_placed(tuned: Any, folder: Path, adapter: Path) -> None:
+    left = unplaced(tuned, folder)
+    if left:
+        raise UnplacedTensors(
+            f"{counted(len(left), 'factor')} of the adapter {adapter.name!r}, first {min(left)!r}, reach no layer of the model"
+        )
 
 
 def _resize_vocabulary(module: Any, saved: Mapping[str, torch.Tensor]) -> None:

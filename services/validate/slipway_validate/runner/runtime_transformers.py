@@ -13,6 +13,7 @@ import transformers.modeling_utils  # every model needs it, and its libraries: i
 from slipway.errors import CheckpointValidationError
 from slipway.models.base_format import read_config
 from slipway.models.families import DECODER, Comparison, Family, auto_model, described, family_of
+from slipway.models.generation.settings import token_of
 from slipway.models.model_facts import CannotBuildError, check_loadable, configuration_of
 from slipway.models.pytorch.wide_layers import widen_while_computing
 from slipway.models.sentences.files import UnknownPoolingError, read_pooling
@@ -52,7 +53,7 @@ class TransformersModel:
         limits = (getattr(plain.config, name, None) for name in LIMITS_OF_LENGTH)
         limit = next((found for found in limits if found), 1 << 30)
         # A decoder with a classifier finds the last token by its padding token, and refuses a batch without one.
-        alone = family.comparison is Comparison.CLASSES and getattr(plain.config, "pad_token_id", None) is None
+        alone = family.comparison is Comparison.CLASSES and token_of(plain.config, "pad_token_id") is None
         self.bounds = Bounds(batch=1 if alone else 1 << 30, sequence=limit, past=limit)
         self.engine = Engine(
             runtime="transformers",

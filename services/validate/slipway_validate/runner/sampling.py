@@ -10,8 +10,8 @@ import numpy as np
 
 from slipway.models.base_format import read_config
 from slipway.models.families import SEQUENCE_CLASSIFIER, SPEECH, Comparison
+from slipway.models.generation.settings import NO_FIRST_TOKEN, first_token, generation_settings
 from slipway_validate.cases import family_named
-from slipway_validate.folders import read_json
 from slipway_validate.numerics import Ints
 from slipway_validate.protocol.messages import TokenizeSpec
 from slipway_validate.runner.model import Unusable
@@ -22,8 +22,6 @@ MASKED_SHARE = 0.15
 """Share of masked tokens, as in the training of these models (BERT, arXiv 1810.04805)."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "spiece.model")
 DECODER_VOCABULARIES = ("decoder_vocab_size", "tgt_vocab_size")
-START_TOKENS = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
-"""Settings for the first token of a decoder; the first of them that is set decides."""
 
 
 def make_samples(spec: TokenizeSpec) -> tuple[Samples, str]:
@@ -116,18 +114,17 @@ def _random_labels(spec: TokenizeSpec) -> Ints:
 def _decoder_inputs(labels: Ints, model: Path) -> Ints:
     """Return the decoder's teacher-forced input: the start token, then every label but the last."""
     inputs = np.roll(labels, 1, axis=1)
-    inputs[:, 0] = first_token(model)
+    inputs[:, 0] = opening_token(model)
     return inputs
 
 
-def first_token(model: Path) -> int:
+def opening_token(model: Path) -> int:
     """Return the decoder's first token.
 
     Raises:
         Unusable: The configuration names none.
     """
-    settings = {**read_config(model), **read_json(model / "generation_config.json")}
-    start = next((settings[name] for name in START_TOKENS if isinstance(settings.get(name), int)), None)
+    start = first_token(generation_settings(model))
     if start is None:
-        raise Unusable(f"config.json names no first token for the decoder: set {START_TOKENS[0]}")
-    return int(start)
+        raise Unusable(NO_FIRST_TOKEN)
+    return start

@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from slipway.models.chat_templates import ChatTemplates, EndlessTemplateError, TemplateError
 from slipway.texts import shortened
 from slipway.validation.hard_texts import CONVERSATIONS, TEXTS
 from slipway.validation.texts import TextComparison, TextKind
@@ -23,7 +24,7 @@ def write_texts(spec: TextSpec) -> None:
     """Write what transformers reads.
 
     Raises:
-        Unusable: There is no tokenizer.
+        Unusable: There is no tokenizer, or its chat template does not end.
     """
     tokenizer = load_tokenizer(spec.tokenizer)
     texts = [(kind, text) for kind, several in TEXTS.items() for text in several]
@@ -78,16 +79,19 @@ def _conversations(tokenizer: Any) -> Iterator[Conversation]:
     """Yield the conversations that the chat template takes. Runtimes give it today's date, for which transformers leaves a fixed one."""
     template = str(tokenizer.chat_template)
     today = datetime.now().astimezone().strftime("%d %b %Y")
-    for name, (messages, tools) in CONVERSATIONS.items():
-        if tools and "tools" not in template:
-            continue
-        try:
-            prompt = tokenizer.apply_chat_template(
-                list(messages), tools=list(tools) or None, add_generation_prompt=True, tokenize=False, date_string=today
-            )
-        except Exception:  # noqa: BLE001, S112 - a template refuses conversations by errors of any class
-            continue
-        yield Conversation(name=name, messages=messages, tools=tools, prompt=str(prompt))
+    with ChatTemplates() as templates:
+        for name, (messages, tools) in CONVERSATIONS.items():
+            if tools and "tools" not in template:
+                continue
+            try:
+                prompt = templates.text(
+                    tokenizer, messages, tools=list(tools), add_generation_prompt=True, date_string=today
+                )
+            except EndlessTemplateError as error:
+                raise Unusable(str(error)) from error
+            except TemplateError:
+                continue
+            yield Conversation(name=name, messages=messages, tools=tools, prompt=prompt)
 
 
 def _rendered(model: LanguageModel, conversation: Conversation, begin: str) -> str | None:

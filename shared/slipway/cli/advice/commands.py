@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from slipway.cli import completion
-from slipway.cli.options import Debug, Json, examples
+from slipway.cli.options import Debug, Json, examples, size_of
 
 RECOMMEND_EXAMPLES = examples(
     "slipway recommend --target browser",
@@ -53,9 +53,8 @@ def recommend(  # noqa: PLR0917 - typer calls it by name
     from slipway.cli.terminal.console import print_json, show
     from slipway.errors import ConfigurationError
     from slipway.formats.targets import target_name
-    from slipway.sizes import parse_size
 
-    limit = parse_size(memory) if memory else None
+    limit = size_of("--memory", memory) if memory else None
     if limit is not None and not model:
         raise ConfigurationError(
             "--memory is compared with the size of a model, and none is given",

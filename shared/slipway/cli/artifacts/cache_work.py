@@ -18,6 +18,7 @@ from slipway.artifacts.pulling import pull
 from slipway.cli.artifacts.names import artifact_names, content_name
 from slipway.cli.artifacts.transfer import Show
 from slipway.cli.connection import Connection
+from slipway.cli.options import size_of
 from slipway.counts import counted
 from slipway.distribution.extras import require
 from slipway.errors import ArtifactError, ConfigurationError
@@ -26,8 +27,6 @@ from slipway.files.local_folders import check_local
 from slipway.folders.kept import UNUSED_SECONDS, remove_unused
 from slipway.results.delivery import LINEAGE
 from slipway.settings import Settings
-from slipway.sizes import parse_size
-from slipway.texts import MalformedText
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
@@ -181,7 +180,7 @@ def collect_cache(
         store,
         in_use,
         max_age_seconds=seconds,
-        max_bytes=None if max_size is None else _bytes(max_size),
+        max_bytes=None if max_size is None else size_of("--max-size", max_size),
         dry_run=dry_run,
     )
     kept = remove_unused(
@@ -238,13 +237,6 @@ def _exports_ran_here(settings: Settings) -> bool:
         return False
     require("coordinator", what=f"reading the exports in {settings.exports_path}")
     return True
-
-
-def _bytes(text: str) -> int:
-    try:
-        return parse_size(text)
-    except MalformedText as error:
-        raise ConfigurationError(f"--max-size {error.message}", remedy=error.remedy) from error
 
 
 def _makers(store: ArtifactStore) -> dict[str, list[str]]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from slipway.cli.options import Debug, Json, Progress, examples
+from slipway.cli.options import Debug, Json, Progress, examples, finite
 from slipway.cli.progress.forms import ProgressForm
 
 CONVERT_EXAMPLES = examples(
@@ -29,7 +29,8 @@ def convert(  # noqa: PLR0917 - typer calls it by name
         typer.Option("--key", metavar="NAME", help="Entry of the pickle that holds the weights, if it has several."),
     ] = "",
     timeout: Annotated[
-        float | None, typer.Option("--timeout", min=0.1, max=_YEAR_SECONDS, help="Longest run, in seconds.")
+        float | None,
+        typer.Option("--timeout", min=0.1, max=_YEAR_SECONDS, callback=finite, help="Longest run, in seconds."),
     ] = None,
     progress: Progress = ProgressForm.AUTO,
     as_json: Json = False,

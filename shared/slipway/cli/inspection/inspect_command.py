@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from slipway.cli.options import Debug, Json, examples
+from slipway.cli.options import Debug, Json, examples, finite
 
 if TYPE_CHECKING:
     from slipway.models.activations.contract import ActivationContract
@@ -26,7 +26,9 @@ def inspect(
             "--contract", metavar="FILE", help="Contract to compare with; by default activations.json beside the graph."
         ),
     ] = None,
-    timeout: Annotated[float, typer.Option("--timeout", min=1, max=86_400, help="Longest run, in seconds.")] = _SECONDS,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=1, max=86_400, callback=finite, help="Longest run, in seconds.")
+    ] = _SECONDS,
     as_json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:

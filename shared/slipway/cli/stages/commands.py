@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from slipway.cli.completion import assignments
-from slipway.cli.options import Debug, Json, Progress, examples
+from slipway.cli.options import Debug, Json, Progress, examples, finite
 from slipway.cli.progress.forms import ProgressForm
 
 if TYPE_CHECKING:
@@ -87,7 +87,8 @@ def stage(  # noqa: PLR0917 - typer calls it by name
     ] = None,
     threads: Annotated[int, typer.Option("--threads", min=0, help="Threads; 0 takes all cores.")] = 0,
     timeout: Annotated[
-        float | None, typer.Option("--timeout", min=0.1, max=_YEAR_SECONDS, help="Longest run, in seconds.")
+        float | None,
+        typer.Option("--timeout", min=0.1, max=_YEAR_SECONDS, callback=finite, help="Longest run, in seconds."),
     ] = None,
     progress: Progress = ProgressForm.AUTO,
     as_json: Json = False,

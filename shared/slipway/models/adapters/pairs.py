@@ -16,6 +16,8 @@ _LINEAR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(\.(?P<adapter>[^.]+))
 EMBEDDING_PAIR = re.compile(r"(?P<module>.+)\.lora_embedding_(?P<side>[AB])(\.(?P<adapter>[^.]+))?")
 #: The prefix, with the prefixes of wrappers around the model.
 _WRAPPED = re.compile(r"^(?:.+?\.)?base_model\.model\.(?:(?:_orig_mod|module)\.)*")
+#: The head as Tinker names it; to transformers it is ``lm_head``, beside the model and not in it.
+_UNEMBEDDING = re.compile(rf"^({re.escape(ADAPTER_PREFIX)})?(?:model\.)?unembed_tokens(?=\.)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +36,8 @@ class Pair:
 
 
 def unwrapped(key: str) -> str:
-    """Return a tensor's name without the model's wrappers."""
-    return _WRAPPED.sub(ADAPTER_PREFIX, key)
+    """Return a tensor's name without the model's wrappers, and with transformers' name of the head."""
+    return _UNEMBEDDING.sub(r"\1lm_head", _WRAPPED.sub(ADAPTER_PREFIX, key))
 
 
 def pair_name(key: str) -> re.Match[str] | None:

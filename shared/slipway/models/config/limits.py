@@ -28,6 +28,19 @@ MOST_PARTS = 1 << 16
 """Heads, experts or labels: a list of each is built."""
 MOST_EXPERTS = 1 << 18
 """Experts of all layers together; the largest known mixture has 23,040."""
+MOST_POSITIONS = 1 << 24
+"""Places in a text: the longest known contexts have ten million."""
+MOST_POSITIONS_OF_TABLE = 1 << 17
+"""The same of encoder–decoders, many of which fill a table of sines with a loop in Python."""
+_POSITIONS = (
+    "position_embeddings",
+    "n_positions",
+    "_target_positions",
+    "_source_positions",
+    "n_ctx",
+    "max_seq_len",
+    "max_sequence_length",
+)
 _PARTS = ("layer", "head", "expert", "depth", "label")
 _LAYERS = ("layer", "layers", "depth", "depths", "num_blocks")
 """Ends of the names of settings that count layers, each of which is many objects."""
@@ -84,6 +97,7 @@ def _numbers(value: Any) -> Iterator[float]:
 def model_excess(config: Mapping[str, Any]) -> str:
     """Say which setting of ``config.json`` asks for more than can be built; empty if none does."""
     found = list(_settings(config))
+    most_positions = MOST_POSITIONS_OF_TABLE if config.get("is_encoder_decoder") is True else MOST_POSITIONS
     for key, value in found:
         if key == _REPEATED and (layers := _repeated_layers(value)) > MOST_LAYERS:
             return f"{key} of {layers} layers, and at most {MOST_LAYERS} can be built"
@@ -95,6 +109,8 @@ def model_excess(config: Mapping[str, Any]) -> str:
         largest = max(counts, default=0)
         if any(part in key for part in _PARTS) and largest > MOST_PARTS:
             return f"{key} {largest}, and at most {MOST_PARTS} can be built"
+        if key.endswith(_POSITIONS) and largest > most_positions:
+            return f"{key} {largest}, and at most {most_positions} can be built"
     layers, experts = _largest(found, _LAYERS), _largest(found, ("experts",))
     if layers * experts > MOST_EXPERTS:
         return f"{layers} layers of {experts} experts, and at most {MOST_EXPERTS} experts can be built"

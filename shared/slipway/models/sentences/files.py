@@ -13,7 +13,10 @@ from slipway.texts import printable
 
 MODULES = "modules.json"
 _SETTINGS = ("config_sentence_transformers.json", "sentence_bert_config.json")
-_MODULE_FILES = ("config.json", "model.safetensors")
+MODULE_WEIGHTS, MODULE_PICKLE = "model.safetensors", "pytorch_model.bin"
+_MODULE_FILES = ("config.json", MODULE_WEIGHTS, MODULE_PICKLE)
+_WITHOUT_FILES = ("Normalize",)
+"""Modules that need no file of their own."""
 _LANGUAGE_HEAD = re.compile(r"(ForMaskedLM|ForCausalLM|LMHeadModel)$")
 _FOLDER = re.compile(r"\w[\w.-]{0,99}")
 _MOST_MODULES = 20
@@ -40,12 +43,42 @@ def sentence_files(folder: Path) -> list[Path]:
     """
     if file_in(folder, MODULES) is None:
         return []
+    places = [f"{path}/{name}" for _, path in _places(folder) for name in _MODULE_FILES]
+    found = [folder / name for name in (MODULES, *_SETTINGS, *places) if file_in(folder, name) is not None]
+    # A pickle beside the same weights as safetensors is not read, so it does not travel.
+    return [path for path in found if path.name != MODULE_PICKLE or path.with_name(MODULE_WEIGHTS) not in found]
+
+
+def pickled_modules(folder: Path) -> list[Path]:
+    """Return the files of pickled weights of a sentence encoder's modules, which are converted before they are used."""
+    return [path for path in sentence_files(folder) if path.name == MODULE_PICKLE]
+
+
+def module_files(encoder: Path, base: Path) -> tuple[dict[str, Path], list[str]]:
+    """Return the files that make a model a sentence encoder, by name, and the modules whose files are in neither folder.
+
+    Args:
+        encoder: The folder whose list of modules counts.
+        base: The folder that has the modules which that one lacks, as a checkpoint that peft alone saved does.
+    """
+    chosen = {path.relative_to(encoder).as_posix(): path for path in sentence_files(encoder)}
+    missing = []
+    for kind, place in _places(encoder):
+        if any(name.startswith(f"{place}/") for name in chosen):
+            continue
+        others = [f"{place}/{name}" for name in _MODULE_FILES if file_in(base, f"{place}/{name}") is not None]
+        chosen |= {name: base / name for name in others}
+        if not others and kind not in _WITHOUT_FILES:
+            missing.append(place)
+    return chosen, missing
+
+
+def _places(folder: Path) -> list[tuple[str, str]]:
+    """Return class name and folder of each module that has a folder; none of a list that cannot be read."""
     try:
-        modules = _modules(folder)
+        return [(kind, path) for kind, path in _modules(folder) if _FOLDER.fullmatch(path)]
     except UnknownPoolingError:
-        modules = []
-    places = [f"{path}/{name}" for _, path in modules if _FOLDER.fullmatch(path) for name in _MODULE_FILES]
-    return [folder / name for name in (MODULES, *_SETTINGS, *places) if file_in(folder, name) is not None]
+        return []
 
 
 def read_pooling(*folders: Path | None) -> Pooling | None:

@@ -21,6 +21,7 @@ from slipway.models.families import (
     DECODER,
     FEATURE_EXTRACTION,
     MASKED_LANGUAGE_MODEL,
+    SEQUENCE_CLASSIFIER,
     TRAINED_FAMILIES,
     Family,
     class_name,
@@ -28,12 +29,13 @@ from slipway.models.families import (
     family_of,
 )
 from slipway.models.model_facts import CannotBuildError, model_facts_of
-from slipway.models.model_files import ADAPTER_WEIGHTS
+from slipway.models.model_files import ADAPTER_WEIGHTS, CONFIG
 from slipway.models.safetensors_file import TensorInfo, read_safetensors
 from slipway.models.sentences.files import MODULES, is_sentence_encoder
 from slipway.models.trained.labels import with_labels
 
 _ENDS_OF_AN_ANSWER = 2
+_HEADS = ("classifier.weight", "score.weight", "classifier.out_proj.weight")
 _WRAPPERS = re.compile(r"^(?:.+?\.)?base_model\.model\.(?:(?:_orig_mod|module)\.)*")
 _SAVED = re.compile(r"\.modules_to_save(?:\.default)?(?=\.)")
 _SOURCE = ("auto_map", "num_labels")
@@ -101,8 +103,27 @@ def _trained_family(config: Mapping[str, Any], settings: Mapping[str, Any], adap
     task = settings.get("task_type")
     if isinstance(task, str) and task in TRAINED_FAMILIES and settings.get("modules_to_save"):
         return TRAINED_FAMILIES[task]
+    if task is None and settings.get("modules_to_save") and (named := _family_of_class(config, settings, adapter)):
+        return named
     headed = family_of(config) in (MASKED_LANGUAGE_MODEL, DECODER) and task in (None, "FEATURE_EXTRACTION")
     return FEATURE_EXTRACTION if headed and is_sentence_encoder(adapter) else None
+
+
+def _family_of_class(config: Mapping[str, Any], settings: Mapping[str, Any], adapter: Path) -> Family | None:
+    """Return the family with a head that was trained without the name of a task, as sentence-transformers trains a cross-encoder; None if nothing says.
+
+    The name of the trained class says it, in the adapter's settings or in a ``config.json`` beside it; so does a head with one row, which tells no
+    tokens apart.
+    """
+    mapping = settings.get("auto_mapping")
+    class_of = {"architectures": [mapping.get("base_model_class")]} if isinstance(mapping, Mapping) else {}
+    beside = read_config(adapter) if (adapter / CONFIG).is_file() else {}
+    for named in (class_of, {"architectures": beside.get("architectures")}):
+        family = family_of({**config, **named}) if named.get("architectures") else None
+        if family in TRAINED_FAMILIES.values():
+            return family
+    heads = [info for name, info in _saved_tensors(adapter).items() if name.endswith(_HEADS)]
+    return SEQUENCE_CLASSIFIER if any(len(info.shape) == 2 and info.shape[0] == 1 for info in heads) else None
 
 
 def missing_head(tensor: str, *, name: str, base: str) -> ModelMergeError:

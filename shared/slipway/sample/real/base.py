@@ -18,8 +18,10 @@ def write_base(gguf: Path, folder: Path) -> None:
 
     # transformers prints a bar of its own while it dequantizes.
     with contextlib.redirect_stderr(io.StringIO()):
-        read = LlamaForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        read = LlamaForCausalLM.from_pretrained(
+            gguf.parent, gguf_file=gguf.name, dtype=torch.float32, trust_remote_code=False
+        )
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
     config = read.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # with it, transformers refuses to save

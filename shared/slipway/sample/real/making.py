@@ -114,8 +114,8 @@ def _train(
     import torch
     from transformers import AutoTokenizer, LlamaForCausalLM
 
-    tokenizer = AutoTokenizer.from_pretrained(base)
-    model = LlamaForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=False)
+    model = LlamaForCausalLM.from_pretrained(base, dtype=torch.float32, trust_remote_code=False).eval()
     texts = rendered(tokenizer, heldout)
     stream = [token for text in texts for token in tokenizer(text)["input_ids"][: recipe.window]]
 
@@ -142,6 +142,6 @@ def _write_texts(scratch: Path, base: Path, training: Sequence[Conversation], he
 
     lines = (json.dumps({"messages": each}, ensure_ascii=False) + "\n" for each in training)
     write_text(scratch / RUN / SAMPLE_OF_RUN, "".join(lines))
-    for number, text in enumerate(rendered(AutoTokenizer.from_pretrained(base), heldout)):
+    for number, text in enumerate(rendered(AutoTokenizer.from_pretrained(base, trust_remote_code=False), heldout)):
         write_text(scratch / HELDOUT / f"{number:02}.txt", text)
     write_text(scratch / CONFIGURATION, _EXPORT_YAML.replace("RUN", RUN).replace("BASE", base.name))

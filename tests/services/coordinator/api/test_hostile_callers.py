@@ -27,6 +27,7 @@ from support.coordinators.attacker import (
     field,
     report,
 )
+from support.coordinators.harness import CONFIGURATION
 from support.coordinators.random_messages import messages
 
 
@@ -54,6 +55,23 @@ def test_artifacts_of_another_project_are_as_if_they_were_not_there(attacker: At
     assert attacker.call(ARTIFACTS + "CreateArtifact", created) == "", "told what is missing"
     get = artifact_pb2.GetArtifactRequest(name=f"projects/red/artifacts/{name}")
     assert attacker.call(ARTIFACTS + "GetArtifact", get) == "ARTIFACT_NOT_FOUND"
+
+
+def test_who_holds_no_lease_writes_nothing_into_an_export(attacker: Attacker) -> None:
+    with attacker.place.client_of("submitter") as client:
+        name = client.create_export(CONFIGURATION, sources={"base": OURS, "adapter": OURS}, export_id="watched").name
+        logs = [pb.LogLine(message="forged")]
+        for task in client.get_export(name).tasks:
+            key = f"{name}:{task.id}:1"
+            running = worker_pb2.RunningTask(
+                task=key, lease_epoch=1, progress=pb.TaskProgress(phase="forged"), logs=logs
+            )
+            assert attacker.call(WORKERS + "Synchronize", report(running=[running]), by="worker") == ""
+            assert attacker.call(WORKERS + "CompleteTask", done(task=key, logs=logs), by="worker") == "LEASE_LOST"
+        client.cancel_export(name)
+        events = list(client.watch_export(name))
+    assert events
+    assert not [event for event in events if "forged" in (event.log.message, event.progress.phase)]
 
 
 UNKNOWN = {

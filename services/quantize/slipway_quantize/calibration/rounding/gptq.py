@@ -1,6 +1,8 @@
 """GPTQ: round the inputs' columns in turn, and let later ones make up for the error of those before.
 
-Source: Frantar et al., "GPTQ", arXiv 2210.17323; columns with large inputs first, and scales fitted beforehand.
+Source: Frantar et al., "GPTQ", arXiv 2210.17323; columns with large inputs first, and scales fitted beforehand. What it finds is then
+refined: scales are fitted to the codes by least squares over all inputs, and each code is chosen again beside all others (coordinate
+descent, as in Behdin et al., "QuantEase", arXiv 2309.01885).
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from slipway_quantize.calibration.rounding.grid import Fitted, Grid
 
 _BLOCK = 64
 """Columns whose errors are passed on to all later ones at once."""
+_LEAST_CHANGE, _MOST_CHANGE = 0.8, 1.25
+"""A scale that would change by more than that stays: its group says too little about it."""
 DAMPING = 0.01
 """Added to the diagonal, as a share of its mean."""
 
@@ -67,3 +71,69 @@ def gptq(weight: Tensor, fitted: Fitted, grid: Grid, order: Tensor, factors: Ten
             errors[:, column - start] = error
         left[:, end:] -= errors @ factors[start:end, end:]
     return places
+
+
+def damped(moments: Tensor, *, damping: float = DAMPING) -> Tensor:
+    """Return second moments of inputs (K, K) with a share of their mean added to the diagonal, so that no direction is free."""
+    found = moments.clone()
+    found.diagonal().add_(damping * (float(moments.diagonal().mean()) or 1.0))
+    return found
+
+
+def refit(weight: Tensor, places: Tensor, fitted: Fitted, grid: Grid, moments: Tensor) -> Fitted:
+    """Return the scales whose results on the inputs are nearest to the weight's, for the codes of given places.
+
+    Args:
+        weight: float32. (N, K)
+        places: As :func:`gptq` returns them. (N, K)
+        fitted: Scales and zero points so far.
+        grid: The grid.
+        moments: As :func:`damped` returns them. (K, K)
+    """
+    codes = grid.nearest(places)
+    if fitted.zeros is not None:
+        codes = codes - grid.spread(fitted.zeros)
+    groups = weight.shape[1] // grid.group_size
+    wanted = (codes * (weight @ moments)).view(len(weight), groups, -1).sum(-1)
+    products = torch.empty(len(weight), groups, groups)
+    for group in range(groups):
+        columns = slice(group * grid.group_size, (group + 1) * grid.group_size)
+        products[:, group] = ((codes[:, columns] @ moments[columns]) * codes).view(len(weight), groups, -1).sum(-1)
+    diagonal = products.diagonal(dim1=-2, dim2=-1)
+    diagonal += 1e-6 * diagonal.mean(-1, keepdim=True) + 1e-30
+    found, failed = torch.linalg.solve_ex(products, wanted)
+    found = found.to(grid.dtype).float()
+    ratio = found / torch.where(fitted.scales == 0, 1.0, fitted.scales)
+    near = (ratio > _LEAST_CHANGE) & (ratio < _MOST_CHANGE) & (failed == 0)[:, None]
+    return Fitted(torch.where(near, found, fitted.scales), fitted.zeros)
+
+
+def descend(weight: Tensor, places: Tensor, fitted: Fitted, grid: Grid, *, order: Tensor, moments: Tensor) -> Tensor:
+    """Choose each code once in turn, as the best beside all others; return the places of all (N, K).
+
+    Args:
+        weight: float32. (N, K)
+        places: Where the weights lie so far. (N, K)
+        fitted: Scales and zero points.
+        grid: The grid.
+        order: Order of the columns. (K)
+        moments: As :func:`damped` returns them. (K, K)
+    """
+    moments = moments[order][:, order]
+    found = torch.empty_like(places)
+    codes = grid.nearest(places[:, order])
+    scales = grid.spread(fitted.scales)[:, order]
+    values = (codes if fitted.zeros is None else codes - grid.spread(fitted.zeros)[:, order]) * scales
+    inverse = torch.where(scales == 0, 0.0, 1 / torch.where(scales == 0, 1.0, scales))
+    slopes = (weight[:, order] - values) @ moments
+    for start in range(0, weight.shape[1], _BLOCK):
+        end = min(start + _BLOCK, weight.shape[1])
+        changes = torch.empty(len(weight), end - start)
+        for column in range(start, end):
+            place = codes[:, column] + slopes[:, column] * (inverse[:, column] / moments[column, column])
+            found[:, order[column]] = place
+            change = (grid.nearest(place) - codes[:, column]) * scales[:, column]
+            slopes[:, column + 1 : end] -= change[:, None] * moments[column, column + 1 : end]
+            changes[:, column - start] = change
+        slopes[:, end:] -= changes @ moments[start:end, end:]
+    return found

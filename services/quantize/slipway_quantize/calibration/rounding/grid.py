@@ -101,6 +101,14 @@ class Grid:
     def _nearest(self, groups: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
         return (groups * _inverse(scales)[..., None] + zeros[..., None]).round().clamp(self.lowest, self.highest)
 
+    def steps(self, weight: Tensor) -> Tensor:
+        """Return the steps of grids that just reach the extremes of each group. (N, K) → (N, G)."""
+        groups = weight.reshape(len(weight), -1, self.group_size)
+        low, high = groups.amin(-1).clamp_max(0), groups.amax(-1).clamp_min(0)
+        if self.symmetric:
+            return torch.maximum(-low, high) / -self.lowest
+        return (high - low) / (self.highest - self.lowest)
+
     def places(self, weight: Tensor, fitted: Fitted) -> Tensor:
         """Return where weights lie on the grid, in codes and not rounded. (N, K)."""
         places = weight * self.spread(_inverse(fitted.scales))

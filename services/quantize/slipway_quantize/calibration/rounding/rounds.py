@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from slipway.errors import CheckpointValidationError, QuantizationError
 from slipway.models.safetensors_file import read_safetensors
 from slipway_quantize.calibration.finished import Finished
-from slipway_quantize.calibration.rounding.gptq import DAMPING, error_factors, gptq
+from slipway_quantize.calibration.rounding.gptq import DAMPING, damped, descend, error_factors, gptq, refit
 from slipway_quantize.calibration.rounding.grid import Fitted, Grid
 from slipway_quantize.calibration.rounding.roundings import Fixed
 from slipway_quantize.calibration.streaming.crew import Crew
@@ -21,7 +21,8 @@ from slipway_quantize.calibration.streaming.moments import Moments, merge_moment
 from slipway_quantize.calibration.streaming.walk import BlockWalk
 
 _T = TypeVar("_T")
-BY_INPUTS = ("rtn", "awq", "gptq")
+NEAREST = "rtn"
+BY_INPUTS = (NEAREST, "awq", "gptq")
 """Methods that round one layer at a time, the simplest first."""
 
 
@@ -76,7 +77,13 @@ def round_layer(
     for rows in layer.pieces:
         weight = layer.exact(rows)
         fitted.append(grid.fit(weight, importance) if given is None else given.rows(rows))
-        found = gptq(weight, fitted[-1], grid, *factors) if factors else grid.places(weight, fitted[-1])
+        if factors is None or moments is None:
+            found = grid.places(weight, fitted[-1])
+        else:
+            found = gptq(weight, fitted[-1], grid, *factors)
+            stiff = damped(moments)
+            fitted[-1] = refit(weight, found, fitted[-1], grid, stiff)
+            found = descend(weight, found, fitted[-1], grid, order=factors[0], moments=stiff)
         codes[rows] = grid.nearest(found).to(torch.int8)
         if places is not None:
             places[rows] = found.clamp(grid.lowest - 1, grid.highest + 1)
@@ -94,6 +101,7 @@ class Rounds:
         methods: Methods to try; the chosen one is the best on held-out text of those in ``choices``.
         choices: Methods to choose from.
         grid: The grid.
+        wide: Grids of more bits that some layers have, by name. What such a layer adds is not worth a search: it is rounded to the nearest.
         embedded: For a head that is the embedding too, by name: what is added to the moments of its inputs for each position. (K, K)
         finished: Keeps finished blocks.
         on_block: Called with the number of finished blocks, and often meanwhile.
@@ -108,6 +116,7 @@ class Rounds:
         methods: tuple[str, ...],
         choices: tuple[str, ...],
         grid: Grid,
+        wide: Mapping[str, Grid],
         embedded: Mapping[str, Tensor],
         finished: Finished,
         on_block: Callable[[int], None],
@@ -119,6 +128,7 @@ class Rounds:
         self._methods = methods
         self._choices = choices
         self._grid = grid
+        self._wide = wide
         self._embedded = embedded
         self._positions = [sum(int(batch.mask.sum()) for batch in part) for part in self._parts(self._walk.batches)]
         self._finished = finished
@@ -160,7 +170,10 @@ class Rounds:
                 tensors |= _stored(f"{name}@{method}", one)
             facts[name] = errors
         if index < len(self._walk.names) - 1:
-            self._keep(index, {name: each[self._chosen(errors)].weight for name, (each, errors) in candidates.items()})
+            self._keep(
+                index,
+                {name: each[best_method(errors, self._choices)].weight for name, (each, errors) in candidates.items()},
+            )
         self._finished.put(f"block-{index}", tensors, errors=facts)
 
     def _keep(self, index: int, rounded: Mapping[str, Fixed]) -> None:
@@ -180,9 +193,6 @@ class Rounds:
                     layer.rounding = None
 
         self._crew.run(keep)
-
-    def _chosen(self, errors: Mapping[str, float]) -> str:
-        return min(self._choices, key=lambda method: errors[method])
 
     def _candidates(self, index: int) -> dict[str, Candidates]:
         """Round each layer by every method, and judge the results on held-out inputs."""
@@ -214,6 +224,8 @@ class Rounds:
         return batches[: self._judging], batches[self._judging :]
 
     def _round(self, index: int, layer: Layer, moments: Tensor) -> dict[str, Rounded]:
+        if layer.name in self._wide:
+            return {NEAREST: round_layer(layer, NEAREST, self._wide[layer.name], None)}
         made: dict[str, Rounded] = {}
         for method in self._methods:
             self._on_block(index)
@@ -249,6 +261,11 @@ class Rounds:
         return [merge_moments(each) for each in zip(*self._crew.run(gather), strict=True)]
 
 
+def best_method(errors: Mapping[str, float], choices: Iterable[str]) -> str:
+    """Return the method of the smallest error among those to choose from; a layer that no choice was tried for is rounded to the nearest."""
+    return min((method for method in choices if method in errors), key=errors.__getitem__, default=NEAREST)
+
+
 def _require_finite(moments: Tensor, name: str) -> None:
     if not bool(moments.isfinite().all()):
         raise QuantizationError(
@@ -269,8 +286,8 @@ def _stored(name: str, rounded: Rounded) -> dict[str, Tensor]:
 
 
 def read_rounded(tensors: Mapping[str, Tensor], name: str, method: str, grid: Grid) -> Rounded:
-    """Return what a finished block has of a layer."""
-    start = f"{name}@{method}"
+    """Return what a finished block has of a layer; what it is rounded to the nearest to, if it was rounded in no other way."""
+    start = f"{name}@{method}" if f"{name}@{method}.codes" in tensors else f"{name}@{NEAREST}"
     fitted = Fitted(tensors[f"{start}.scales"], tensors.get(f"{start}.zeros"))
     codes = tensors[f"{start}.codes"]
     return Rounded(Fixed(grid, codes, fitted), tensors.get(f"{start}.places"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -34,6 +35,8 @@ class Layer:
     Attributes:
         rounding: The rounded weight; None computes with the stored one.
         observe: Called with the inputs (…, K) before each computation, if it is not None.
+        differentiate: Called with the gradients of the results (…, N) when they are passed back, if it is not None; gradients then begin
+            here, whatever the inputs are made of.
     """
 
     def __init__(self, name: str, module: torch.nn.Module, stored: Tensor) -> None:
@@ -41,6 +44,7 @@ class Layer:
         self.stored = stored
         self.rounding: Rounding | None = None
         self.observe: Callable[[Layer, Tensor], None] | None = None
+        self.differentiate: Callable[[Layer, Tensor], None] | None = None
         self.module = module
         self.forward = module.forward = self._forward
 
@@ -62,15 +66,22 @@ class Layer:
     def _forward(self, inputs: Tensor) -> Tensor:
         if self.observe is not None:
             self.observe(self, inputs)
+        results = self._with_bias(self._product(inputs))
+        if self.differentiate is not None:
+            results = results + torch.zeros((), requires_grad=True)
+            results.register_hook(partial(self.differentiate, self))
+        return results
+
+    def _product(self, inputs: Tensor) -> Tensor:
         pieces = self.pieces
         if len(pieces) == 1:
-            return self._with_bias(self._piece(inputs, pieces[0]))
+            return self._piece(inputs, pieces[0])
         kept = torch.is_grad_enabled()
         outputs = [
             checkpoint(self._piece, inputs, rows, use_reentrant=False) if kept else self._piece(inputs, rows)
             for rows in pieces
         ]
-        return self._with_bias(torch.cat(outputs, dim=-1))
+        return torch.cat(outputs, dim=-1)
 
     def _piece(self, inputs: Tensor, rows: slice) -> Tensor:
         return product(inputs, self.weight(rows))

@@ -18,6 +18,7 @@ from transformers.pytorch_utils import Conv1D
 from slipway.errors import QuantizationError
 from slipway.models.base_format import read_config
 from slipway.models.families import ENCODER_DECODER, SEQUENCE_CLASSIFIER, SPEECH, Comparison, Family, auto_model
+from slipway.models.generation.settings import NO_FIRST_TOKEN, first_token, generation_settings
 from slipway.models.safetensors_file import TensorInfo
 from slipway.models.weights.reading import open_weights, row_pieces
 from slipway_quantize.calibration.streaming.layers import Layer, Rounding, Table, walk
@@ -238,10 +239,9 @@ def _require_supported(family: Family, config: Any) -> None:
 def _start(folder: Path, config: Any) -> tuple[int, int]:
     """Return a decoder's first token and how many tokens it knows."""
     written = read_config(folder)
-    names = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
-    found = next((token for name in names if isinstance(token := getattr(config, name, None), int)), None)
+    found = first_token(generation_settings(folder, config))
     if found is None:
-        raise unsupported("config.json names no first token for the decoder", config.model_type)
+        raise unsupported(NO_FIRST_TOKEN, config.model_type)
     known = next((written[name] for name in ("decoder_vocab_size", "tgt_vocab_size") if written.get(name)), None)
     return found, int(known or config.vocab_size)
 

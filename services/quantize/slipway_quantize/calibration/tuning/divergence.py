@@ -53,3 +53,22 @@ def pass_back(reference: Tensor, other: Tensor, *, distributions: bool) -> None:
         other.backward(other.detach().softmax(-1).sub_(reference))
     else:
         divergence(reference, other, distributions=False).backward()
+
+
+def drawn_gradients(results: Tensor, *, distributions: bool, draw: torch.Generator) -> Tensor:
+    """Draw gradients of the divergence at the results, whose mean product is its second derivative: the Fisher information.
+
+    For distributions they are those of the likelihood of tokens that are drawn from the results themselves.
+
+    Args:
+        results: (positions, values)
+        distributions: Whether values are logits.
+        draw: Draws tokens, or directions.
+    """
+    exact = results.detach()
+    if not distributions:
+        energy = exact.square().sum(-1, keepdim=True).clamp_min(1e-12)
+        return torch.randn(exact.shape, generator=draw) * (2 / energy).sqrt()
+    found = exact.softmax(-1)
+    drawn = torch.multinomial(found, 1, generator=draw)
+    return found.scatter_add_(1, drawn, torch.full_like(found[:, :1], -1))

@@ -11,6 +11,7 @@ from torch import Tensor
 from slipway_quantize.calibration.streaming.crew import Crew
 from slipway_quantize.calibration.streaming.model import StreamedModel
 from slipway_quantize.calibration.streaming.products import multiply
+from slipway_quantize.calibration.tuning.divergence import drawn_gradients
 from slipway_quantize.calibration.windows import Batch
 
 
@@ -58,12 +59,10 @@ def _measure(model: StreamedModel, batch: Batch, draw: torch.Generator) -> tuple
     with model.looking_up(rows):
         results = model.outputs(batch)
     (table,) = rows
-    back = results.detach().softmax(-1)  # (positions, tokens)
-    variance = float((1 - back.square().sum(-1)).sum(dtype=torch.float64))
+    variance = float((1 - results.detach().softmax(-1).square().sum(-1)).sum(dtype=torch.float64))
     if not math.isfinite(variance):  # the pass over the blocks says where it begins
         return torch.zeros(table.shape[1], table.shape[1]), 0.0
-    drawn = torch.multinomial(back, 1, generator=draw)
-    results.backward(back.scatter_add_(1, drawn, torch.full_like(back[:, :1], -1)))
+    results.backward(drawn_gradients(results, distributions=True, draw=draw))
     assert table.grad is not None
     columns = table.grad.T.contiguous()  # (K, rows)
     return multiply(columns, columns), variance

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from slipway.files.json_documents import LARGEST_LIST, read_json
-from slipway.models.base_format import read_config
+from slipway.models.chat_templates import ChatTemplates
 from slipway.models.families import (
     DECODER,
     ENCODER_DECODER,
@@ -17,14 +16,15 @@ from slipway.models.families import (
     SEQUENCE_CLASSIFIER,
     SPEECH,
     TOKEN_CLASSIFIER,
+    Family,
 )
+from slipway.models.generation.settings import generation_settings
 from slipway_validate.cases import family_named
-from slipway_validate.folders import read_json as read_settings
 from slipway_validate.lengths import longest_text
 from slipway_validate.protocol.messages import EncodedInput, EncodedInputs, TokenizeSpec
 from slipway_validate.runner.encoding.sounds import opening, write_sounds
 from slipway_validate.runner.model import UnusableInput
-from slipway_validate.runner.sampling import first_token
+from slipway_validate.runner.sampling import opening_token
 
 Encode = Callable[[Any, Mapping[str, Any], int], EncodedInput]
 """Function from a tokenizer, a record and the most tokens that the model takes to the encoded input."""
@@ -38,22 +38,20 @@ def encode_inputs(tokenizer: Any, spec: TokenizeSpec) -> EncodedInputs:
     """
     assert spec.records is not None
     records = read_json(spec.records, largest=LARGEST_LIST)
-    family, settings = family_named(spec.family), _settings(spec.model)
+    family, settings = family_named(spec.family), generation_settings(spec.model)
     longest = longest_text(spec.model, family)
-    encode = partial(opening, model=spec.model, settings=settings) if family == SPEECH else _ENCODERS[family.name]
     if family == SPEECH:
         write_sounds(records, spec)
     inputs = []
-    for number, record in enumerate(records, 1):
-        try:
-            found = encode(tokenizer, record, longest)
-        except Exception as error:  # a tokenizer's code and a chat template may raise anything
-            raise UnusableInput(f"test input {number} cannot be encoded: {error}") from error
-        if family != ENCODER_DECODER and len(found.ids) + found.most > longest:
-            raise UnusableInput(
-                f"test input {number} has {len(found.ids)} tokens and up to {found.most} of its answer, the model takes {longest}"
-            )
-        inputs.append(found)
+    with ChatTemplates() as templates:
+        encoders: Mapping[str, Encode] = {
+            **_ENCODERS,
+            DECODER.name: partial(_prompt, templates=templates),
+            SPEECH.name: partial(opening, model=spec.model, settings=settings),
+        }
+        encode = encoders[family.name]
+        for number, record in enumerate(records, 1):
+            inputs.append(_encoded(encode, tokenizer, record, longest, number=number, family=family))
     stops = _ids(settings.get("eos_token_id"))
     if family == SPEECH:
         never, first = (_ids(settings.get(name)) for name in ("suppress_tokens", "begin_suppress_tokens"))
@@ -64,18 +62,38 @@ def encode_inputs(tokenizer: Any, spec: TokenizeSpec) -> EncodedInputs:
     return EncodedInputs(
         inputs=tuple(inputs),
         stops=stops,
-        start=(first_token(spec.model), *forced[:1]),
+        start=(opening_token(spec.model), *forced[:1]),
         banned=tuple(token for token in _ids(settings.get("pad_token_id")) if token not in stops),
     )
 
 
-def _prompt(tokenizer: Any, record: Mapping[str, Any], longest: int) -> EncodedInput:  # noqa: ARG001 - as the others
+def _encoded(
+    encode: Encode, tokenizer: Any, record: Mapping[str, Any], longest: int, *, number: int, family: Family
+) -> EncodedInput:
+    try:
+        found = encode(tokenizer, record, longest)
+    except Exception as error:  # a tokenizer's code may raise anything
+        raise UnusableInput(f"test input {number} cannot be encoded: {error}") from error
+    if family != ENCODER_DECODER and len(found.ids) + found.most > longest:
+        raise UnusableInput(
+            f"test input {number} has {len(found.ids)} tokens and up to {found.most} of its answer, the model takes {longest}"
+        )
+    return found
+
+
+def _prompt(
+    tokenizer: Any,
+    record: Mapping[str, Any],
+    longest: int,  # noqa: ARG001 - as the others
+    *,
+    templates: ChatTemplates,
+) -> EncodedInput:
     prompt = record["prompt"]
     if isinstance(prompt, str) and not (record["chat"] and getattr(tokenizer, "chat_template", None)):
         ids = tokenizer(prompt)["input_ids"]
     else:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        text = templates.text(tokenizer, messages, add_generation_prompt=True)
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     return EncodedInput(ids=tuple(ids), most=record["max_new_tokens"])
 
@@ -113,7 +131,6 @@ def _pair(tokenizer: Any, record: Mapping[str, Any], longest: int) -> EncodedInp
 
 
 _ENCODERS: Mapping[str, Encode] = {
-    DECODER.name: _prompt,
     ENCODER_DECODER.name: _source,
     SEQUENCE_CLASSIFIER.name: _text,
     TOKEN_CLASSIFIER.name: _words,
@@ -131,10 +148,6 @@ def _plain(encoded: Any) -> tuple[int, ...]:
     if any(encoded.get("token_type_ids", ())):
         raise ValueError("its tokenizer gives two texts different token types, which outputs do not take")
     return tuple(encoded["input_ids"])
-
-
-def _settings(model: Path) -> dict[str, Any]:
-    return {**read_config(model), **read_settings(model / "generation_config.json")}
 
 
 def _ids(value: object) -> tuple[int, ...]:

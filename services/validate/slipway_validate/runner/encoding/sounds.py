@@ -16,7 +16,7 @@ from slipway_validate.answers.sounds import UnusableSoundError, read_sound
 from slipway_validate.protocol.messages import SOUNDS_FILE, EncodedInput, TokenizeSpec
 from slipway_validate.runner.audio import SoundFeatures
 from slipway_validate.runner.model import UnusableInput
-from slipway_validate.runner.sampling import first_token
+from slipway_validate.runner.sampling import opening_token
 
 _LISTS = "lang_to_id", "task_to_id"
 
@@ -60,7 +60,7 @@ def opening(
     Raises:
         ValueError: The model lacks the language, or knows several and no file says which.
     """
-    first, language = first_token(model), record["language"]
+    first, language = opening_token(model), record["language"]
     languages, tasks = (settings[name] if isinstance(settings.get(name), dict) else {} for name in _LISTS)
     if language is not None:
         chosen = (languages.get(f"<|{language}|>"), tasks.get("transcribe"), settings.get("no_timestamps_token_id"))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from slipway.models.graphs.fixed_graph import FixedGraph, TooLongError
 from slipway_validate.numerics import Logits
-from slipway_validate.runner.model import PAST_PREFIX, PRESENT_PREFIX, Past, Step, Unusable
+from slipway_validate.runner.model import PAST_PREFIX, PRESENT_PREFIX, Bounds, NotRunnable, Past, Step, Unusable
 from slipway_validate.runner.onnx_graphs.session import Graph, GraphModel, Value
 
 FOLDER = "onnx-layered"
@@ -22,7 +25,7 @@ class OnnxLayers(GraphModel):
 
     def __init__(self, folder: Path, *, threads: int, stored: str) -> None:
         names = ["embedding", *sorted(path.stem for path in folder.glob("layer_*.onnx")), "head"]
-        self._graphs = [Graph(folder / f"{name}.onnx", threads=threads) for name in names]
+        self._graphs = [Graph(folder / f"{name}.onnx", threads=threads, alone=False) for name in names]
         self._owners = {name: graph for graph in self._graphs for name in graph.inputs}
         self._past = [name for name in self._owners if name.startswith(PAST_PREFIX)]
         made = {"input_ids", "attention_mask", "position_ids", *self._past}
@@ -32,11 +35,17 @@ class OnnxLayers(GraphModel):
             made |= {_HIDDEN if name == _NEXT else name for name in graph.outputs}
         if not {"logits", *(PRESENT_PREFIX + name.removeprefix(PAST_PREFIX) for name in self._past)} <= made:
             raise Unusable(f"the graphs of {folder.name} do not give logits and a cache")
+        shapes = {name: self._owners[name].inputs[name].shape for name in self._owners if name in {*_TEXT, *self._past}}
+        fixed = isinstance(shapes["input_ids"][1], int)
+        self._fixed = FixedGraph(self._computed, shapes, per_token=True) if fixed else None
         first, last = self._graphs[0], self._graphs[-1]
-        super().__init__(partial(last.engine, "logits", stored=stored), first.bounds(), has_cache=True)
+        bounds = Bounds() if fixed else first.bounds()
+        super().__init__(partial(last.engine, "logits", stored=stored), bounds, has_cache=True)
 
     def forward(self, step: Step) -> tuple[Logits, Past]:
         """As :meth:`slipway_validate.runner.model.LanguageModel.forward`."""
+        if self._fixed is not None:
+            return self._forward_fixed(step, self._fixed)
         found: dict[str, Value] = {
             name: self._owners[name].value(name, getattr(step, name)) for name in _TEXT if name in self._owners
         }
@@ -46,9 +55,32 @@ class OnnxLayers(GraphModel):
                 found |= owner.empty_past([name], batch=len(step.input_ids))
             else:
                 found[name] = step.past[PRESENT_PREFIX + name.removeprefix(PAST_PREFIX)]
+        found = self._in_turn(found)
+        presents = {name: value for name, value in found.items() if name.startswith(PRESENT_PREFIX)}
+        return found["logits"].numpy().astype(np.float32, copy=False), presents
+
+    def _forward_fixed(self, step: Step, fixed: FixedGraph) -> tuple[Logits, Past]:
+        feed = {name: getattr(step, name) for name in _TEXT if name in self._owners}
+        past = fixed.empty_past(batch=len(step.input_ids)) if step.past is None else step.past
+        feed |= {PAST_PREFIX + name.removeprefix(PRESENT_PREFIX).removeprefix(PAST_PREFIX): past[name] for name in past}
+        try:
+            found = fixed.run(feed)
+        except TooLongError as error:
+            raise NotRunnable(f"the graphs have fixed shapes: {error}") from error
+        presents = {name: value for name, value in found.items() if name.startswith(PRESENT_PREFIX)}
+        return found["logits"].astype(np.float32, copy=False), presents
+
+    def _computed(self, feed: Mapping[str, Any]) -> dict[str, Any]:
+        """Run the graphs on arrays of exactly their shapes."""
+        found = self._in_turn({name: self._owners[name].value(name, array) for name, array in feed.items()})
+        return {
+            name: value.numpy() for name, value in found.items() if name == "logits" or name.startswith(PRESENT_PREFIX)
+        }
+
+    def _in_turn(self, given: Mapping[str, Value]) -> dict[str, Value]:
+        found = dict(given)
         for graph in self._graphs:
             found |= graph.run({name: found[name] for name in graph.inputs})
             if _NEXT in found:
                 found[_HIDDEN] = found.pop(_NEXT)
-        presents = {name: value for name, value in found.items() if name.startswith(PRESENT_PREFIX)}
-        return found["logits"].numpy().astype(np.float32, copy=False), presents
+        return found

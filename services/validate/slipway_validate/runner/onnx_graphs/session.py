@@ -70,12 +70,15 @@ class Graph:
         threads: Threads that ONNX Runtime may use.
         per_token: Whether its results are one per token; those for places that a text leaves empty are then left out.
         padding: Token for such places.
+        alone: Whether it is all of a model; otherwise what runs its graphs in turn fits inputs to fixed shapes.
 
     Raises:
         Unusable: ONNX Runtime cannot load it, or an input has a type that is not known here.
     """
 
-    def __init__(self, path: Path, *, threads: int, per_token: bool = True, padding: int = 0) -> None:
+    def __init__(
+        self, path: Path, *, threads: int, per_token: bool = True, padding: int = 0, alone: bool = True
+    ) -> None:
         try:
             # Quantized weights need the order of the kernels; a copy of float32 ones may not fit into memory.
             self._mapped = stored_dtype(path.parent) == "float32"
@@ -89,7 +92,7 @@ class Graph:
         self.inputs = {node.name: node for node in self._session.get_inputs()}
         self.outputs = [node.name for node in self._session.get_outputs()]
         shapes = {name: node.shape for name, node in self.inputs.items()}
-        fixed = "input_ids" in shapes and isinstance(shapes["input_ids"][1], int)
+        fixed = alone and "input_ids" in shapes and isinstance(shapes["input_ids"][1], int)
         self._fixed = FixedGraph(self._compute, shapes, per_token=per_token, padding=padding) if fixed else None
         odd = sorted(name for name, node in self.inputs.items() if node.type not in NUMPY_TYPES)
         if odd:

@@ -107,9 +107,12 @@ def adapted_modules(base: Path, adapter: Path) -> tuple[list[AdaptedModule], dic
         raise NotUnderstoodError(
             f"the training began with a change of the base's weights (init_lora_weights is {began})"
         )
-    model = adapted(_without_values(base, adapter), adapter)
+    model, joined = adapted(_without_values(base, adapter), base, adapter)
     ties = dict(getattr(model.get_base_model(), "all_tied_weights_keys", None) or {})
-    found, left_out = [], {}
+    found = []
+    left_out = dict.fromkeys(
+        joined.updated if joined else (), "transformers joins its weight with those of other modules"
+    )
     for path, layer in model.named_modules():
         if not isinstance(layer, BaseTunerLayer):
             continue

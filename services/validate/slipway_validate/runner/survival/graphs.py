@@ -152,7 +152,7 @@ class Graphs:
         if scale not in self._tensors or packed.dim() != 3 or packed.dtype != torch.uint8:
             raise NotUnderstoodError("its integers are not stored as MatMulNBits takes them")
         rows, groups, size = packed.shape
-        scales = self._values(scale).reshape(rows, -1)
+        scales = self._values(scale).float().reshape(rows, -1)
         columns = groups * size * 8 // constant.bits
         if columns % max(1, scales.shape[1]):
             raise NotUnderstoodError("its scales do not fit its integers")

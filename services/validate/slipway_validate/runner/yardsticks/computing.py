@@ -13,12 +13,14 @@ import numpy as np
 from slipway.errors import ModelExportError
 from slipway.formats.registry import runtime_of_output
 from slipway.models.trained.adapter_kinds import is_plain_lora
+from slipway_validate.folders import read_json
 from slipway_validate.protocol.messages import YARDSTICKS_FILE, Pass, Yardsticks, pass_file
 from slipway_validate.runner.collect import Collector
 from slipway_validate.runner.model import Unusable
 from slipway_validate.runner.runtime_reference import ReferenceModel, load
 from slipway_validate.runner.survival.measuring import open_stored
 from slipway_validate.runner.survival.stored import NotUnderstoodError
+from slipway_validate.runner.yardsticks.gelu import approximated_gelu
 from slipway_validate.runner.yardsticks.roundings import input_rounding, weight_rounding
 from slipway_validate.runner.yardsticks.weights import Products
 from slipway_validate.samples import Samples
@@ -84,6 +86,8 @@ class _Bench:
                 runtime = runtime_of_output(asked.name)
                 stored = open_stored(asked.output, self._spec.base, self._products.rows_of, runtime)
                 changed.enter_context(self._products.stored(stored))
+                if read_json(asked.output / "onnx_export.json").get("gelu_approximation"):
+                    changed.enter_context(approximated_gelu(self._plain))
             elif asked.weights:
                 rounding = weight_rounding(asked.weights)
                 others = weight_rounding(asked.outer or asked.weights)

@@ -1,0 +1,118 @@
+"""Read JSON and Parquet files, which cannot be read in part, in the process that :mod:`slipway_quantize.calibration_data.documents` starts."""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Iterator, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from slipway.files.json_documents import read_json
+from slipway.files.regular_file import open_regular
+from slipway.sizes import format_size
+from slipway_quantize.calibration_data.documents import LARGEST_LINE, MOST_TEXT, document_of, invalid
+
+_LARGEST = 64 << 20
+"""Most bytes of a file, packed and unpacked, and of a batch of rows when it is decoded."""
+_MOST_VALUES = 4 << 20
+"""Most values in the columns that are read; a value that is repeated takes a bit in the file, and a hundred bytes here."""
+_ROWS = 32
+_COLUMNS = ("text", "messages", "prompt", "completion")
+
+Row = tuple[str, str, Sequence[dict[str, Any]]]
+
+
+def rows(path: str, name: str) -> Iterator[Row]:
+    """Yield the place, text and messages of each document of a file.
+
+    Raises:
+        QuantizationError: ``CALIBRATION_DATA_INVALID``.
+    """
+    read = _parquet if path.lower().endswith(".parquet") else _list
+    try:
+        for row, where in read(Path(path), name):
+            document = document_of(row, where)
+            messages = _known_to_json(document.messages)
+            if len(json.dumps(messages)) > LARGEST_LINE:
+                raise invalid(f"{where} is a conversation of more than {format_size(LARGEST_LINE)}", file=where)
+            yield document.where, document.text[:MOST_TEXT], messages
+    except OSError as error:
+        raise invalid(f"{name} cannot be read ({error.strerror or error})", file=name) from error
+
+
+def _known_to_json(messages: Any) -> Any:
+    """Return messages with text in place of what only Parquet has, such as bytes and times."""
+    return json.loads(json.dumps(messages, default=lambda value: f"<{type(value).__name__}>"))
+
+
+def _list(path: Path, name: str) -> Iterator[tuple[Any, str]]:
+    try:
+        found = read_json(path, largest=_LARGEST, lenient=True)
+    except ValueError as error:
+        raise invalid(f"{name} is not JSON ({error})", file=name) from error
+    if isinstance(found, dict) and "messages" in found:
+        found = [found]
+    if not isinstance(found, list):
+        raise invalid(f"{name} holds no list of documents", file=name)
+    for number, row in enumerate(found, 1):
+        yield row, f"{name}, entry {number}"
+
+
+def _parquet(path: Path, name: str) -> Iterator[tuple[Any, str]]:
+    from pyarrow import ArrowException, parquet  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+    with open_regular(path) as file:
+        data = file.read(_LARGEST + 1)
+    if len(data) > _LARGEST:
+        raise OSError(errno.EFBIG, f"larger than {format_size(_LARGEST)}", name)
+    try:
+        table = parquet.ParquetFile(BytesIO(data))
+        columns = [column for column in table.schema_arrow.names if column in _COLUMNS]
+        _check_unpacked(table.metadata, columns, name)
+        # Values that are stored once stay so until their size is known.
+        table = parquet.ParquetFile(BytesIO(data), read_dictionary=columns)
+        number = 0
+        for batch in table.iter_batches(batch_size=_ROWS, columns=columns, use_threads=False):
+            _check_decoded(batch, name)
+            for row in batch.to_pylist():
+                number += 1
+                yield row, f"{name}, row {number}"
+    except (ArrowException, UnicodeDecodeError) as error:
+        if isinstance(error, MemoryError):
+            raise
+        raise invalid(f"{name} is not a Parquet file ({error})", file=name) from error
+
+
+def _check_unpacked(metadata: Any, columns: Sequence[str], name: str) -> None:
+    """Refuse a Parquet file whose columns hold more than a document may when they are unpacked, by its own metadata."""
+    groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
+    every = (group.column(number) for group in groups for number in range(group.num_columns))
+    parts = [part for part in every if part.path_in_schema.partition(".")[0] in columns]
+    if sum(part.total_uncompressed_size for part in parts) > _LARGEST:
+        raise _too_large(name)
+    values = sum(part.num_values for part in parts)
+    if values > _MOST_VALUES:
+        raise OSError(errno.EFBIG, f"it holds {values:,} values, and at most {_MOST_VALUES:,} are read", name)
+
+
+def _check_decoded(batch: Any, name: str) -> None:
+    """Refuse rows whose texts, repeated as often as the rows say, are larger than a document may be."""
+    from pyarrow import compute, types
+
+    repeated = [each for each in batch.columns if types.is_dictionary(each.type)]
+    texts = [
+        each
+        for each in repeated
+        if types.is_string(each.type.value_type) or types.is_large_string(each.type.value_type)
+    ]
+    lengths = [
+        compute.sum(compute.take(compute.binary_length(each.dictionary), each.indices)).as_py() for each in texts
+    ]
+    if sum(length or 0 for length in lengths) > _LARGEST:
+        raise _too_large(name)
+
+
+def _too_large(name: str) -> OSError:
+    return OSError(errno.EFBIG, f"larger than {format_size(_LARGEST)} when it is unpacked", name)
