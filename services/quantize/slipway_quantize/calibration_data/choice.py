@@ -16,7 +16,7 @@ from slipway.stage import Context
 from slipway.validation import heldout
 from slipway_quantize.calibration_data.built_in import built_in_documents
 from slipway_quantize.calibration_data.documents import invalid, read_documents
-from slipway_quantize.calibration_data.overlap import share_found, shingles
+from slipway_quantize.calibration_data.overlap import frame, share_found, shingles, without
 from slipway_quantize.calibration_data.params import TEXTS, CalibrationDataParams
 from slipway_quantize.calibration_data.passages import passages
 from slipway_quantize.calibration_data.profile import profile
@@ -85,8 +85,10 @@ def _compared(
 ) -> tuple[list[str], dict[str, Any]]:
     """Compare the passages with the held-out text; return those to use, and what was found."""
     text = heldout.held_out(inputs["heldout"]) if "heldout" in inputs else heldout.built_in()
-    held_out = shingles(text.text)
     every = [shingles(passage) for passage in found]
+    common = frame(every)
+    held_out = without(shingles(text.text), common)
+    every = [without(each, common) for each in every]
     overlap = _overlap(held_out, every)
     if refuse and overlap > MOST_OVERLAP:
         raise QuantizationError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ LENGTH = 64
 """Bytes of a shingle, a piece of text that two texts share: some ten English words, or twenty Chinese characters."""
 _SAMPLED_BITS = 3
 """One shingle of eight is compared, chosen by its hash alone, so the same ones of both texts."""
+_LEAST_OF_FRAME, _SHARE_OF_FRAME = 4, 0.1
+"""Passages, and share of all, that hold a shingle of the frame. A document that leaked is in one, or in a few."""
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 _INVERSE = np.uint64(pow(int(_BASE), -1, 1 << 64))
 _PIECE = 1 << 20
@@ -23,6 +26,19 @@ def shingles(text: str) -> Hashes:
     data = np.frombuffer(" ".join(text.casefold().split()).encode(errors="replace"), np.uint8)
     found = [_hashes(data[start : start + _PIECE + LENGTH - 1]) for start in range(0, max(len(data), 1), _PIECE)]
     return np.unique(np.concatenate(found))
+
+
+def frame(every: Sequence[Hashes]) -> Hashes:
+    """Return the shingles that a tenth of the passages share: what a template, its system prompt and the form of a question add to each."""
+    if not every:
+        return np.empty(0, np.uint64)
+    found, counts = np.unique(np.concatenate(every), return_counts=True)
+    return found[counts >= max(_LEAST_OF_FRAME, len(every) * _SHARE_OF_FRAME)]
+
+
+def without(of: Hashes, frame_of_all: Hashes) -> Hashes:
+    """Return a text's shingles without those of the frame."""
+    return np.setdiff1d(of, frame_of_all, assume_unique=True)
 
 
 def share_found(of: Hashes, among: Hashes) -> float:
