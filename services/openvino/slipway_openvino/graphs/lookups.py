@@ -68,7 +68,16 @@ def _constant(scales: ir.Value) -> ir.TensorProtocol | None:
     if producer is None or producer.op_type != "Cast" or producer.inputs[0] is None:
         return scales.const_value
     stored = producer.inputs[0].const_value
-    return None if stored is None else ir.tensor(stored.numpy().astype(np.float32), name=scales.name)
+    return None if stored is None else ir.tensor(_values(stored).astype(np.float32), name=scales.name)
+
+
+def _values(stored: ir.TensorProtocol) -> np.ndarray:
+    """Return the values of a constant; onnx_ir maps no file with a second hard link, which an artifact's files have."""
+    if not isinstance(stored, ir.ExternalTensor):
+        return stored.numpy()
+    weights, shape = real_file(Path(stored.base_dir), str(stored.location)), tuple(stored.shape.numpy())
+    raw = np.memmap(weights, np.uint8, mode="r", offset=stored.offset or 0, shape=(stored.nbytes,))
+    return np.frombuffer(raw, stored.dtype.numpy()).reshape(shape)
 
 
 def _can_read_rows(lookup: ir.Node, scales: Sequence[int]) -> bool:
