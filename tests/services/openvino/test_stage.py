@@ -61,16 +61,21 @@ def test_the_folder_has_the_names_that_other_programs_expect(folder: Path) -> No
     assert {"config.json", "generation_config.json", "tokenizer.json"} <= {path.name for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize("level", ["int4", "int8"])
-def test_integers_are_those_of_the_graph(graph: Path, tmp_path: Path, level: str) -> None:
+@pytest.mark.parametrize(("level", "dtype"), [("int4", "float32"), ("int8", "float32"), ("int4", "bfloat16")])
+def test_integers_are_those_of_the_graph(graph: Path, tmp_path: Path, level: str, dtype: str) -> None:
     import openvino
 
+    if dtype == "bfloat16":  # whose scales are stored in 16 bits
+        graph = shutil.copytree(graph, tmp_path / "half")
+        config = json.loads((graph / "config.json").read_text())
+        (graph / "config.json").write_text(json.dumps({**config, "dtype": dtype}))
     work = tmp_path / "quantize"
     work.mkdir()
     asked = QUANTIZE.params(
         format="onnx", level=level, head_bits=4, accuracy_level=1, check=False
     )  # products in float32
     rounded = QUANTIZE.run({"model": graph}, asked, Context(workdir=work))["model"]
+    (tmp_path / "second").hardlink_to(rounded / "model.onnx.data")  # as an artifact's files have one
     folder, _ = converted(rounded, tmp_path / "work", level=level, tokenizer=False)
     model = load(folder, threads=1)
     assert model.engine.stored_dtype == level

@@ -90,11 +90,18 @@ def _parts(product: ov.Node) -> tuple[ov.Node, Any, np.ndarray] | None:
     if known is None:
         return None
     has_zeros = bool((zero.get_data() != known[1]).any())
-    values = scales.get_data().reshape(scale.get_output_shape(0))
+    values = _floats(scales).reshape(scale.get_output_shape(0))
     halves = values.astype(np.float16)
     if not (np.abs(halves.astype(np.float32) - values) <= _HALF_ERROR * np.abs(values)).all():
         return None
     return product, None if has_zeros else stored, halves
+
+
+def _floats(constant: Any) -> np.ndarray:
+    """Return the values of a constant; OpenVINO gives the bits of a bfloat16 as those of a float16."""
+    if constant.get_element_type().get_type_name() != "bf16":
+        return constant.get_data()
+    return (constant.data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
 
 
 def _constant(node: ov.Node) -> Any:
