@@ -200,7 +200,7 @@ async def _decide(record_json: dict[str, Any], task_id: str) -> dict[str, Any]:
     record, around = ExportRecord.from_json(record_json), _surroundings()
     task = record.task(task_id)
     decided = decide(record, task, rules=around.rules, alone=around.alone)
-    _log_failed_attempt(record, task, decided)
+    log_failed_attempt(record, task, decided)
     return decided | {"time": time.time()}
 
 
@@ -215,7 +215,7 @@ async def _decide_rejected(record_json: dict[str, Any], failures: dict[str, Any]
     return found
 
 
-def _log_failed_attempt(record: ExportRecord, task: TaskRecord, decided: Mapping[str, Any]) -> None:
+def log_failed_attempt(record: ExportRecord, task: TaskRecord, decided: Mapping[str, Any]) -> None:
     """Say in one line which attempt failed, why, and what follows."""
     failure, following = task.attempt.failure, decided["next"]
     assert failure is not None
@@ -225,7 +225,7 @@ def _log_failed_attempt(record: ExportRecord, task: TaskRecord, decided: Mapping
         else f"attempt {task.attempt.number + 1} follows by rule {following.get('rule') or 'again'}"
     )
     log.warning(
-        f"{record.name}: attempt {task.attempt.number} of {task.id} failed: {failure.reason}: {printable(failure.message)[:_MOST_LOGGED]}; {then}"
+        f"{record.name}: attempt {task.attempt.number} of {task.id} failed: {failure.reason}: {' '.join(printable(failure.message).split())[:_MOST_LOGGED]}; {then}"
     )
 
 
