@@ -166,6 +166,15 @@ def test_the_documented_cleanup_is_a_command_of_a_service() -> None:
     assert any("haproxy.cfg" in volume for volume in SERVICES[host]["volumes"])
 
 
+def test_haproxy_matches_the_value_of_the_active_coordinator_alone() -> None:
+    config = (DEPLOY / "haproxy" / "haproxy.cfg").read_text()
+    (pattern,) = re.findall(r'http-check expect rstring "(.*)"', config)
+    for active in (True, False):
+        text = metrics.text_of(metrics.ACTIVE, float(active))
+        assert "# HELP slipway_coordinator_active" in text
+        assert bool(re.search(pattern, text)) is active
+
+
 def test_prometheus_and_the_collector_look_where_the_parts_are() -> None:
     prometheus = (DEPLOY / "prometheus" / "prometheus.yaml").read_text()
     jobs = yaml.safe_load(prometheus)["scrape_configs"]

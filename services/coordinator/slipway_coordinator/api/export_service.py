@@ -133,8 +133,11 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
 
     @unary
     async def CancelExport(self, request: export_pb2.CancelExportRequest, context: Context) -> export_pb2.Export:
-        """Cancel an export; return once that took effect, or after a short wait."""
-        record = await self._existing(request.name, etag=request.etag)
+        """Cancel an export; return once that took effect, or after a short wait. Cancelling one that is cancelled changes nothing."""
+        record = await self._existing(request.name)
+        if record.state in {ExportState.CANCELLED, ExportState.CANCELLING}:
+            return export_message(record)
+        _check_etag(record, request.etag)
         if record.state.ended:
             raise _wrong_state(record, "cannot be cancelled any more")
         await self._coordinator.cancel(record)
@@ -146,8 +149,11 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
 
     @unary
     async def RetryExport(self, request: export_pb2.RetryExportRequest, context: Context) -> export_pb2.Export:
-        """Run an unsuccessful export again."""
-        record = await self._existing(request.name, etag=request.etag)
+        """Run an unsuccessful export again. Retrying one that a retry has under way changes nothing."""
+        record = await self._existing(request.name)
+        if record.run > 1 and record.state in {ExportState.QUEUED, ExportState.RUNNING}:
+            return export_message(record)
+        _check_etag(record, request.etag)
         if record.state not in {ExportState.FAILED, ExportState.CANCELLED}:
             raise _wrong_state(record, "can be retried only after it failed or was cancelled")
         return export_message(await self._coordinator.retry(record))
@@ -156,8 +162,11 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
     async def DeleteExport(
         self, request: export_pb2.DeleteExportRequest, context: Context
     ) -> export_pb2.DeleteExportResponse:
-        """Forget an ended export."""
-        record = await self._existing(request.name, etag=request.etag)
+        """Forget an ended export. Deleting one that is not there changes nothing."""
+        record = await self._stored(request.name)
+        if record is None:
+            return export_pb2.DeleteExportResponse()
+        _check_etag(record, request.etag)
         if not record.state.ended:
             raise _wrong_state(record, "must end before it can be deleted: cancel it first")
         await self._coordinator.delete(record)
@@ -172,23 +181,19 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         async for event in self._coordinator.hub.watch(request.name, after=request.after_sequence):
             yield event_message(event)
 
-    async def _existing(self, name: str, *, etag: str = "") -> ExportRecord:
+    async def _stored(self, name: str) -> ExportRecord | None:
         if not _NAME.fullmatch(name):
             raise invalid("name", name, "is like projects/default/exports/my-export")
-        record = await self._coordinator.load(name)
+        return await self._coordinator.load(name)
+
+    async def _existing(self, name: str) -> ExportRecord:
+        record = await self._stored(name)
         if record is None:
             raise ServiceError(
                 f"there is no export {name}",
                 reason="EXPORT_NOT_FOUND",
                 remedy="slipway list shows the existing exports",
                 about={"export": name},
-            )
-        if etag and etag != record.etag:
-            raise ServiceError(
-                f"{name} changed meanwhile: its etag is {record.etag}, not {etag}",
-                reason="ETAG_MISMATCH",
-                remedy="read the export again",
-                about={"export": name, "etag": record.etag},
             )
         return record
 
@@ -256,8 +261,11 @@ def new_record(
 def request_hash(
     configuration: ExportConfiguration, sources: Mapping[str, str], source_formats: Mapping[str, str]
 ) -> str:
-    """Return the SHA-256 of what a request asks for; labels and priority do not affect the result and are left out."""
-    asked = {"configuration": configuration.model_dump(mode="json"), "sources": dict(sources)}
+    """Return the SHA-256 of what a request asks for: what its client set, so that a default may change between two calls.
+
+    Labels and priority do not affect the result and are left out.
+    """
+    asked = {"configuration": configuration.model_dump(mode="json", exclude_unset=True), "sources": dict(sources)}
     if source_formats:
         asked["source_formats"] = dict(source_formats)
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
@@ -302,6 +310,16 @@ def _taken(existing: ExportRecord, what: str, field: str) -> ServiceError:
         remedy=f"choose another {field}, or delete that export",
         about={"export": existing.name, "field": field},
     )
+
+
+def _check_etag(record: ExportRecord, etag: str) -> None:
+    if etag and etag != record.etag:
+        raise ServiceError(
+            f"{record.name} changed meanwhile: its etag is {record.etag}, not {etag}",
+            reason="ETAG_MISMATCH",
+            remedy="read the export again",
+            about={"export": record.name, "etag": record.etag},
+        )
 
 
 def _wrong_state(record: ExportRecord, rule: str) -> ServiceError:
