@@ -36,7 +36,7 @@ from slipway_coordinator.storage.ledger import Ledger
 from slipway_coordinator.storage.precedents import Precedents
 from slipway_coordinator.transfers.transfers import TransferLimits
 from slipway_coordinator.workflow import engine, history, workflow
-from slipway_coordinator.workflow.observation import observe
+from slipway_coordinator.workflow.observation import log_failures, observe
 from slipway_coordinator.workflow.unserved import Unserved
 from slipway_coordinator.workflow.workflow import Transition
 
@@ -230,6 +230,7 @@ class Coordinator:
         for change in changes:
             observe(change.before, change.after, at=change.at, news=news)
             if news:
+                log_failures(change.before, change.after)
                 await self._learn(change)
         if record.state.ended:
             self.inbox.close(record.name, record.run)

@@ -41,7 +41,8 @@ from slipway_protos.v1 import export_pb2, export_pb2_grpc
 _NAME = re.compile(rf"projects/{ID}/exports/{ID}")
 _REQUEST_ID = re.compile(r"[!-~]{1,64}")
 _PAGE_SIZE = 50
-_MAX_PAGE_SIZE = 1000
+_MAX_PAGE_SIZE = 1000  # of summaries
+_MAX_FULL_PAGE_SIZE = 100
 _MAX_PRIORITY = 100
 _LABEL_LENGTH, _LABEL_BYTES = 100, 2048  # as wide as the table, and as much as PostgreSQL takes into an index
 _RETRY_SECONDS = 5
@@ -117,7 +118,8 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         self, request: export_pb2.ListExportsRequest, context: Context
     ) -> export_pb2.ListExportsResponse:
         """Return a page of exports, newest first."""
-        size = page_size(request.page_size, default=_PAGE_SIZE, most=_MAX_PAGE_SIZE)
+        most = _MAX_PAGE_SIZE if request.view == export_pb2.EXPORT_VIEW_SUMMARY else _MAX_FULL_PAGE_SIZE
+        size = page_size(request.page_size, default=_PAGE_SIZE, most=most)
         if request.view not in export_pb2.ExportView.values():
             raise invalid("view", request.view, f"is one of {', '.join(export_pb2.ExportView.keys())}")
         project = "-" if request.parent == "projects/-" else project_of(request.parent)
