@@ -104,7 +104,10 @@ def main() -> int:
     """Generate, or check with ``--check``; the exit code is 1 when the committed code is out of date."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing; fail if the committed code is out of date")
+    parser.add_argument("--release", action="store_true", help="record the sources as those of a release")
     arguments = parser.parse_args()
+    if arguments.release:
+        protoc(f"--descriptor_set_out={RELEASED}", "--include_imports")
     if not arguments.check:
         generate(PACKAGE)
     lint()

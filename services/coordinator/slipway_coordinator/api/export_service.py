@@ -137,14 +137,14 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
     async def CancelExport(self, request: export_pb2.CancelExportRequest, context: Context) -> export_pb2.Export:
         """Cancel an export; return once that took effect, or after a short wait. Cancelling one that is cancelled changes nothing."""
         record = await self._existing(request.name)
-        if record.state in {ExportState.CANCELLED, ExportState.CANCELLING}:
+        if _is_cancelled(record):
             return export_message(record)
         _check_etag(record, request.etag)
         if record.state.ended:
             raise _wrong_state(record, "cannot be cancelled any more")
         await self._coordinator.cancel(record)
         deadline = time.monotonic() + _CANCEL_WAIT_SECONDS
-        while not record.state.ended and record.state is not ExportState.CANCELLING and time.monotonic() < deadline:
+        while not record.state.ended and not _is_cancelled(record) and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
             record = await self._existing(request.name)
         return export_message(record)
@@ -312,6 +312,11 @@ def _taken(existing: ExportRecord, what: str, field: str) -> ServiceError:
         remedy=f"choose another {field}, or delete that export",
         about={"export": existing.name, "field": field},
     )
+
+
+def _is_cancelled(record: ExportRecord) -> bool:
+    """Return whether an export was cancelled, or is about to be."""
+    return record.state in {ExportState.CANCELLED, ExportState.CANCELLING}
 
 
 def _check_etag(record: ExportRecord, etag: str) -> None:

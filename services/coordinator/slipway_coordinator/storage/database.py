@@ -164,7 +164,7 @@ class Database:
         """Return the run of each export that has not ended, by name, oldest first."""
         query = sa.select(_exports.c.name, _exports.c.run).where(_exports.c.ended.is_(False))
         with self.transactions.begin() as connection:
-            return {name: run for name, run in connection.execute(query.order_by(_exports.c.create_time))}
+            return {row.name: row.run for row in connection.execute(query.order_by(_exports.c.create_time))}
 
     def ended_before(self, time: float, *, limit: int) -> list[ExportRecord]:
         """Return exports that ended before a time, oldest first."""
