@@ -1,7 +1,7 @@
 """Generate the Python code of every .proto file into ``slipway_protos``, and check the files with buf.
 
-Usage: ``python protos/generate.py [--check]``. With ``--check`` nothing is written: the committed code must be current and
-``buf lint`` must pass.
+Usage: ``python protos/generate.py [--check | --release]``. With ``--check`` nothing is written: the committed code must be current,
+``buf lint`` and ``buf build`` must pass, and no client of the last release may break. ``--release`` records the sources as released.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ from google.rpc import status_pb2
 
 ROOT = Path(__file__).parent
 PACKAGE = ROOT / "slipway_protos"
+RELEASED = ROOT / "released.binpb"
+"""Descriptors of the last release, which later sources must not break."""
+
+_BREAKING = '{"version": "v2", "breaking": {"use": ["WIRE_JSON"]}}'
 # Folder of sources and the package its code goes to; the first is ours, the other KEDA's.
 FOLDERS = {"slipway/v1": "v1", "externalscaler": "externalscaler"}
 
@@ -53,17 +57,33 @@ def generate(target: Path) -> None:
 
 
 def lint() -> None:
-    """Check names, numbering and layout of the sources with buf, which reads the compiler's descriptors."""
+    """Check with buf the names, numbering and layout of the sources, that they build as published, and that they break no client."""
     with tempfile.TemporaryDirectory() as scratch:
         image = Path(scratch) / "image.binpb"
         protoc(f"--descriptor_set_out={image}", "--include_imports", "--include_source_info")
-        buf = shutil.which("buf", path=str(Path(sys.executable).parent)) or "buf"
         paths = [
             argument
             for path in sorted((ROOT / "slipway").rglob("*.proto"))
             for argument in ("--path", str(path.relative_to(ROOT)))
         ]
-        subprocess.run([buf, "lint", str(image), "--config", str(ROOT.parent / "buf.yaml"), *paths], check=True)
+        buf("lint", str(image), "--config", str(ROOT.parent / "buf.yaml"), *paths)
+        buf("build", str(ROOT.parent), "-o", f"{scratch}/published.binpb")
+        breaking(image)
+
+
+def breaking(image: Path) -> None:
+    """Check with buf that sources, given as descriptors, break no client of the last release.
+
+    Raises:
+        subprocess.CalledProcessError: They do.
+    """
+    buf("breaking", str(image), "--against", str(RELEASED), "--config", _BREAKING)
+
+
+def buf(*arguments: str) -> None:
+    """Run buf."""
+    program = shutil.which("buf", path=str(Path(sys.executable).parent)) or "buf"
+    subprocess.run([program, *arguments], check=True)
 
 
 def is_current() -> bool:
@@ -84,7 +104,10 @@ def main() -> int:
     """Generate, or check with ``--check``; the exit code is 1 when the committed code is out of date."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing; fail if the committed code is out of date")
+    parser.add_argument("--release", action="store_true", help="record the sources as those of a release")
     arguments = parser.parse_args()
+    if arguments.release:
+        protoc(f"--descriptor_set_out={RELEASED}", "--include_imports")
     if not arguments.check:
         generate(PACKAGE)
     lint()

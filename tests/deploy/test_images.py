@@ -10,7 +10,9 @@ import socket
 import subprocess
 import sys
 import tomllib
+import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import pytest
 import yaml
 from compose_spec import PyCompose
 
+from slipway.observability import metrics
 from slipway.registry import load_stage, plays, stage_names
 from slipway.stage import Role
 from slipway.worker.flags import worker_parser
@@ -166,6 +169,17 @@ def test_the_documented_cleanup_is_a_command_of_a_service() -> None:
     host, _, port = given.coordinator.partition(":")
     assert f"bind :{port}" in (DEPLOY / "haproxy" / "haproxy.cfg").read_text()
     assert any("haproxy.cfg" in volume for volume in SERVICES[host]["volumes"])
+
+
+def test_haproxy_matches_the_value_of_the_active_coordinator_alone() -> None:
+    config = (DEPLOY / "haproxy" / "haproxy.cfg").read_text()
+    (pattern,) = re.findall(r'http-check expect rstring "(.*)"', config)
+    for active in (True, False):
+        read = partial(lambda value: [(metrics.ACTIVE, {}, value)], float(active))
+        with metrics.serving("127.0.0.1:0") as port, metrics.reading(read):
+            text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
+        assert "# HELP slipway_coordinator_active" in text
+        assert bool(re.search(pattern, text)) is active
 
 
 def test_prometheus_and_the_collector_look_where_the_parts_are() -> None:

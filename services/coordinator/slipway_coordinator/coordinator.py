@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import logging
 import time
+import uuid
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ from slipway_coordinator.storage.ledger import Ledger
 from slipway_coordinator.storage.precedents import Precedents
 from slipway_coordinator.transfers.transfers import TransferLimits
 from slipway_coordinator.workflow import engine, history, workflow
-from slipway_coordinator.workflow.observation import observe
+from slipway_coordinator.workflow.observation import log_failures, observe
 from slipway_coordinator.workflow.unserved import Unserved
 from slipway_coordinator.workflow.workflow import Transition
 
@@ -45,6 +46,7 @@ T = TypeVar("T")
 
 _READERS = 4
 _STARTS_AT_ONCE = 2
+_RESUME_PAUSE_SECONDS = 0.02  # between two exports that are resumed, so that calls are answered meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +95,16 @@ class Coordinator:
         self.inbox = Inbox(self._read_events)
         ledger = Ledger(database.leases, database.events)
         self.broker = Broker(ledger, journal, deliver=self.inbox.deliver, ttl=options.lease_seconds)
+        self._engine_executor = f"coordinator-{uuid.uuid4().hex}"
         self._unended: set[str] = set()
+        self._unresumed: dict[str, int] = {}  # the run of each export that an earlier process left, oldest first
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._starting = asyncio.Semaphore(_STARTS_AT_ONCE)
         self._background: set[asyncio.Task[Any]] = set()
         self._workflows: set[asyncio.Task[Any]] = set()
 
     async def start(self) -> None:
-        """Open the state, resume every export that has not ended, and serve.
+        """Open the state and serve; resume the exports that have not ended meanwhile, however many they are.
 
         Raises:
             ServiceError: reason ``COORDINATOR_LOCKED`` when this process runs a coordinator already.
@@ -116,8 +120,10 @@ class Coordinator:
         self.database.prepare()
         if self.options.workers_gone:
             self.database.leases.expire_all()
-        engine.launch(self.options.state)
-        await self._resume()
+        engine.launch(self.options.state, self._engine_executor)
+        self._unresumed = await self.call(self.database.unended)
+        self._unended.update(self._unresumed)
+        self._spawn(self._resume())
         self._spawn(self._watch_leases())
         if self.options.retain_days is not None:
             self._spawn(history.keep_forgetting(self, days=self.options.retain_days))
@@ -158,7 +164,8 @@ class Coordinator:
         return await self.call(lambda: self.database.get(name))
 
     async def cancel(self, record: ExportRecord) -> None:
-        """Request that an export ends."""
+        """Request that an export ends. One that waits to be resumed is resumed now."""
+        await self._resume_one(record.name)
         event = Event(kind=EventKind.CANCEL_REQUESTED, time=time.time())
         await self._notify(record.name, event, f"{record.workflow_id}#cancel")
 
@@ -223,6 +230,7 @@ class Coordinator:
         for change in changes:
             observe(change.before, change.after, at=change.at, news=news)
             if news:
+                log_failures(change.before, change.after)
                 await self._learn(change)
         if record.state.ended:
             self.inbox.close(record.name, record.run)
@@ -267,19 +275,32 @@ class Coordinator:
                 await self.call(lambda key=key, learned=learned: self._precedents.keep(key, learned))  # type: ignore[misc]
 
     async def _resume(self) -> None:
-        """Start exports that were stored but never started, and end those whose workflow ended without a record of it."""
-        for record in await self.call(self.database.unended):
-            self._unended.add(record.name)
-            workflow = await self.call(lambda record=record: engine.stored_workflow(record))  # type: ignore[misc]
-            if workflow is None:
-                self._spawn(self._start_workflow(record))
-            elif workflow.ended:
-                problem = ServiceError(
-                    f"its workflow ended as {workflow.state}", reason="INTERNAL", remedy="retry the export"
-                )
-                await self.stop_on_fault(record.name, problem.failure())
-            elif not workflow.can_replay:
-                self._spawn(self._take_over(record, workflow))
+        """Resume, one after another, the exports that an earlier process left."""
+        while self._unresumed:
+            name = next(iter(self._unresumed))
+            try:
+                await self._resume_one(name)
+            except Exception as error:  # the others must go on
+                log.exception(f"{name} cannot be resumed")
+                await self.stop_on_fault(name, workflow.fault(error))
+            await asyncio.sleep(_RESUME_PAUSE_SECONDS)
+
+    async def _resume_one(self, name: str) -> None:
+        """Resume an export if it waits for that: continue or start its workflow, or end it where its workflow ended without a record."""
+        run = self._unresumed.pop(name, 0)
+        record = await retry_until_available(lambda: self.load(name)) if run else None
+        if record is None or record.state.ended or record.run != run:
+            return
+        begun = await retry_until_available(lambda: self.call(lambda: engine.stored_workflow(record)))
+        if begun is None:
+            self._spawn(self._start_workflow(record))
+        elif begun.ended:
+            problem = ServiceError(f"its workflow ended as {begun.state}", reason="INTERNAL", remedy="retry the export")
+            await self.stop_on_fault(name, problem.failure())
+        elif not begun.can_replay:
+            self._spawn(self._take_over(record, begun))
+        elif begun.left_by_another(self._engine_executor):
+            await retry_until_available(lambda: self.call(lambda: engine.resume(record)))
 
     async def _take_over(self, record: ExportRecord, begun: engine.StoredWorkflow) -> None:
         """Restart, at its present revision, an export whose workflow another version began; harmless to repeat.

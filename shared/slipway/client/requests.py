@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from slipway.configuration import ExportConfiguration
 from slipway.observability.telemetry import current_traceparent
-from slipway.rpc.configuration_messages import configuration_message
+from slipway.rpc.configuration_messages import asked_configuration_message
 from slipway.rpc.structs import sendable
 from slipway_protos.v1 import export_pb2 as pb
 
@@ -42,7 +42,7 @@ def create_request(
     return pb.CreateExportRequest(
         parent=sendable(f"projects/{project}"),
         export_id=sendable(export_id),
-        configuration=configuration_message(configuration),
+        configuration=asked_configuration_message(configuration),
         sources=_texts(sources),
         labels=_texts(labels or {}),
         validate_only=validate_only,

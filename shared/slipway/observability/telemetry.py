@@ -19,7 +19,8 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import unquote
 
 from slipway.distribution.extras import require
 from slipway.redaction import redact
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
     from slipway.settings import Settings
+
+Kind = Literal["internal", "server", "client", "producer", "consumer"]
 
 _FLUSH_MILLISECONDS = 3000
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -73,12 +76,13 @@ def recording(exporter: SpanExporter, *, service: str = "slipway") -> Iterator[N
 
     from slipway.distribution.naming import own_version
 
-    # A resource of our own: the default one runs detectors and reads the environment.
+    # A resource of our own: the default one runs detectors. What the environment says of it comes before our names.
     resource = Resource(
         {
             "service.name": service,
             "service.version": own_version(),
             "service.instance.id": f"{socket.gethostname()}-{os.getpid()}",
+            **_given_attributes(os.environ),
         }
     )
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
@@ -95,7 +99,12 @@ def recording(exporter: SpanExporter, *, service: str = "slipway") -> Iterator[N
 
 @contextlib.contextmanager
 def span(
-    name: str, *, parent: str = "", attributes: Mapping[str, Any] | None = None, links: tuple[str, ...] = ()
+    name: str,
+    *,
+    parent: str = "",
+    attributes: Mapping[str, Any] | None = None,
+    links: tuple[str, ...] = (),
+    kind: Kind = "internal",
 ) -> Iterator[Span]:
     """Record a span around a block; an error that leaves the block marks the span as failed.
 
@@ -104,6 +113,7 @@ def span(
         parent: ``traceparent`` of the span this belongs to; empty takes the current one, if any.
         attributes: Facts: texts, numbers, truth values or lists of them.
         links: ``traceparent`` texts of related spans, such as the attempt before a retry.
+        kind: Which side of a call or of a queue it is, if any.
     """
     if _recorder is None:
         with within(parent or _within.get()):
@@ -116,6 +126,7 @@ def span(
     with tracer.start_as_current_span(
         name,
         context=_context(parent),
+        kind=trace.SpanKind[kind.upper()],
         attributes=_redacted(attributes or {}),
         links=linked,
         record_exception=False,
@@ -175,6 +186,7 @@ def record(
     attributes: Mapping[str, Any] | None = None,
     links: tuple[str, ...] = (),
     failure: tuple[str, str] | None = None,
+    kind: Kind = "internal",
 ) -> None:
     """Write a finished span.
 
@@ -187,6 +199,7 @@ def record(
         attributes: Facts.
         links: ``traceparent`` texts of related spans.
         failure: Reason and message, if it failed.
+        kind: As in :func:`span`.
     """
     if _recorder is None:
         return
@@ -205,6 +218,7 @@ def record(
         ReadableSpan(
             name,
             context=context,
+            kind=trace.SpanKind[kind.upper()],
             parent=above if above is not None and above.is_valid else None,
             resource=_recorder.provider.resource,
             attributes=facts,
@@ -261,6 +275,14 @@ def current_trace_id() -> str:
     return current_traceparent()[3:35]
 
 
+def _given_attributes(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the attributes in ``OTEL_RESOURCE_ATTRIBUTES`` and ``OTEL_SERVICE_NAME``, of which the second comes first."""
+    pairs = (pair.partition("=") for pair in environment.get("OTEL_RESOURCE_ATTRIBUTES", "").split(","))
+    given = {name.strip(): unquote(value.strip()) for name, equals, value in pairs if equals and name.strip()}
+    name = environment.get("OTEL_SERVICE_NAME", "").strip()
+    return given | ({"service.name": name} if name else {})
+
+
 def _exporter(settings: Settings) -> SpanExporter:
     if settings.tracing == "console":
         from opentelemetry.sdk.trace.export import ConsoleSpanExporter
@@ -268,6 +290,11 @@ def _exporter(settings: Settings) -> SpanExporter:
         return ConsoleSpanExporter(
             out=sys.stderr, formatter=lambda finished: escaped_json(redact(finished.to_json(indent=None))) + "\n"
         )
+    if settings.otlp_protocol == "http/protobuf":
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
+
+        url = settings.otlp_endpoint.rstrip("/") + "/v1/traces"
+        return HttpExporter(endpoint=url, timeout=_FLUSH_MILLISECONDS / 1000)
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
     insecure = not settings.otlp_endpoint.startswith("https://")

@@ -10,7 +10,7 @@ from typing import Any
 
 from slipway.artifacts import Artifacts
 from slipway.base_match import BaseMatch, joined
-from slipway.errors import Failure, ServiceError, ValidationError
+from slipway.errors import Failure, StageError, ValidationError
 from slipway.execution.surroundings import surroundings_of
 from slipway.formats.registry import is_adapter_alone, is_level
 from slipway.planning.references import VALIDATION, producers
@@ -149,11 +149,7 @@ def recorded_failure(export: pb.Export) -> Failure | None:
 
 def _deciding(export: pb.Export, validation: Failure | None) -> Failure | None:
     unsuccessful = export.HasField("error") or export.state in (pb.EXPORT_STATE_FAILED, pb.EXPORT_STATE_CANCELLED)
-    ended = (
-        (failure_of_status(export.error) if export.HasField("error") else _without_error(export))
-        if unsuccessful
-        else None
-    )
+    ended = _ended(export) if unsuccessful else None
     found = [failure for failure in (ended, validation) if failure is not None]
     failure = Failure.deciding(found)
     beside = [other for other in found if other is not failure]
@@ -162,12 +158,10 @@ def _deciding(export: pb.Export, validation: Failure | None) -> Failure | None:
     return replace(failure, message=f"{failure.message}; in addition, {beside[0].reason}: {beside[0].message}")
 
 
-def _without_error(export: pb.Export) -> Failure:
-    """Return the failure of an ended export whose record has none: nothing fails where somebody cancels."""
-    if export.state == pb.EXPORT_STATE_CANCELLED:
-        return ServiceError(
-            "the export was cancelled", reason="CANCELLED", remedy="slipway retry runs it again"
-        ).failure()
+def _ended(export: pb.Export) -> Failure:
+    """Return the failure that ended an export. One that was cancelled has none of its own unless a task failed before."""
+    if export.state == pb.EXPORT_STATE_CANCELLED and not export.HasField("error"):
+        return StageError("the export was cancelled", reason="CANCELLED").failure()
     return failure_of_status(export.error)
 
 

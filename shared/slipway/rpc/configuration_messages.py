@@ -20,6 +20,11 @@ def configuration_message(configuration: ExportConfiguration) -> configuration_p
     return recorded_configuration_message(configuration.model_dump(mode="json"))
 
 
+def asked_configuration_message(configuration: ExportConfiguration) -> configuration_pb2.ExportConfiguration:
+    """Return a configuration as the message of a request, with the fields alone that were set: the server knows the defaults."""
+    return recorded_configuration_message(configuration.model_dump(mode="json", exclude_unset=True))
+
+
 def recorded_configuration_message(recorded: Mapping[str, Any]) -> configuration_pb2.ExportConfiguration:
     """Return a recorded configuration as its message, even if it has a format that is no longer installed."""
     message = configuration_pb2.ExportConfiguration()

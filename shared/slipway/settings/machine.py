@@ -23,6 +23,7 @@ _MOST = 1_000_000
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 Tracing = Literal["", "otlp", "console"]
+OtlpProtocol = Literal["grpc", "http/protobuf"]
 
 
 class Settings(BaseModel):
@@ -56,6 +57,7 @@ class Settings(BaseModel):
             ``http://localhost:4317``), ``console`` writes them to standard error, empty is off (``SLIPWAY_TRACING``).
         project: Project of exports at a coordinator (``SLIPWAY_PROJECT``).
         security: Certificates and tokens; see :class:`~slipway.settings.security.Security`.
+        otlp_protocol: How ``otlp`` sends (``OTEL_EXPORTER_OTLP_PROTOCOL``): ``grpc`` or ``http/protobuf``.
         otlp_endpoint: Collector that ``otlp`` sends to (``OTEL_EXPORTER_OTLP_ENDPOINT``).
     """
 
@@ -78,6 +80,7 @@ class Settings(BaseModel):
     tracing: Tracing = ""
     project: str = "default"
     security: Security = Security()
+    otlp_protocol: OtlpProtocol = "grpc"
     otlp_endpoint: str = "http://localhost:4317"
 
     @property
@@ -120,7 +123,8 @@ class Settings(BaseModel):
             "log_level": _choice(environment, "SLIPWAY_LOG_LEVEL", get_args(LogLevel)),
             "tracing": _choice(environment, "SLIPWAY_TRACING", get_args(Tracing)),
             "project": environment.get("SLIPWAY_PROJECT"),
-            "otlp_endpoint": environment.get("OTEL_EXPORTER_OTLP_ENDPOINT"),
+            "otlp_protocol": _choice(environment, "OTEL_EXPORTER_OTLP_PROTOCOL", get_args(OtlpProtocol)),
+            "otlp_endpoint": environment.get("OTEL_EXPORTER_OTLP_ENDPOINT") or _collector(environment),
         }
         return cls(
             home=home,
@@ -129,6 +133,15 @@ class Settings(BaseModel):
             security=Security.from_environment(environment),
             **{name: value for name, value in given.items() if value not in (None, "")},  # otherwise the default
         )
+
+
+def _collector(environment: Mapping[str, str]) -> str:
+    """Return the usual address of a collector on this machine, whose port depends on the protocol."""
+    return (
+        "http://localhost:4318"
+        if environment.get("OTEL_EXPORTER_OTLP_PROTOCOL", "").strip().lower() == "http/protobuf"
+        else ""
+    )
 
 
 def _store(text: str) -> str:

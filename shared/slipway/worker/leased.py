@@ -124,7 +124,7 @@ class LeasedTask:
 
         attributes = {"slipway.task": lease.task, "slipway.stage": lease.stage, "slipway.worker": self.worker}
         began = time.monotonic()
-        with span(f"stage {lease.stage}", parent=lease.traceparent, attributes=attributes) as recorded:
+        with span(f"stage {lease.stage}", parent=lease.traceparent, attributes=attributes, kind="consumer") as recorded:
             log.info(f"runs {lease.task}")
             result = await runner.run(call, project=key.project, on_progress=on_progress, on_log=on_log)
             recorded.set(**{"slipway.reused": result.reused, "slipway.peak_memory_bytes": result.peak_memory_bytes})

@@ -29,7 +29,7 @@ from slipway.observability.telemetry import (
 from slipway.redaction import redact, secrets_of
 from slipway.settings import Settings
 from support.harness.unhurried import unhurried
-from support.servers.otlp_collector import Collector, collecting
+from support.servers.otlp_collector import Collector, collecting, collecting_http
 
 
 @pytest.fixture
@@ -204,3 +204,26 @@ def test_secrets_never_reach_the_log(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         assert "hf_very_secret" not in JsonFormatter().format(record)
     finally:
         redaction._secrets.cache_clear()
+
+
+def test_the_environment_names_the_service_and_its_attributes(
+    collector: tuple[Collector, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, endpoint = collector
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.name=unused, team=red%20team,broken")
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "exports")
+    with tracing(settings("otlp", endpoint), service="slipway-worker"), span("stage merge", kind="consumer"):
+        pass
+    assert kept.senders == ["exports"]
+    assert kept.resources[0]["team"] == "red team"
+    assert kept.spans[0].kind == trace_pb2.Span.SPAN_KIND_CONSUMER
+
+
+def test_spans_travel_over_http() -> None:
+    with collecting_http() as (kept, endpoint):
+        named = {"SLIPWAY_HOME": "/nowhere", "SLIPWAY_TRACING": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}
+        over_http = Settings.from_environment({**named, "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint})
+        assert Settings.from_environment(named).otlp_endpoint == "http://localhost:4318"
+        with tracing(over_http), span("export", kind="client"):
+            pass
+    assert [span.name for span in kept.spans] == ["export"]

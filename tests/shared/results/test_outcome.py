@@ -181,3 +181,9 @@ def test_facts_of_another_form_are_survived(export: pb.Export, facts: dict[str, 
     assert (failure is not None) == isinstance(facts.get("failed_outputs"), list)
     assert failure is None or failure.reason == "VALIDATION_FAILED"
     assert "imported_from" not in lineage(export)
+
+
+def test_a_cancelled_export_ends_as_cancelled() -> None:
+    failure = recorded_failure(pb.Export(name="projects/p/exports/x", state=pb.EXPORT_STATE_CANCELLED))
+    assert failure is not None
+    assert (failure.reason, failure.exit_code) == ("CANCELLED", 130)

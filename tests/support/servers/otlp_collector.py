@@ -1,10 +1,13 @@
-"""A real OTLP collector in this process: a gRPC server that keeps the spans that it receives."""
+"""A real OTLP collector in this process: a server of gRPC, or of HTTP, that keeps the spans that it receives."""
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 
 import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
@@ -18,13 +21,21 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
     def __init__(self) -> None:
         self.spans: list[trace_pb2.Span] = []
         self.senders: list[str] = []
+        self.resources: list[dict[str, object]] = []
 
     def Export(  # noqa: N802 - the service's own name
         self, request: trace_service_pb2.ExportTraceServiceRequest, context: grpc.ServicerContext
     ) -> trace_service_pb2.ExportTraceServiceResponse:
         """Receive spans."""
+        return self.keep(request)
+
+    def keep(
+        self, request: trace_service_pb2.ExportTraceServiceRequest
+    ) -> trace_service_pb2.ExportTraceServiceResponse:
+        """Keep the spans of a request."""
         for resource in request.resource_spans:
-            sender = facts(resource.resource.attributes)["service.name"]
+            self.resources.append(facts(resource.resource.attributes))
+            sender = self.resources[-1]["service.name"]
             for scope in resource.scope_spans:
                 self.spans.extend(scope.spans)
                 self.senders.extend(str(sender) for _ in scope.spans)
@@ -62,3 +73,33 @@ def collecting() -> Iterator[tuple[Collector, str]]:
         yield kept, f"http://127.0.0.1:{port}"
     finally:
         server.stop(0).wait()
+
+
+@contextmanager
+def collecting_http() -> Iterator[tuple[Collector, str]]:
+    """Run a collector of OTLP over HTTP until the block ends; yield it with its address."""
+    kept = Collector()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            if self.headers.get("Content-Encoding") == "gzip":
+                body = gzip.decompress(body)
+            found = self.path == "/v1/traces"
+            answer = kept.keep(trace_service_pb2.ExportTraceServiceRequest.FromString(body)) if found else None
+            self.send_response(200 if found else 404)
+            self.end_headers()
+            self.wfile.write(answer.SerializeToString() if answer is not None else b"")
+
+        def log_message(self, *_: object) -> None:
+            """Write nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield kept, f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -41,7 +41,8 @@ from slipway_protos.v1 import export_pb2, export_pb2_grpc
 _NAME = re.compile(rf"projects/{ID}/exports/{ID}")
 _REQUEST_ID = re.compile(r"[!-~]{1,64}")
 _PAGE_SIZE = 50
-_MAX_PAGE_SIZE = 1000
+_MAX_PAGE_SIZE = 1000  # of summaries
+_MAX_FULL_PAGE_SIZE = 100
 _MAX_PRIORITY = 100
 _LABEL_LENGTH, _LABEL_BYTES = 100, 2048  # as wide as the table, and as much as PostgreSQL takes into an index
 _RETRY_SECONDS = 5
@@ -117,7 +118,8 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         self, request: export_pb2.ListExportsRequest, context: Context
     ) -> export_pb2.ListExportsResponse:
         """Return a page of exports, newest first."""
-        size = page_size(request.page_size, default=_PAGE_SIZE, most=_MAX_PAGE_SIZE)
+        most = _MAX_PAGE_SIZE if request.view == export_pb2.EXPORT_VIEW_SUMMARY else _MAX_FULL_PAGE_SIZE
+        size = page_size(request.page_size, default=_PAGE_SIZE, most=most)
         if request.view not in export_pb2.ExportView.values():
             raise invalid("view", request.view, f"is one of {', '.join(export_pb2.ExportView.keys())}")
         project = "-" if request.parent == "projects/-" else project_of(request.parent)
@@ -133,25 +135,27 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
 
     @unary
     async def CancelExport(self, request: export_pb2.CancelExportRequest, context: Context) -> export_pb2.Export:
-        """Cancel an export; return once that took effect, or after a short wait."""
-        record = await self._existing(request.name, etag=request.etag)
-        if record.state is ExportState.CANCELLED:
-            return export_message(record)  # a repeated request, whose first answer was lost
+        """Cancel an export; return once that took effect, or after a short wait. Cancelling one that is cancelled changes nothing."""
+        record = await self._existing(request.name)
+        if _is_cancelled(record):
+            return export_message(record)
+        _check_etag(record, request.etag)
         if record.state.ended:
             raise _wrong_state(record, "cannot be cancelled any more")
         await self._coordinator.cancel(record)
         deadline = time.monotonic() + _CANCEL_WAIT_SECONDS
-        while not record.state.ended and record.state is not ExportState.CANCELLING and time.monotonic() < deadline:
+        while not record.state.ended and not _is_cancelled(record) and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
             record = await self._existing(request.name)
         return export_message(record)
 
     @unary
     async def RetryExport(self, request: export_pb2.RetryExportRequest, context: Context) -> export_pb2.Export:
-        """Run an unsuccessful export again."""
-        record = await self._existing(request.name, etag=request.etag)
-        if record.run > 1 and not record.state.ended and record.state is not ExportState.CANCELLING:
-            return export_message(record)  # as above
+        """Run an unsuccessful export again. Retrying one that a retry has under way changes nothing."""
+        record = await self._existing(request.name)
+        if record.run > 1 and record.state in {ExportState.QUEUED, ExportState.RUNNING}:
+            return export_message(record)
+        _check_etag(record, request.etag)
         if record.state not in {ExportState.FAILED, ExportState.CANCELLED}:
             raise _wrong_state(record, "can be retried only after it failed or was cancelled")
         return export_message(await self._coordinator.retry(record))
@@ -160,8 +164,11 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
     async def DeleteExport(
         self, request: export_pb2.DeleteExportRequest, context: Context
     ) -> export_pb2.DeleteExportResponse:
-        """Forget an ended export."""
-        record = await self._existing(request.name, etag=request.etag)
+        """Forget an ended export. Deleting one that is not there changes nothing."""
+        record = await self._stored(request.name)
+        if record is None:
+            return export_pb2.DeleteExportResponse()
+        _check_etag(record, request.etag)
         if not record.state.ended:
             raise _wrong_state(record, "must end before it can be deleted: cancel it first")
         await self._coordinator.delete(record)
@@ -176,23 +183,19 @@ class ExportService(export_pb2_grpc.ExportServiceServicer):
         async for event in self._coordinator.hub.watch(request.name, after=request.after_sequence):
             yield event_message(event)
 
-    async def _existing(self, name: str, *, etag: str = "") -> ExportRecord:
+    async def _stored(self, name: str) -> ExportRecord | None:
         if not _NAME.fullmatch(name):
             raise invalid("name", name, "is like projects/default/exports/my-export")
-        record = await self._coordinator.load(name)
+        return await self._coordinator.load(name)
+
+    async def _existing(self, name: str) -> ExportRecord:
+        record = await self._stored(name)
         if record is None:
             raise ServiceError(
                 f"there is no export {name}",
                 reason="EXPORT_NOT_FOUND",
                 remedy="slipway list shows the existing exports",
                 about={"export": name},
-            )
-        if etag and etag != record.etag:
-            raise ServiceError(
-                f"{name} changed meanwhile: its etag is {record.etag}, not {etag}",
-                reason="ETAG_MISMATCH",
-                remedy="read the export again",
-                about={"export": name, "etag": record.etag},
             )
         return record
 
@@ -260,8 +263,11 @@ def new_record(
 def request_hash(
     configuration: ExportConfiguration, sources: Mapping[str, str], source_formats: Mapping[str, str]
 ) -> str:
-    """Return the SHA-256 of what a request asks for; labels and priority do not affect the result and are left out."""
-    asked = {"configuration": configuration.model_dump(mode="json"), "sources": dict(sources)}
+    """Return the SHA-256 of what a request asks for: what its client set, so that a default may change between two calls.
+
+    Labels and priority do not affect the result and are left out.
+    """
+    asked = {"configuration": configuration.model_dump(mode="json", exclude_unset=True), "sources": dict(sources)}
     if source_formats:
         asked["source_formats"] = dict(source_formats)
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
@@ -306,6 +312,21 @@ def _taken(existing: ExportRecord, what: str, field: str) -> ServiceError:
         remedy=f"choose another {field}, or delete that export",
         about={"export": existing.name, "field": field},
     )
+
+
+def _is_cancelled(record: ExportRecord) -> bool:
+    """Return whether an export was cancelled, or is about to be."""
+    return record.state in {ExportState.CANCELLED, ExportState.CANCELLING}
+
+
+def _check_etag(record: ExportRecord, etag: str) -> None:
+    if etag and etag != record.etag:
+        raise ServiceError(
+            f"{record.name} changed meanwhile: its etag is {record.etag}, not {etag}",
+            reason="ETAG_MISMATCH",
+            remedy="read the export again",
+            about={"export": record.name, "etag": record.etag},
+        )
 
 
 def _wrong_state(record: ExportRecord, rule: str) -> ServiceError:

@@ -14,7 +14,7 @@ PAGE_BYTES = 3 << 20
 """Limit for the exports in one response: gRPC clients accept 4 MiB by default."""
 
 _ITEM_BYTES = 8  # tag and length
-_READ_AT_ONCE = 100
+_READ_AT_ONCE = 20  # reading records holds the interpreter: other threads take their turn between
 
 Place = tuple[float, str]
 """Position of an export in a list: its creation time and name."""

@@ -223,7 +223,8 @@ class Board:
     def demand(self, stages: Collection[str], *, gpu_architecture: str = "") -> int:
         """Return how many workers of some stages there should be.
 
-        One for each attempt that waits or runs. While any waits, also count idle draining workers (unless they are shutting
+        One for each attempt that waits, or runs on a worker that is not shutting down: such a worker ends by itself after its
+        task, and is no replica any more. While any waits, also count idle draining workers (unless they are shutting
         down): they exist but take no tasks.
 
         Args:
@@ -243,7 +244,7 @@ class Board:
             for name, worker in self.workers.items()
             if not gpu_architecture or (worker.abilities.gpu_architecture or NO_GPU) == gpu_architecture
         }
-        running = sum(owner in pool or owner not in self.workers for owner in owners)
+        running = sum(not pool[owner].ending if owner in pool else owner not in self.workers for owner in owners)
         of_no_use = sum(
             worker.draining
             and not worker.ending

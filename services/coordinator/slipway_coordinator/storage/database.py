@@ -160,10 +160,11 @@ class Database:
             query = query.where(older | ((_exports.c.create_time == time) & (_exports.c.name > name)))
         return self._all(query.order_by(_exports.c.create_time.desc(), _exports.c.name).limit(limit))
 
-    def unended(self) -> list[ExportRecord]:
-        """Return the exports that have not ended, oldest first."""
-        query = sa.select(_exports.c.record).where(_exports.c.ended.is_(False))
-        return self._all(query.order_by(_exports.c.create_time))
+    def unended(self) -> dict[str, int]:
+        """Return the run of each export that has not ended, by name, oldest first."""
+        query = sa.select(_exports.c.name, _exports.c.run).where(_exports.c.ended.is_(False))
+        with self.transactions.begin() as connection:
+            return {row.name: row.run for row in connection.execute(query.order_by(_exports.c.create_time))}
 
     def ended_before(self, time: float, *, limit: int) -> list[ExportRecord]:
         """Return exports that ended before a time, oldest first."""

@@ -15,9 +15,6 @@ from slipway_coordinator.storage.database import IDLE_SECONDS
 from slipway_coordinator.storage.database_address import State
 from slipway_coordinator.workflow import workflow
 
-# Fixed, so that whichever process holds the lock resumes all workflows.
-EXECUTOR_ID = "coordinator"
-
 WORKFLOW_VERSION = "slipway-5"
 """Raise this when a workflow's steps change: stored workflows of another version are started again from the record, not replayed (docs/adr/0017)."""
 
@@ -27,8 +24,13 @@ _LAST_WITHOUT_POSITION = "slipway-2"
 _LOOK_SECONDS = 0.05
 
 
-def launch(state: State) -> None:
-    """Launch the engine, which resumes the unended workflows of this version. The caller holds the state's lock.
+def launch(state: State, executor: str) -> None:
+    """Launch the engine. The caller holds the state's lock, and resumes the unended workflows with :func:`resume`.
+
+    Args:
+        state: Where the workflows are stored.
+        executor: Id of this start alone. The engine would resume all workflows of its executor at once, before the coordinator
+            answers a call.
 
     Raises:
         ServiceError: reason ``STATE_SCHEMA`` if the engine's tables have another version or cannot be read.
@@ -38,7 +40,7 @@ def launch(state: State) -> None:
         name="slipway",
         system_database_url=state.url,
         run_migrations=not state.shared,
-        executor_id=EXECUTOR_ID,
+        executor_id=executor,
         application_version=WORKFLOW_VERSION,
         serializer=DBOSPortableJSONSerializer(),
         sys_db_idle_transaction_timeout_sec=IDLE_SECONDS,
@@ -76,16 +78,22 @@ class StoredWorkflow:
         version: Workflow version that began it.
         state: Its state, in the engine's words.
         first_revision: Revision of the export that it was started with.
+        executor: Id of the executor that ran it last.
     """
 
     version: str
     state: str
     first_revision: int
+    executor: str = ""
 
     @property
     def ended(self) -> bool:
         """Whether the engine has finished with it."""
         return self.state not in {"PENDING", "ENQUEUED"}
+
+    def left_by_another(self, executor: str) -> bool:
+        """Return whether nobody runs it now: an earlier executor did. The engine itself takes up one that is queued again."""
+        return self.state == "PENDING" and self.executor != executor
 
     @property
     def can_replay(self) -> bool:
@@ -106,7 +114,13 @@ def stored_workflow(record: ExportRecord) -> StoredWorkflow | None:
     if status is None:
         return None
     given = status.input["args"][0] if status.input is not None else {}
-    return StoredWorkflow(status.app_version or "", status.status, int(given.get("revision", record.revision)))
+    first = int(given.get("revision", record.revision))
+    return StoredWorkflow(status.app_version or "", status.status, first, executor=status.executor_id or "")
+
+
+def resume(record: ExportRecord) -> None:
+    """Let the engine replay the workflow of an export's run, which nobody runs now."""
+    DBOS.resume_workflow(record.workflow_id)
 
 
 def forget(record: ExportRecord) -> None:

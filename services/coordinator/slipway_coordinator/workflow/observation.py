@@ -8,6 +8,7 @@ other spans refer to them earlier by the ids they will have.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ from slipway_coordinator.model.states import TaskState
 
 if TYPE_CHECKING:
     from slipway_coordinator.broker.board import Board
+
+log = logging.getLogger("slipway.coordinator")
 
 
 def export_span(record: ExportRecord) -> str:
@@ -55,6 +58,31 @@ def observe(before: ExportRecord | None, after: ExportRecord, *, at: float, news
             if attempt.run == after.run:
                 earlier = next((one for one in old or () if one.number == attempt.number), None)
                 _observe_attempt(after, task, earlier, attempt, at=at, news=news)
+
+
+def log_failures(before: ExportRecord | None, after: ExportRecord) -> None:
+    """Write one log line for each attempt that a change ended as failed, with what recovery decided."""
+    known = {} if before is None else {task.id: task for task in before.tasks}
+    for task in after.tasks:
+        old = {one.number: one.state for one in known[task.id].attempts} if task.id in known else {}
+        for attempt in task.attempts:
+            if attempt.state is not TaskState.FAILED or old.get(attempt.number) is TaskState.FAILED:
+                continue
+            failure = attempt.failure or Failure(reason="INTERNAL", message="")
+            with telemetry.within(after.traceparent):
+                log.warning(
+                    f"{after.name}: attempt {attempt.number} of {task.id} ({task.stage}) failed with {failure.reason}: "
+                    f"{_decided(task, attempt)}"
+                )
+
+
+def _decided(task: TaskRecord, failed: AttemptRecord) -> str:
+    """Return what recovery decided about a failed attempt."""
+    following = next((one for one in task.attempts if one.number > failed.number), None)
+    if following is not None:
+        why = ", ".join(filter(None, (following.rule, following.note)))
+        return f"attempt {following.number} follows" + (f" ({why})" if why else "")
+    return "its inputs are made again first" if task.state is TaskState.WAITING else "nothing else is tried"
 
 
 class Gauges:
@@ -106,6 +134,7 @@ def _observe_export(before: ExportRecord | None, after: ExportRecord, *, news: b
     _point("export ended", end, facts, parent=identity)
     telemetry.record(
         "export run",
+        kind="server",
         identity=identity,
         parent=after.traceparent,
         start=began,
@@ -146,6 +175,7 @@ def _observe_attempt(
     start = min(new.start_time or end, end)
     telemetry.record(
         f"{task.stage} attempt",
+        kind="producer",  # it is offered, and a worker takes it
         identity=identity,
         parent=export_span(record),
         start=start,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -26,7 +26,6 @@ from slipway.observability.telemetry import within
 from slipway.planning.precedents import PRECEDENT, Precedent, precedent_key
 from slipway.registry import plays
 from slipway.stage import Role
-from slipway.texts import printable
 from slipway_coordinator.model import gate, transitions
 from slipway_coordinator.model.learning import as_planned, lasting
 from slipway_coordinator.model.queueing import AGAIN
@@ -37,8 +36,6 @@ from slipway_coordinator.model.states import ExportState, TaskState
 from slipway_coordinator.storage.inbox import InboxEvent
 
 log = logging.getLogger("slipway.coordinator.workflow")
-_MOST_LOGGED = 300
-"""Characters of a failure's message in a line of the log."""
 
 REJECTED = "VALIDATION_FAILED"
 """Reason of an attempt whose output failed validation."""
@@ -198,10 +195,7 @@ async def _find_precedent(task: dict[str, Any], model: str, project: str) -> dic
 @DBOS.step(name="slipway.decide")
 async def _decide(record_json: dict[str, Any], task_id: str) -> dict[str, Any]:
     record, around = ExportRecord.from_json(record_json), _surroundings()
-    task = record.task(task_id)
-    decided = decide(record, task, rules=around.rules, alone=around.alone)
-    log_failed_attempt(record, task, decided)
-    return decided | {"time": time.time()}
+    return decide(record, record.task(task_id), rules=around.rules, alone=around.alone) | {"time": time.time()}
 
 
 @DBOS.step(name="slipway.rejected")
@@ -213,20 +207,6 @@ async def _decide_rejected(record_json: dict[str, Any], failures: dict[str, Any]
         task = record.task(name).with_attempt(state=TaskState.FAILED, failure=Failure.from_json(failures[name]))
         found[name] = decide(record, task, rules=around.rules, alone=around.alone)
     return found
-
-
-def log_failed_attempt(record: ExportRecord, task: TaskRecord, decided: Mapping[str, Any]) -> None:
-    """Say in one line which attempt failed, why, and what follows."""
-    failure, following = task.attempt.failure, decided["next"]
-    assert failure is not None
-    then = (
-        "it is given up"
-        if following is None
-        else f"attempt {task.attempt.number + 1} follows by rule {following.get('rule') or 'again'}"
-    )
-    log.warning(
-        f"{record.name}: attempt {task.attempt.number} of {task.id} failed: {failure.reason}: {' '.join(printable(failure.message).split())[:_MOST_LOGGED]}; {then}"
-    )
 
 
 def decide(record: ExportRecord, task: TaskRecord, *, rules: RuleTable, alone: bool) -> dict[str, Any]:

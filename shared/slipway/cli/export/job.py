@@ -67,7 +67,7 @@ class ExportJob:
         configuration = self.configuration
         attributes = {"slipway.checkpoint": configuration.checkpoint.path}
         with ExitStack() as stack:
-            stack.enter_context(span("export", attributes=attributes))
+            stack.enter_context(span("export", attributes=attributes, kind="client"))
             store = stack.enter_context(artifacts_at(self.settings.coordinator, self.settings))
             folders = stack.enter_context(SourceFolders(self.settings, store))
             prepared = self._prepare(folders, store)

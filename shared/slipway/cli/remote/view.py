@@ -49,7 +49,7 @@ def print_export(
         progress_table(rows, now=export.end_time.ToNanoseconds() / 1e9 if export.HasField("end_time") else time.time()),
     )
     failure = recorded_failure(export)
-    if failure is not None and failure.reason != "CANCELLED":
+    if failure is not None and failure.reason != "CANCELLED":  # its state, above, says so
         show(Prose("error ", "bold red", Text.assemble((f"[{failure.reason}] ", "red"), str(failure))))
     print_commands(commands or {})
 

@@ -10,8 +10,11 @@ import grpc
 import pytest
 
 from slipway.client import Client
+from slipway.client.requests import create_request
 from slipway.configuration import ExportConfiguration, parse
 from slipway.errors import ModelExportError
+from slipway.rpc.configuration_messages import configuration_of
+from slipway_coordinator.api.export_service import request_hash
 from slipway_coordinator.model.states import ExportState
 from slipway_coordinator.workflow.history import forget_old
 from slipway_protos.v1 import export_pb2
@@ -45,6 +48,18 @@ def test_a_repeated_request_is_known_without_a_name(client: Client) -> None:
     assert again.priority == 7
     other = client.create_export(DEFAULTS, sources=SOURCES, request_id="r-1", project="another")
     assert other.name.startswith("projects/another/")
+
+
+def test_a_repeated_request_is_known_after_a_default_changed() -> None:
+    before = parse({"optimization": {"quantization": "int8"}})
+    after = before.model_copy(update={"recovery": before.recovery.model_copy(update={"max_attempts": 99})})
+    after.model_fields_set.discard("recovery")  # nobody set it: this is what an upgrade gives the same request
+    assert after != before
+    assert request_hash(after, SOURCES, {}) == request_hash(before, SOURCES, {})
+    asked = create_request(before, sources=SOURCES, labels=None, export_id="", project="default", validate_only=False,
+                           request_id="r", priority=0, source_formats=None)  # fmt: skip
+    assert not asked.configuration.HasField("recovery")
+    assert request_hash(configuration_of(asked.configuration), SOURCES, {}) == request_hash(before, SOURCES, {})
 
 
 def test_a_request_id_for_something_else_is_refused(client: Client) -> None:

@@ -23,6 +23,17 @@ def test_a_stage_nobody_runs_fails_the_task(tmp_path: Path) -> None:
         assert failure_of_status(export.error).reason == "NO_WORKER"
 
 
+def test_a_failed_attempt_leaves_one_line_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        caplog.at_level("WARNING", "slipway.coordinator"),
+        Harness(tmp_path, options={"no_worker_seconds": 0.3}) as harness,
+    ):
+        name = harness.submit(tiny_export("x", tiny_task("m", stage="nobody"), base=harness.base()))
+        harness.finished(name)
+    lines = [line.getMessage() for line in caplog.records if " failed with " in line.getMessage()]
+    assert lines == [f"{name}: attempt 1 of m (nobody) failed with NO_WORKER: nothing else is tried"]
+
+
 def test_a_coordinator_that_stops_goes_on_later(tmp_path: Path) -> None:
     gate, runs = tmp_path / "gate", tmp_path / "runs"
     tasks = (
