@@ -13,7 +13,7 @@ from slipway_coordinator.model.recovery import NextAttempt
 from slipway_coordinator.model.rules import default_rules
 from slipway_coordinator.model.states import ExportState, TaskState
 from slipway_coordinator.model.transitions import Event, EventKind
-from slipway_coordinator.workflow.workflow import decide, log_failed_attempt
+from slipway_coordinator.workflow.workflow import decide
 from support.coordinators.harness import tiny_export
 
 TEXT, CALIBRATE = "calibration_data", "calibrate-int4"
@@ -203,18 +203,3 @@ def test_a_program_that_loses_what_is_in_reserve_ends_the_export_all_the_same() 
         record = succeed(judge(record, "pytorch-int4"), "pytorch")
     assert record.task("pytorch").attempt.rule == "quantize-rejected-mixed"
     assert judge(record).state is ExportState.SUCCEEDED
-
-
-@pytest.mark.parametrize(
-    ("reason", "then"), [("OUT_OF_MEMORY", "attempt 2 follows"), ("BASE_MODEL_INVALID", "given up")]
-)
-def test_a_failed_attempt_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture, reason: str, then: str) -> None:
-    record = begun()
-    failure = Failure(reason=reason, message="no\nroom")
-    record = transitions.apply(record, event(record, "merge", EventKind.FAILED, failure=failure))
-    task = record.task("merge")
-    log_failed_attempt(record, task, decide(record, task, rules=default_rules(), alone=True))
-    [line] = [each.getMessage() for each in caplog.records]
-    assert f"attempt 1 of merge failed: {reason}" in line
-    assert then in line
-    assert "\n" not in line
