@@ -144,7 +144,7 @@ class OptimizationConfiguration(Section):
     group_size: int = Field(default=32, examples=list(GROUP_SIZES))
     method: Literal["auto", "rtn", "awq", "gptq", "autoround"] | None = None
     symmetric: bool = True
-    wide_share: float = Field(default=0.24, ge=0, le=1)
+    wide_share: float = Field(default=0.22, ge=0, le=1)
     head_bits: Literal[4, 8] = 8
     time_budget: Seconds = 600
     size_budget: Annotated[Text, BeforeValidator(check_size_budget)] = ""

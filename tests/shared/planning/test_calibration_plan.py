@@ -35,11 +35,11 @@ def test_all_formats_of_a_level_share_one_calibration() -> None:
         "symmetric": True,
         "time_budget_seconds": 90,
         "head": False,
-        "wide_share": 0.24,
+        "wide_share": 0.22,
     }
     for name in ("quantize-pytorch-int4", "quantize-onnx-int4"):
         assert tasks[name].inputs["calibration"] == "task:calibrate-int4/calibration"
-        assert (tasks[name].params["wide_share"], tasks[name].params["head_bits"]) == (0.24, 8)
+        assert (tasks[name].params["wide_share"], tasks[name].params["head_bits"]) == (0.22, 8)
     assert "calibration" not in tasks["quantize-onnx-int8"].inputs
 
 
