@@ -222,7 +222,9 @@ def test_another_export_shares_what_is_the_same(
     other = slipway("export", "-c", sample / "export.yaml", "--out", tmp_path, "--json", *settings, home=home)
     assert other.code == 0, other.err
     assert other.json["attempts"]
-    assert all(attempt["reused"] for attempt in other.json["attempts"])
+    # The text of a calibration is compared with the held-out text only where there is a validation.
+    by_text = [each for each in other.json["attempts"] if "calib" in each["task"] or each["task"].endswith("int4")]
+    assert all(each["reused"] for each in other.json["attempts"] if each not in by_text)
 
 
 def test_verify_finds_a_changed_file(sample: Path, home: Path, tmp_path: Path, folder: Path) -> None:

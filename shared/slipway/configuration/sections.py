@@ -111,6 +111,10 @@ class BaseModelConfiguration(Section):
     model_type: Text = ""
 
 
+HEAD_BITS = (4, 8)
+"""Widths of a head and of a table of token embeddings."""
+
+
 class OptimizationConfiguration(Section):
     """Quantization of every format that has levels and no settings of its own for it.
 
@@ -145,7 +149,7 @@ class OptimizationConfiguration(Section):
     method: Literal["auto", "rtn", "awq", "gptq", "autoround"] | None = None
     symmetric: bool = True
     wide_share: float = Field(default=0.22, ge=0, le=1)
-    head_bits: Literal[4, 8] = 8
+    head_bits: int = Field(default=8, examples=[4, 8])
     time_budget: Seconds = 600
     size_budget: Annotated[Text, BeforeValidator(check_size_budget)] = ""
     calibration: Text = ""
@@ -167,6 +171,13 @@ class OptimizationConfiguration(Section):
         if value not in GROUP_SIZES:
             nearest = min(GROUP_SIZES, key=lambda size: abs(size - value))
             raise wrong_value(value, "is not a power of two from 16 to 256", f"the nearest that works is {nearest}")
+        return value
+
+    @field_validator("head_bits")
+    @classmethod
+    def _width(cls, value: int) -> int:
+        if value not in HEAD_BITS:
+            raise wrong_value(value, "is no width of stored integers", "use 8, or 4")
         return value
 
     @field_validator("remove_artifacts")

@@ -18,7 +18,7 @@ from slipway.sources import SourceFolders
 from support.models import tiny_models
 
 INT4 = {"quantization": "int4", "method": "auto"}
-NEVER_CALIBRATED = {"quantization": "int4", "on_failure": "fail"}
+NEVER_CALIBRATED = {"quantization": "int4", "method": "rtn", "on_failure": "fail"}
 """Nothing is calibrated, at once or where an output fails."""
 
 

@@ -40,7 +40,7 @@ def test_each_method_is_nearer_than_the_simpler_one(material: Material, calibrat
     auto, ctx = calibrate(material.model, material.data, head=False)
     rtn, gptq, best = (rounded_divergence(material.model, each, material.other) for each in (simple, found, auto))
     assert gptq < 0.7 * rtn
-    assert best < gptq
+    assert best <= gptq
     measured = ctx.facts["divergence"]
     assert measured["autoround"] < measured["gptq"] < measured["rtn"]
     assert {each["method"] for each in description(auto)["weights"].values()} == {"autoround"}

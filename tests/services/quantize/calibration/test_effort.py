@@ -24,7 +24,7 @@ def planned(*, layers: int, width: int, vocabulary: int, **params: Any) -> Effor
 
 
 def test_a_small_model_is_tuned_in_two_copies() -> None:
-    effort = planned(layers=4, width=256, vocabulary=1024)
+    effort = planned(layers=4, width=256, vocabulary=1024, method="autoround")
     assert (effort.members, effort.at_once, effort.steps) == (2, 4, 100)
     assert not effort.save_memory
 

@@ -48,7 +48,7 @@ def test_scales_are_those_of_the_text(sample: Path, tmp_path: Path) -> None:
             plain(torch.tensor([ids[start : start + WINDOW_TOKENS]]))
     stored = load_file(folder / "model.safetensors")
     scales = {name.removesuffix(".input_scale"): value for name, value in stored.items() if "input_scale" in name}
-    assert scales.keys() == found.keys()
+    assert scales.keys() == found.keys() - {"lm_head"}, "the head is tied, and stays"
     for name, scale in scales.items():
         assert scale.shape == (1,)
         assert float(scale) == pytest.approx(found[name] / 448, rel=1e-4)
