@@ -34,16 +34,17 @@ def description(folder: Path) -> dict[str, Any]:
 
 
 def test_each_method_is_nearer_than_the_simpler_one(material: Material, calibrate: Calibrate) -> None:
-    """On text that the stage has not seen, by transformers' own model; what ``auto`` takes is the best."""
+    """On text that the stage has not seen, by transformers' own model; ``auto`` takes the best of those that do not tune."""
     found, _ = calibrate(material.model, material.data, head=False, method="gptq")
     simple, _ = calibrate(material.model, material.data, head=False, method="rtn")
-    auto, ctx = calibrate(material.model, material.data, head=False)
+    auto, _ = calibrate(material.model, material.data, head=False)
+    _, ctx = calibrate(material.model, material.data, head=False, method="autoround")
     rtn, gptq, best = (rounded_divergence(material.model, each, material.other) for each in (simple, found, auto))
     assert gptq < 0.7 * rtn
     assert best <= gptq
     measured = ctx.facts["divergence"]
     assert measured["autoround"] < measured["gptq"] < measured["rtn"]
-    assert {each["method"] for each in description(auto)["weights"].values()} == {"autoround"}
+    assert {each["method"] for each in description(auto)["weights"].values()} <= {"rtn", "awq", "gptq"}
     assert all(
         each["held_out_error"] < each["held_out_error_before"] for each in description(found)["weights"].values()
     )

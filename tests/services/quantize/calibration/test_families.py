@@ -122,7 +122,6 @@ def test_a_family_is_calibrated(name: str, material: Material, tmp_path: Path, c
     folder, ctx = calibrate(tmp_path / "model", material.data, time_budget_seconds=2)
     measured = ctx.facts["divergence"]
     assert measured["gptq"] < measured["rtn"]
-    assert "autoround" in measured
     weights = json.loads((folder / "calibration.json").read_text())["weights"]
     assert len(weights) >= 8
     best = min(measured, key=measured.__getitem__)
