@@ -30,6 +30,8 @@ from slipway_gguf.weights.writing import Written, write_file
 
 DESCRIPTION = "gguf.json"
 _FLOATS = (Kind.F32, Kind.F16, Kind.BF16)
+_BLOCK = 32
+"""Weights of the smallest block of any quantized type."""
 _MOST_KEPT = 0.1
 """Share of the weights that a level may leave in 16 bits without a word."""
 _LIBRARIES = ("gguf", "numpy", "xllamacpp")
@@ -91,21 +93,21 @@ def _require_rounded(tensors: Sequence[Planned], kinds: Mapping[str, Kind], leve
     """
     if Kind[level.type] in _FLOATS:
         return
-    sizes = {each.name: math.prod(each.shape) for each in tensors if len(each.shape) > 1}
-    kept = {name for name in sizes if kinds[name] in _FLOATS}
-    share = sum(sizes[name] for name in kept) / max(1, sum(sizes.values()))
-    if kept == set(sizes):
+    matrices = {each.name: each.shape for each in tensors if len(each.shape) > 1}
+    odd = {name for name, shape in matrices.items() if shape[-1] % _BLOCK and kinds[name] in _FLOATS}
+    share = sum(math.prod(matrices[name]) for name in odd) / max(1, sum(map(math.prod, matrices.values())))
+    if all(kinds[name] in _FLOATS for name in matrices):
         raise GGUFExportError(
-            f"{level.label} would round none of this model's {len(sizes)} matrices: blocks of 32 weights lie within a row, and no row's "
-            "length is a multiple of 32",
+            f"{level.label} would round none of this model's {len(matrices)} matrices: blocks of {_BLOCK} weights lie within a row, and no row's "
+            f"length is a multiple of {_BLOCK}",
             reason="QUANTIZATION_UNSUPPORTED",
             remedy="leave the level out; the unquantized output has the same size",
             about={"level": level.name},
         )
     if share > _MOST_KEPT:
         ctx.warn(
-            f"{share:.0%} of the weights stay in 16 bits at {level.label}, because their rows' lengths are no multiples of 32, first "
-            f"{min(kept)!r}"
+            f"{share:.0%} of the weights stay in 16 bits at {level.label}, because their rows' lengths are no multiples of {_BLOCK}, first "
+            f"{min(odd)!r}"
         )
 
 

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from slipway.errors import QuantizationError
 from slipway.stage import Context
+from slipway_quantize.mixed.choice import importance_by_place
 from slipway_quantize.mixed.knapsack import Option, choose, smallest
 from slipway_quantize.params import QuantizeParams
 from slipway_quantize.report import weight_bytes
@@ -161,3 +162,32 @@ def test_the_widest_level_ignores_a_budget(quantize: Quantize, sources: dict[str
     made, _ = quantize(sources["pytorch"], format="pytorch", level="int8", size_budget_bytes=1000, check=False)
     assert "mixed" not in report(made)
     assert np.isfinite(torch_logits(made, prompt())).all()
+
+
+@pytest.mark.parametrize("kind", ["pytorch", "onnx"])
+def test_without_a_calibration_the_weights_alone_say_which_are_wide(
+    quantize: Quantize, sources: dict[str, Path], kind: str
+) -> None:
+    """A share of the way from the smallest to the largest size is taken; joined layers have the same bits."""
+    plain, _ = quantize(sources[kind], format=kind, level="int4", check=False)
+    made, _ = quantize(sources[kind], format=kind, level="int4", wide_share=0.4)
+    bits = {name.removesuffix(".T"): of for name, of in report(made)["tensors"]["bits"].items()}
+    layers = {name: of for name, of in bits.items() if "proj" in name}
+    assert set(layers.values()) == {4, 8}
+    for joined in (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")):
+        assert all(
+            len({of for name, of in layers.items() if f"layers.{layer}." in name and name.split(".")[-2] in joined})
+            == 1
+            for layer in range(2)
+        )
+    widest, _ = quantize(sources[kind], format=kind, level="int8", check=False)
+    assert weight_bytes(plain) < weight_bytes(made) < weight_bytes(widest)
+    assert report(made)["mixed_precision"]["sensitivity"] == "weights alone"
+
+
+def test_values_second_products_and_outer_layers_are_preferred() -> None:
+    names = [f"layers.{layer}.{name}.weight" for layer in range(8) for name in ("q_proj", "v_proj", "down_proj")]
+    found = importance_by_place([*names, "other.weight"])
+    assert found["layers.4.v_proj.weight"] == found["layers.4.down_proj.weight"] > found["layers.4.q_proj.weight"]
+    assert found["layers.0.q_proj.weight"] == found["layers.7.q_proj.weight"] > found["layers.4.q_proj.weight"]
+    assert found["layers.4.q_proj.weight"] == found["other.weight"] == 1

@@ -305,3 +305,15 @@ def test_a_model_that_describes_much_more_than_it_has_is_not_loaded(quantize: Qu
     with pytest.raises(ModelExportError, match="describes a model of") as caught:
         quantize(source, format="pytorch", level="bf16")
     assert caught.value.reason == "QUANTIZATION_FAILED"
+
+
+def test_a_tied_head_stays_tied_and_one_of_its_own_gets_8_bits(quantize: Quantize, tmp_path: Path) -> None:
+    """Below 8 bits only where that is asked for; the file has no second table."""
+    tied, _ = quantize(save_tiny(tmp_path / "tied"), format="pytorch", level="int4")
+    config = json.loads((tied / "config.json").read_text())
+    assert config["tie_word_embeddings"] is True
+    assert "lm_head" in config["quantization_config"]["ignore"]
+    assert not [name for name in load_file(tied / "model.safetensors") if name.startswith("lm_head")]
+    own, _ = quantize(save_tiny(tmp_path / "own", tied=False), format="pytorch", level="int4")
+    schemes = json.loads((own / "config.json").read_text())["quantization_config"]["config_groups"].values()
+    assert {each["weights"]["num_bits"]: each["targets"] for each in schemes} == {4: ["Linear"], 8: ["lm_head"]}

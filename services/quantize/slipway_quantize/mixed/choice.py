@@ -112,7 +112,7 @@ def choose_bits(
 def _errors(candidates: Sequence[Candidate], *, group_size: int, ctx: Context) -> dict[str, dict[int, float]]:
     """Return the error of each candidate by bits; estimates are scaled to the measured ones, if there are both."""
     shares: dict[str, dict[int, float]] = {}
-    importance = _importance([each.name for each in candidates])
+    importance = importance_by_place([each.name for each in candidates])
     with ThreadPoolExecutor(ctx.threads) as pool:
         for done, each in enumerate(candidates):
             ctx.progress("measure", done=done, total=len(candidates), unit="tensors")
@@ -127,7 +127,7 @@ def _errors(candidates: Sequence[Candidate], *, group_size: int, ctx: Context) -
     }
 
 
-def _importance(names: Sequence[str]) -> dict[str, float]:
+def importance_by_place(names: Sequence[str]) -> dict[str, float]:
     """Return how much more an error of a weight costs than one of most others, as practice has found.
 
     What values and the second half of a feed-forward network add goes into the hidden states as it is; the outermost layers have no
