@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from slipway.errors import CheckpointValidationError, ONNXExportError
 from slipway.models.base_format import read_config
+from slipway.models.config.lengths import window_of
 from slipway.models.dtypes import DTYPES, torch_dtypes
 from slipway.models.families import Family, described, family_of
 from slipway.models.generation.settings import first_token, generation_settings, token_of
@@ -23,7 +24,6 @@ from slipway.models.safetensors_file import read_index
 from slipway.models.weights.reading import Weights, has_weights, open_weights
 from slipway_onnx_export.families import refusal_reason
 from slipway_onnx_export.stand_ins import stand_in
-from slipway_onnx_export.windows import window_of
 
 WINDOW_LIMIT = 512
 """Longest attention window, in tokens, beyond which the parity check runs a text; see ``parity/reach.py`` for longer ones."""

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from slipway.errors import ONNXExportError
+from slipway.models.config.lengths import window_of
 from slipway_onnx_export.engines import legacy
 from slipway_onnx_export.parity import reach
 from slipway_onnx_export.source import open_source
-from slipway_onnx_export.windows import window_of
 from support.models.onnx_models import Exported
 from support.models.table_models import ROWS, Row, make_row
 

@@ -14,6 +14,7 @@ from mobius._registry import registry
 from mobius.tasks import get_task
 
 from slipway.errors import ONNXExportError
+from slipway.models.config.lengths import GROWING, rope_types
 from slipway.models.families import DECODER
 from slipway.sizes import format_size
 from slipway_onnx_export.components import untraced_decoder
@@ -110,20 +111,13 @@ def _find_module(source: ModelSource, *, windowed: bool = False) -> tuple[Any, A
 
 def _check_rotary(source: ModelSource) -> None:
     config = source.text_config
-    types = _rope_types(config)
-    if "dynamic" in types:
+    types = rope_types(config)
+    if GROWING in types:
         raise _unsupported_error(source, "mobius would drop the growth of its rotary embeddings in long texts")
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     size = int(config.max_position_embeddings) * int(width) * 4 if types else 0  # a sine and a cosine for two elements
     if size > _LARGEST_TABLE:
         raise _unsupported_error(source, f"mobius would write a table of {format_size(size)} for its rotary embeddings")
-
-
-def _rope_types(config: Any) -> set[str]:
-    """Return the types of rotary embeddings that a configuration names, for all layers or by their type."""
-    settings = getattr(config, "rope_parameters", None) or {}
-    groups = [settings, *(value for value in settings.values() if isinstance(value, dict))]
-    return {str(group["rope_type"]) for group in groups if "rope_type" in group}
 
 
 def _dropped_window(source: ModelSource, module: Any) -> int:

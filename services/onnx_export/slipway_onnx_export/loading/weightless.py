@@ -12,6 +12,7 @@ import torch
 from slipway.errors import ONNXExportError
 from slipway.machine.out_of_memory import is_out_of_memory
 from slipway.models.families import auto_model
+from slipway.models.pytorch.rotary import compute_frequencies_in_graph
 from slipway_onnx_export.loading.biases import compute_biases
 from slipway_onnx_export.loading.conversion import Weight, loaded_weights
 from slipway_onnx_export.loading.experts import use_every_expert
@@ -68,6 +69,7 @@ def build_weightless(source: ModelSource, *, engine: str, attention: tuple[str, 
     _load_buffers(model, source)
     use_every_expert(model)
     compute_biases(model)
+    compute_frequencies_in_graph(model)
     return model.requires_grad_(False)
 
 
