@@ -323,11 +323,24 @@ def _compare_with_pytorch(
     ctx.progress("parity", done=2 * report.calls, total=2 * report.calls, unit="calls")
     if report.note:
         ctx.warn(f"the ONNX model was compared on the CPU: {report.note}")
+    unseen = dict(report.lengths.unseen)
     if report.reach.why and report.reach.matters:
         ctx.warn(f"the ONNX model was not compared beyond its attention window: {report.reach.why}")
+        unseen[report.reach.window] = report.reach.why
+    if must and unseen:
+        tokens = min(unseen)
+        raise TracerWarningError(
+            f"the trace depends on its sample at {must[0]}, and beyond {tokens} tokens, where the model computes otherwise, "
+            f"nothing proves it harmless: {unseen[tokens]}",
+            remedy="use engine dynamo with opset 18 or later",
+            about={"places": "\n".join(must), "proof": "impossible", "tokens": tokens},
+        )
+    for tokens, why in report.lengths.unseen.items():
+        ctx.warn(f"the ONNX model was not compared beyond {tokens} tokens, where it computes otherwise: {why}")
     return {
         "parity": "passed",
         **({"window": report.reach.record} if report.reach.window else {}),
+        **({"thresholds": record} if (record := report.lengths.record) else {}),
         "parity_provider": report.provider,
         "parity_max_abs_diff": report.max_abs_diff,
         "parity_scale": report.scale,

@@ -13,6 +13,7 @@ from slipway.errors import TorchGraphError
 from slipway.files.regular_file import sha256_of
 from slipway.models.families import FEATURE_EXTRACTION
 from slipway.models.model_files import copy_companions
+from slipway.models.pytorch.rotary import compute_frequencies_in_graph
 from slipway.models.sentences.files import UnknownPoolingError, read_pooling
 from slipway.stage import Context, installed_version
 from slipway_torchscript import capture, tracing
@@ -114,7 +115,9 @@ def _opened(
         thresholds=source.thresholds,
         longest=LONGEST_PROOF,
     )
-    return source, interface, expect(interface, calls)
+    expected = expect(interface, calls)
+    compute_frequencies_in_graph(source.model)
+    return source, interface, expected
 
 
 def _compile(program: Any, target: Path, ctx: Context) -> str:

@@ -10,6 +10,7 @@ import torch
 
 from slipway.errors import CheckpointValidationError, TorchGraphError
 from slipway.models.base_format import read_config
+from slipway.models.config.lengths import length_thresholds
 from slipway.models.families import DECODER, Family, auto_model, described, family_of
 from slipway.models.model_facts import CannotBuildError, check_loadable, most_tokens
 from slipway_torchscript.families import refusal_reason
@@ -64,7 +65,7 @@ def open_source(folder: Path, *, dtype: torch.dtype, attention: str) -> Source:
         raise _invalid(folder, f"{type(error).__name__}: {error}") from error
     model = model.eval().requires_grad_(False)
     settings = model.config.get_text_config()
-    return Source(model, family, most_tokens(model), _thresholds(settings))
+    return Source(model, family, most_tokens(model), length_thresholds(settings))
 
 
 def unsupported(why: str, **about: object) -> TorchGraphError:
@@ -99,19 +100,6 @@ def _invalid(folder: Path, message: str) -> TorchGraphError:
         remedy="give a complete transformers model folder",
         about={"folder": folder.name},
     )
-
-
-def _thresholds(settings: Any) -> tuple[int, ...]:
-    """Return numbers of tokens at which the computation may change."""
-    rope = getattr(settings, "rope_parameters", None) or {}
-    scalings = [rope, *(each for each in rope.values() if isinstance(each, dict))]
-    found = [getattr(settings, name, None) for name in ("sliding_window", "local_attention", "window_size")]
-    found += [
-        scaling.get("original_max_position_embeddings") or settings.max_position_embeddings
-        for scaling in scalings
-        if scaling.get("rope_type") in ("longrope", "dynamic")
-    ]
-    return tuple(sorted({size for size in found if isinstance(size, int) and size > 0}))
 
 
 def needs_cache(family: Family) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from slipway.errors import ONNXExportError
+from slipway.models.config.lengths import position_thresholds
 from slipway.models.families import DECODER, ENCODER_DECODER, SPEECH
 from slipway.models.generation.settings import token_of
 from slipway_onnx_export.names import BATCH, PAST, SEQUENCE, SOURCE, TOTAL
@@ -37,12 +38,18 @@ def fixed_sizes(source: ModelSource, params: OnnxExportParams) -> dict[str, int]
             source, f"its attention window of {source.sliding_window} tokens would count unused places of a static cache",
             "set cache to false, or shapes to batch",
         )  # fmt: skip
-    room = room_of(source)
+    room, changes = room_of(source), position_thresholds(source.text_config)
+    if changes and changes[0] < room:
+        room = changes[0]
     sequence = params.sequence or (1 if caches else min(STATIC_TOKENS, room))
     past = (params.past or max(min(STATIC_TOKENS, room) - sequence, 1)) if caches else 0
     if sequence + past > room:
         what = f"sequence {sequence} and past {past}" if past else f"sequence {sequence}"
-        raise _unsupported(source, f"it has room for {room} tokens, and {what} need more", "set smaller sizes")
+        why = f"it has room for {room} tokens"
+        if changes[:1] == (room,):
+            # A text is cut into calls of a fixed length, and cached keys keep the rotation of their call.
+            why = f"beyond {room} tokens its positions count otherwise, which calls of a fixed length would mix"
+        raise _unsupported(source, f"{why}, and {what} need more", "set smaller sizes, or shapes to batch or dynamic")
     return {BATCH: params.batch, SEQUENCE: sequence, SOURCE: sequence, PAST: past, TOTAL: sequence + past}
 
 

@@ -21,14 +21,16 @@ from slipway.models.families import DECODER, ENCODER_DECODER, SPEECH, auto_model
 from slipway.models.generation.settings import token_of
 from slipway.models.graphs.promise import EVERY_CALL, Promise
 from slipway.models.model_facts import CannotBuildError, check_loadable
+from slipway.models.pytorch.rotary import forget_longest_text
 from slipway.models.pytorch.wide_layers import widen_while_computing
 from slipway.models.safetensors_file import read_weights
 from slipway_onnx_export.activations.recording import Wanted
 from slipway_onnx_export.forms.shapes import room_of
 from slipway_onnx_export.layered.blocks import FIRST
-from slipway_onnx_export.names import PAST, SEQUENCE
+from slipway_onnx_export.names import BATCH, PAST, SEQUENCE
 from slipway_onnx_export.parity.activations import Watch
 from slipway_onnx_export.parity.conversations import conversations_of
+from slipway_onnx_export.parity.lengths import Lengths, lengths_of, room_beyond
 from slipway_onnx_export.parity.noise import ROOM, rounded_otherwise
 from slipway_onnx_export.parity.ort_errors import ort_failures
 from slipway_onnx_export.parity.reach import Reach, reach_of
@@ -57,6 +59,7 @@ class ParityReport:
         activations: Largest difference of an activation, relative to the largest value of its kind and layer (at least 1); None
             if the graph returns none.
         reach: What was compared beyond the attention window.
+        lengths: What was compared beyond the other lengths at which the model begins to compute otherwise.
     """
 
     max_abs_diff: float
@@ -66,6 +69,7 @@ class ParityReport:
     note: str = ""
     activations: float | None = None
     reach: Reach = Reach(0)  # noqa: RUF009 - it is frozen
+    lengths: Lengths = Lengths()  # noqa: RUF009 - so is this
 
 
 def check_parity(
@@ -106,9 +110,12 @@ def check_parity(
     watch = Watch(observed)
     room = _room(source, sizes)
     reach = reach_of(source, room=room, cached=cached, shared=promise.shared_buffer, spare_bytes=spare_bytes)
+    lengths = lengths_of(source, room=room, shared=promise.shared_buffer)
     conversations = [
         watch.of(each)
-        for each in _conversations(source, room=room, promise=promise, reach=reach, fixed=SEQUENCE in sizes)
+        for each in _conversations(
+            source, room=room, promise=promise, reach=reach, lengths=lengths, sizes=sizes
+        )
     ]
     each = sum(conversation.calls for conversation in conversations)
     on_call(0, 2 * each)
@@ -142,25 +149,28 @@ def check_parity(
             about={"max_abs_diff": worst, "allowed": allowed, "scale": scale, "case": where},
         )
     opened = next(iter(sessions.values())).opened
-    return ParityReport(worst, scale, calls, opened.provider, opened.note, watch.judge(tolerance), reach)
+    return ParityReport(worst, scale, calls, opened.provider, opened.note, watch.judge(tolerance), reach, lengths)
 
 
 def _room(source: ModelSource, sizes: Mapping[str, int]) -> int:
     """Return how many tokens a text may have in PyTorch and in the graphs."""
     fixed = sizes.get(SEQUENCE)
     if fixed is None:
-        return room_of(source)
+        return max(room_of(source), room_beyond(source))
     return min(room_of(source), sizes[PAST] + 1 if sizes.get(PAST) else fixed)
 
 
 def _conversations(
-    source: ModelSource, *, room: int, promise: Promise, reach: Reach, fixed: bool
+    source: ModelSource, *, room: int, promise: Promise, reach: Reach, lengths: Lengths, sizes: Mapping[str, int]
 ) -> Sequence[Conversation]:
     if source.family is DECODER:
-        return list(conversations_of(source, room=room, promise=promise, reach=reach))
+        one_row = sizes.get(BATCH) == 1
+        return list(
+            conversations_of(source, room=room, promise=promise, reach=reach, lengths=lengths, one_row=one_row)
+        )
     if source.family in (ENCODER_DECODER, SPEECH):
-        return list(translations_of(source, room=room, reach=reach))
-    return list(texts_of(source, room=room, reach=reach, fixed=fixed))
+        return list(translations_of(source, room=room, reach=reach, lengths=lengths))
+    return list(texts_of(source, room=room, reach=reach, lengths=lengths, fixed=SEQUENCE in sizes))
 
 
 def _references(
@@ -183,6 +193,7 @@ def _references(
         model = _in_float32(source.folder, kind)
         for conversation in conversations:
             conversation.prepare(model)
+            forget_longest_text(model)
             made.append([])
             for result in conversation.reference(model):
                 made[-1].append(result)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 import transformers
 
 from slipway.models.graphs.promise import Promise
+from slipway_onnx_export.parity.lengths import Lengths
 from slipway_onnx_export.parity.made_up_past import cached_shapes, fill_cache, made_up
 from slipway_onnx_export.parity.reach import BEYOND, NEW, Reach
 from slipway_onnx_export.parity.rows import Array, BufferedSession, Session
 from slipway_onnx_export.source import ModelSource
+
+Side = Literal["left", "right"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,7 @@ class Case:
         ends: Right padding of each row, at the end of the first call; empty for none.
         shared: Whether past and present are one buffer.
         past: Tokens of a made-up cache that the first call gets (:mod:`slipway_onnx_export.parity.made_up_past`).
+        start: Position of each row's first token.
     """
 
     name: str
@@ -36,6 +40,7 @@ class Case:
     ends: tuple[int, ...] = ()
     shared: bool = False
     past: int = 0
+    start: int = 0
 
     @property
     def tokens(self) -> int:
@@ -49,6 +54,9 @@ class Case:
         real = (columns >= pads) & ((columns < first - ends) | (columns >= first))
         return real.astype(np.int64)
 
+
+_LATE = 8
+"""Tokens before a threshold at which a text that begins late begins."""
 
 _PREFILL = Case("batch 1, prefill and decode", pads=(0,), calls=(6, 1, 1))
 CASES = (
@@ -131,7 +139,7 @@ class _Conversation:
         past = self.case.past + sum(self.case.calls[:index])
         end = past + self.case.calls[index]
         mask = self.mask[:, :end]
-        positions = np.maximum(mask.cumsum(axis=1) - 1, 0)[:, past:]
+        positions = self.case.start + np.maximum(mask.cumsum(axis=1) - 1, 0)[:, past:]
         return self.tokens[:, past:end], mask, positions
 
     def _real(self, index: int, logits: Array) -> Array:
@@ -147,7 +155,28 @@ class _Conversation:
         return kept
 
 
-def conversations_of(source: ModelSource, *, room: int, promise: Promise, reach: Reach) -> Iterator[_Conversation]:
+def _past_threshold(size: int, *, start: int, padding: Side, one_row: bool) -> Iterator[Case]:
+    """Make the calls that pass a threshold: token by token, and at once, in one of two rows unless ``one_row``.
+
+    Args:
+        size: The threshold.
+        start: Position of the first token. Only positions count beyond ``SHORT`` tokens, so the text begins late.
+        padding: Side of the shorter row's padding.
+        one_row: Whether the graph computes each row for itself. The longest of several rows decides for all of them.
+    """
+    what, places = f"past {size} tokens", size - start
+    yield Case(f"{what}, one by one", pads=(0,), calls=(max(places - 1, 1), 1, 1, BEYOND - 2), start=start)
+    if one_row:
+        yield Case(f"{what} at once", pads=(0,), calls=(places + BEYOND - 1, 1), start=start)
+        return
+    short = min(BEYOND + 1, places + BEYOND - 2)
+    pads, ends = ((short, 0), ()) if padding == "left" else ((0, 0), (short, 0))
+    yield Case(f"{what} in one of two rows", pads=pads, ends=ends, calls=(places + BEYOND - 1, 1), start=start)
+
+
+def conversations_of(
+    source: ModelSource, *, room: int, promise: Promise, reach: Reach, lengths: Lengths, one_row: bool = False
+) -> Iterator[_Conversation]:
     """Make the conversations that a decoder's graph promises to take, and for which both have room, in tokens."""
     cases = list(SERVED_CASES if promise.shared_buffer else CASES)
     if reach.text:
@@ -157,6 +186,10 @@ def conversations_of(source: ModelSource, *, room: int, promise: Promise, reach:
         cases += [further, one] if promise.shared_buffer else [far]
     elif reach.past:
         cases.append(Case("beyond the sliding window, of a made-up past", pads=(0,), calls=NEW, past=reach.past))
+    side: Side = "right" if promise.shared_buffer else "left"
+    for threshold in (*lengths.texts, *lengths.positions):
+        start = threshold - _LATE if threshold in lengths.positions else 0
+        cases += _past_threshold(threshold, start=start, padding=side, one_row=one_row)
     random = np.random.default_rng(0)
     for case in (case for case in cases if case.tokens <= room):
         size = (len(case.pads), case.tokens)

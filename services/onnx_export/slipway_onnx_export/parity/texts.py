@@ -12,6 +12,7 @@ import torch
 from slipway.models.families import SEQUENCE_CLASSIFIER
 from slipway.models.generation.settings import token_of
 from slipway.models.sentences.pooling import SENTENCE_EMBEDDING, Pooling, pool
+from slipway_onnx_export.parity.lengths import Lengths
 from slipway_onnx_export.parity.reach import BEYOND, Reach
 from slipway_onnx_export.parity.rows import Array, Session, random_rows
 from slipway_onnx_export.sentences import pooling_of
@@ -60,7 +61,9 @@ class _Text:
         return np.concatenate([(one[mask] if one.shape[:2] == mask.shape else one).ravel() for one in kept])
 
 
-def texts_of(source: ModelSource, *, room: int, reach: Reach, fixed: bool = False) -> Iterator[_Text]:
+def texts_of(
+    source: ModelSource, *, room: int, reach: Reach, lengths: Lengths, fixed: bool = False
+) -> Iterator[_Text]:
     """Make the texts for which a model and its graph have room, in tokens.
 
     A graph of a fixed length gets each text with padding on its right. Texts with padding on their left are as long as the graph,
@@ -70,6 +73,8 @@ def texts_of(source: ModelSource, *, room: int, reach: Reach, fixed: bool = Fals
     padding = token_of(config, "pad_token_id")
     random, pooling = np.random.default_rng(0), pooling_of(source)
     far = [("beyond the sliding window", (0,), reach.window + BEYOND, "right")] if reach.text else []
+    for size in lengths.texts:
+        far += [(f"{size} tokens", (0,), size, "right"), (f"past {size} tokens", (0,), size + BEYOND, "right")]
     alone = padding is None and source.family is SEQUENCE_CLASSIFIER  # it cannot tell the last token from padding
     for name, padded, shortest, side in (*CASES, *far):
         if shortest > room or (any(padded) and alone):

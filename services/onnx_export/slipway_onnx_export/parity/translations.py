@@ -13,6 +13,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from slipway.models.families import SPEECH
 from slipway.models.generation.settings import token_of
+from slipway_onnx_export.parity.lengths import Lengths
 from slipway_onnx_export.parity.reach import BEYOND, Reach
 from slipway_onnx_export.parity.rows import Array, Session, random_rows
 from slipway_onnx_export.source import ModelSource
@@ -130,13 +131,21 @@ def _past(found: Mapping[str, Array]) -> dict[str, Array]:
     }
 
 
-def translations_of(source: ModelSource, *, room: int, reach: Reach) -> Iterator[_Translation]:
+def translations_of(
+    source: ModelSource, *, room: int, reach: Reach, lengths: Lengths
+) -> Iterator[_Translation]:
     """Make the sources and decoder inputs for which a model and its graphs have room, in tokens."""
     config = source.config
     targets = getattr(config, "decoder_vocab_size", None) or config.vocab_size
     random = np.random.default_rng(0)
-    far = Case("source beyond the sliding window", pads=(0,), length=reach.window + BEYOND, calls=(1, 1))
-    for case in (*CASES, far) if reach.text else CASES:
+    far = [Case("source beyond the sliding window", pads=(0,), length=reach.window + BEYOND, calls=(1, 1))]
+    far = far if reach.text else []
+    for size in lengths.texts:
+        far += [
+            Case(f"source past {size} tokens", pads=(0,), length=size + BEYOND, calls=(1, 1)),
+            Case(f"past {size} tokens, one by one", pads=(0,), length=size, calls=(max(size - 1, 1), 1, 1, BEYOND - 1)),
+        ]
+    for case in (*CASES, *far):
         if sum(case.calls) > room or case.length > room:
             continue
         tokens = random.integers(0, targets, size=(len(case.pads), sum(case.calls)), dtype=np.int64)
