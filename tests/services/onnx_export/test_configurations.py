@@ -106,20 +106,3 @@ def test_factors_for_long_texts_apply_beyond_the_original_length(
         with torch.no_grad():
             right = model(torch.from_numpy(ids)).logits.numpy()
         assert np.abs(found - right).max() < 1e-5
-
-
-def test_rotary_embeddings_that_grow_with_the_text_are_not_built(
-    export: Callable[..., Exported], tmp_path: Path
-) -> None:
-    rope = {
-        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0},
-        "max_position_embeddings": 16,
-    }
-    source = _built("Llama", tmp_path / "model", rope)
-    with pytest.raises(ModelExportError) as caught:
-        export(source, engine="mobius")
-    assert caught.value.reason == "EXPORT_ENGINE_UNSUPPORTED"
-    assert "rotary" in caught.value.message
-    with pytest.raises(ModelExportError) as caught:
-        export(source, engine="legacy", opset=17)
-    assert (caught.value.reason, caught.value.about["file"]) == ("TRACER_WARNING", "modeling_rope_utils.py")

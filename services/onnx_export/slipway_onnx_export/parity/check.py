@@ -114,7 +114,7 @@ def check_parity(
     conversations = [
         watch.of(each)
         for each in _conversations(
-            source, room=room, promise=promise, reach=reach, lengths=lengths, sizes=sizes
+            source, room=room, promise=promise, reach=reach, lengths=lengths, cached=cached, sizes=sizes
         )
     ]
     each = sum(conversation.calls for conversation in conversations)
@@ -161,15 +161,29 @@ def _room(source: ModelSource, sizes: Mapping[str, int]) -> int:
 
 
 def _conversations(
-    source: ModelSource, *, room: int, promise: Promise, reach: Reach, lengths: Lengths, sizes: Mapping[str, int]
+    source: ModelSource,
+    *,
+    room: int,
+    promise: Promise,
+    reach: Reach,
+    lengths: Lengths,
+    cached: bool,
+    sizes: Mapping[str, int],
 ) -> Sequence[Conversation]:
     if source.family is DECODER:
-        one_row = sizes.get(BATCH) == 1
         return list(
-            conversations_of(source, room=room, promise=promise, reach=reach, lengths=lengths, one_row=one_row)
+            conversations_of(
+                source,
+                room=room,
+                promise=promise,
+                reach=reach,
+                lengths=lengths,
+                cached=cached,
+                one_row=sizes.get(BATCH) == 1,
+            )
         )
     if source.family in (ENCODER_DECODER, SPEECH):
-        return list(translations_of(source, room=room, reach=reach, lengths=lengths))
+        return list(translations_of(source, room=room, reach=reach, lengths=lengths, cached=cached))
     return list(texts_of(source, room=room, reach=reach, lengths=lengths, fixed=SEQUENCE in sizes))
 
 

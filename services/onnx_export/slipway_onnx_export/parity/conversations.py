@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -16,8 +16,6 @@ from slipway_onnx_export.parity.made_up_past import cached_shapes, fill_cache, m
 from slipway_onnx_export.parity.reach import BEYOND, NEW, Reach
 from slipway_onnx_export.parity.rows import Array, BufferedSession, Session
 from slipway_onnx_export.source import ModelSource
-
-Side = Literal["left", "right"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,27 +153,42 @@ class _Conversation:
         return kept
 
 
-def _past_threshold(size: int, *, start: int, padding: Side, one_row: bool) -> Iterator[Case]:
-    """Make the calls that pass a threshold: token by token, and at once, in one of two rows unless ``one_row``.
+def _past_threshold(size: int, *, start: int, promise: Promise, cached: bool, one_row: bool) -> Iterator[Case]:
+    """Make the calls that pass a threshold: token by token, and at once.
 
     Args:
         size: The threshold.
         start: Position of the first token. Only positions count beyond ``SHORT`` tokens, so the text begins late.
-        padding: Side of the shorter row's padding.
+        promise: The calls that the graph takes.
+        cached: Whether the graph has a cache. One without reads the whole text as if it were new, whose keys PyTorch's cache has
+            rotated before the threshold.
         one_row: Whether the graph computes each row for itself. The longest of several rows decides for all of them.
     """
     what, places = f"past {size} tokens", size - start
-    yield Case(f"{what}, one by one", pads=(0,), calls=(max(places - 1, 1), 1, 1, BEYOND - 2), start=start)
+    longest = places + BEYOND
+    after = (1,) if cached else ()
+    if cached:
+        yield Case(f"{what}, one by one", pads=(0,), calls=(max(places - 1, 1), 1, 1, BEYOND - 2), start=start)
+    else:
+        for count in (places, places + 1):
+            yield Case(f"{what}, {start + count} of them", pads=(0,), calls=(count,), start=start)
     if one_row:
-        yield Case(f"{what} at once", pads=(0,), calls=(places + BEYOND - 1, 1), start=start)
+        yield Case(f"{what} at once", pads=(0,), calls=(longest - 1, *after), start=start)
         return
-    short = min(BEYOND + 1, places + BEYOND - 2)
-    pads, ends = ((short, 0), ()) if padding == "left" else ((0, 0), (short, 0))
-    yield Case(f"{what} in one of two rows", pads=pads, ends=ends, calls=(places + BEYOND - 1, 1), start=start)
+    short = min(BEYOND + 1, longest - 2)
+    pads, ends = ((0, 0), (short, 0)) if promise.shared_buffer else ((short, 0), ())
+    yield Case(f"{what} in one of two rows", pads=pads, ends=ends, calls=(longest - 1, *after), start=start)
 
 
 def conversations_of(
-    source: ModelSource, *, room: int, promise: Promise, reach: Reach, lengths: Lengths, one_row: bool = False
+    source: ModelSource,
+    *,
+    room: int,
+    promise: Promise,
+    reach: Reach,
+    lengths: Lengths,
+    cached: bool = True,
+    one_row: bool = False,
 ) -> Iterator[_Conversation]:
     """Make the conversations that a decoder's graph promises to take, and for which both have room, in tokens."""
     cases = list(SERVED_CASES if promise.shared_buffer else CASES)
@@ -186,10 +199,9 @@ def conversations_of(
         cases += [further, one] if promise.shared_buffer else [far]
     elif reach.past:
         cases.append(Case("beyond the sliding window, of a made-up past", pads=(0,), calls=NEW, past=reach.past))
-    side: Side = "right" if promise.shared_buffer else "left"
     for threshold in (*lengths.texts, *lengths.positions):
         start = threshold - _LATE if threshold in lengths.positions else 0
-        cases += _past_threshold(threshold, start=start, padding=side, one_row=one_row)
+        cases += _past_threshold(threshold, start=start, promise=promise, cached=cached, one_row=one_row)
     random = np.random.default_rng(0)
     for case in (case for case in cases if case.tokens <= room):
         size = (len(case.pads), case.tokens)

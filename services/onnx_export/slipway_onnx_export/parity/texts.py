@@ -61,9 +61,7 @@ class _Text:
         return np.concatenate([(one[mask] if one.shape[:2] == mask.shape else one).ravel() for one in kept])
 
 
-def texts_of(
-    source: ModelSource, *, room: int, reach: Reach, lengths: Lengths, fixed: bool = False
-) -> Iterator[_Text]:
+def texts_of(source: ModelSource, *, room: int, reach: Reach, lengths: Lengths, fixed: bool = False) -> Iterator[_Text]:
     """Make the texts for which a model and its graph have room, in tokens.
 
     A graph of a fixed length gets each text with padding on its right. Texts with padding on their left are as long as the graph,

@@ -132,7 +132,7 @@ def _past(found: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def translations_of(
-    source: ModelSource, *, room: int, reach: Reach, lengths: Lengths
+    source: ModelSource, *, room: int, reach: Reach, lengths: Lengths, cached: bool = True
 ) -> Iterator[_Translation]:
     """Make the sources and decoder inputs for which a model and its graphs have room, in tokens."""
     config = source.config
@@ -141,9 +141,10 @@ def translations_of(
     far = [Case("source beyond the sliding window", pads=(0,), length=reach.window + BEYOND, calls=(1, 1))]
     far = far if reach.text else []
     for size in lengths.texts:
+        steps = (max(size - 1, 1), 1, 1, BEYOND - 2)
         far += [
             Case(f"source past {size} tokens", pads=(0,), length=size + BEYOND, calls=(1, 1)),
-            Case(f"past {size} tokens, one by one", pads=(0,), length=size, calls=(max(size - 1, 1), 1, 1, BEYOND - 1)),
+            Case(f"past {size} tokens", pads=(0,), length=size, calls=steps if cached else (sum(steps),)),
         ]
     for case in (*CASES, *far):
         if sum(case.calls) > room or case.length > room:

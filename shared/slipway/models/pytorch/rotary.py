@@ -70,14 +70,14 @@ def _rotate(
 def _frequencies(module: Any, layer_type: str | None, position_ids: torch.Tensor) -> torch.Tensor:
     """Return the frequencies for the longest text of a call, (size of a head / 2)."""
     kind, config = _kinds(module)[layer_type], module.config
-    original: torch.Tensor = getattr(module, "original_inv_freq" if layer_type is None else f"{layer_type}_original_inv_freq")
+    original: torch.Tensor = getattr(
+        module, "original_inv_freq" if layer_type is None else f"{layer_type}_original_inv_freq"
+    )
     if kind not in (GROWING, SWITCHING):
         return original
     settings = config.rope_parameters if layer_type is None else config.rope_parameters[layer_type]
     longest = position_ids.max() + 1
-    trained: int = (
-        config.max_position_embeddings if kind == GROWING else settings["original_max_position_embeddings"]
-    )
+    trained: int = config.max_position_embeddings if kind == GROWING else settings["original_max_position_embeddings"]
     # The second set of LongRoPE is a constant; the frequencies of dynamic scaling are a function of the length.
     length = longest if kind == GROWING else trained + 1
     with warnings.catch_warnings():

@@ -11,6 +11,7 @@ import torch
 
 from slipway.errors import CheckpointValidationError, FormatExportError
 from slipway.models.base_format import read_config
+from slipway.models.config.lengths import position_thresholds
 from slipway.models.families import Family, auto_model, described, family_of
 from slipway.models.model_facts import CannotBuildError, check_loadable, most_tokens
 
@@ -22,7 +23,8 @@ class TextModel:
     Attributes:
         model: It, in float32 and evaluation mode, with transformers' plain attention.
         family: Its family.
-        positions: Most tokens that it takes.
+        positions: Most tokens that it takes in any calls. Beyond the length at which rotary frequencies change, cached keys keep those of
+            their call, so results depend on how a text is cut into calls of a fixed length.
     """
 
     model: Any
@@ -90,4 +92,5 @@ def open_text_model(
         CannotBuildError, CheckpointValidationError, OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError
     ) as fault:  # fmt: skip
         raise invalid(f"{type(fault).__name__}: {fault}") from fault
-    return TextModel(model.eval().requires_grad_(False), family, most_tokens(model))
+    positions = min([most_tokens(model), *position_thresholds(model.config.get_text_config())])
+    return TextModel(model.eval().requires_grad_(False), family, positions)
