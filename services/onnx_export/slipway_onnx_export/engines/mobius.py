@@ -114,8 +114,6 @@ def _check_rotary(source: ModelSource) -> None:
     types = rope_types(config)
     if GROWING in types:
         raise _unsupported_error(source, "mobius would drop the growth of its rotary embeddings in long texts")
-    if getattr(config, "attn_temperature_tuning", None) and config.model_type == "llama4_text":
-        raise _unsupported_error(source, "mobius would drop the scale that its attention has in long texts")
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     size = int(config.max_position_embeddings) * int(width) * 4 if types else 0  # a sine and a cosine for two elements
     if size > _LARGEST_TABLE:

@@ -24,7 +24,7 @@ def compute_frequencies_in_graph(model: torch.nn.Module) -> None:
     A call gives what transformers' code gives for it after shorter texts.
     """
     for module in _changing(model):
-        module.forward = partial(_rotate, module, inspect.unwrap(type(module).forward))  # type: ignore[method-assign]
+        module.forward = partial(_rotate, module, inspect.unwrap(type(module).forward))
 
 
 def forget_longest_text(model: torch.nn.Module) -> None:
@@ -62,7 +62,7 @@ def _rotate(
     module._buffers[name] = _frequencies(module, layer_type, position_ids)
     try:
         with torch.no_grad():
-            return forward(module, x, position_ids, *([] if layer_type is None else [layer_type]))  # type: ignore[no-any-return]
+            return forward(module, x, position_ids, *([] if layer_type is None else [layer_type]))
     finally:
         module._buffers[name] = before
 
