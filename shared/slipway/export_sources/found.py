@@ -18,10 +18,16 @@ from slipway.base_match.recorded import recorded_base, repository_of
 from slipway.configuration import ExportConfiguration
 from slipway.configuration.calibration import may_read_text
 from slipway.errors import ArtifactError, ConfigurationError, ModelExportError
-from slipway.export_sources.calibration_files import calibration_files, check_calibration, folder_of, sample_of_run
-from slipway.export_sources.heldout_files import check_heldout, heldout_files
 from slipway.export_sources.naming import source_settings
 from slipway.export_sources.test_inputs import find_sounds, find_test_inputs
+from slipway.export_sources.text_files import (
+    CALIBRATION_KEY,
+    HELDOUT_KEY,
+    check_texts,
+    folder_of,
+    sample_of_run,
+    text_files,
+)
 from slipway.export_sources.titles import title
 from slipway.files.links import real_file
 from slipway.models.base_format import base_format, check_kind, read_config
@@ -48,7 +54,7 @@ class Sources:
         base_name: Its name as given by the user or the adapter.
         checkpoint: The chosen checkpoint; None for a model that is exported as it is.
         more: Further checkpoints whose adapters are combined with it.
-        heldout: Folder of held-out text, or None.
+        heldout: File or folder with held-out text, or None.
         calibration: File or folder with text for calibration, or None.
         test_inputs: File with the user's test inputs, or None.
         base_match: The files' verdict on whether the base is the one the adapter was trained on; None without an adapter.
@@ -87,9 +93,9 @@ class Sources:
         for name, checkpoint in by_source_name(self.more).items():
             found[name] = files_by_name(checkpoint.path, travelling_files(checkpoint.path))
         if self.heldout is not None:
-            found["heldout"] = files_by_name(self.heldout, heldout_files(self.heldout))
+            found["heldout"] = files_by_name(folder_of(self.heldout), text_files(self.heldout))
         if self.calibration is not None:
-            found[CALIBRATION] = files_by_name(folder_of(self.calibration), calibration_files(self.calibration))
+            found[CALIBRATION] = files_by_name(folder_of(self.calibration), text_files(self.calibration))
         if self.test_inputs is not None:
             found[TEST_INPUTS] = files_by_name(self.test_inputs.parent, [self.test_inputs, *self.sounds])
         return found
@@ -166,7 +172,7 @@ def _find(
     name = name_of_base(configuration, checkpoint, here=here)
     heldout = folders.find(configuration.validation.heldout) if configuration.validation.heldout else None
     if heldout is not None:
-        check_heldout(heldout)
+        check_texts(heldout, HELDOUT_KEY)
     by_adapter = f"base_model_name_or_path in {checkpoint.path / ADAPTER_CONFIG}" if checkpoint else ""
     instead = "" if configuration.base_model.name else "or name another with --base-model or base_model.name"
     with _named_by(_setting("base_model.name", origins) if configuration.base_model.name else by_adapter, instead):
@@ -217,7 +223,7 @@ def text_for_calibration(
     if here and not may_read_text(configuration):
         return None, ()
     if named:
-        return check_calibration(folders.find(named)), ()
+        return check_texts(folders.find(named), CALIBRATION_KEY), ()
     return sample_of_run(checkpoint.path) if checkpoint is not None and here else (None, ())
 
 

@@ -17,11 +17,11 @@ from pyarrow import parquet
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from slipway.documents.heldout import built_in
+from slipway.documents.overlap import share_found, shingles
 from slipway.errors import QuantizationError
 from slipway.stage import Context
-from slipway.validation.heldout import built_in
 from slipway_quantize.calibration_data.built_in import built_in_documents
-from slipway_quantize.calibration_data.overlap import share_found, shingles
 from slipway_quantize.calibration_data.params import CalibrationDataParams
 from slipway_quantize.calibration_data.stage import STAGE
 from support.hostile.endless import HALVES, LOOPS

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from slipway.counts import counted
+from slipway.documents import heldout
+from slipway.documents.overlap import frame, share_found, shingles, without
+from slipway.documents.purposes import Purpose, invalid
+from slipway.documents.reading import read_documents
 from slipway.errors import QuantizationError
 from slipway.stage import Context
 from slipway.texts import printable
-from slipway.validation import heldout
 from slipway_quantize.calibration_data.built_in import built_in_documents
-from slipway_quantize.calibration_data.documents import invalid, read_documents
-from slipway_quantize.calibration_data.overlap import frame, share_found, shingles, without
 from slipway_quantize.calibration_data.params import TEXTS, CalibrationDataParams
 from slipway_quantize.calibration_data.passages import passages
 from slipway_quantize.calibration_data.profile import profile
@@ -38,7 +39,7 @@ def choose_text(inputs: Mapping[str, Path], target: Path, params: CalibrationDat
     """
     tokenizer = _tokenizer(inputs["model"])
     named = "calibration" in inputs
-    documents = read_documents(inputs["calibration"]) if named else built_in_documents()
+    documents = read_documents(inputs["calibration"], Purpose.CALIBRATION) if named else built_in_documents()
     ctx.progress("read", done=0)
     found: dict[str, str] = {}  # each passage once, with its document
     for where, passage in passages(documents, tokenizer):
@@ -46,12 +47,13 @@ def choose_text(inputs: Mapping[str, Path], target: Path, params: CalibrationDat
     compared: dict[str, Any] = {}
     if params.overlap != "ignore":
         ctx.progress("compare with the held-out text", done=0)
-        found, compared = _compared(found, inputs, ctx)
+        found, compared = _compared(found, inputs, tokenizer, ctx)
     chosen, tokens = _drawn(list(found), tokenizer, params)
     if sum(map(len, tokens)) < _FEWEST_TOKENS:
         if compared.get("passages_left_out"):
             raise _overlapping(compared["passages_left_out"], sum(map(len, tokens)))
         raise invalid(
+            Purpose.CALIBRATION,
             f"{counted(sum(map(len, tokens)), 'token')} can be used, and at least {_FEWEST_TOKENS:,} are needed",
             "give more of the training data; a few hundred documents are enough",
         )
@@ -82,17 +84,20 @@ def _tokenizer(folder: Path) -> Any:
     except Exception as error:  # the tokenizer's own code may raise anything
         first = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
         remedy = "give the tokenizer's files beside the base model or the adapter, or set optimization.method to rtn"
-        raise invalid(f"the model's tokenizer cannot be loaded ({first})", remedy) from error
+        raise invalid(Purpose.CALIBRATION, f"the model's tokenizer cannot be loaded ({first})", remedy) from error
 
 
 def _compared(
-    found: Mapping[str, str], inputs: Mapping[str, Path], ctx: Context
+    found: Mapping[str, str], inputs: Mapping[str, Path], tokenizer: Any, ctx: Context
 ) -> tuple[dict[str, str], dict[str, Any]]:
     """Compare the passages with the held-out text; return those to use, and what was found. What frames most passages does not count."""
     text = heldout.held_out(inputs["heldout"]) if "heldout" in inputs else heldout.built_in()
     every = [shingles(passage) for passage in found]
     frames = frame(every)
-    held_out, own = without(shingles(text.text), frames), [without(each, frames) for each in every]
+    held_out, own = (
+        without(shingles(heldout.joined(text.documents, tokenizer)), frames),
+        [without(each, frames) for each in every],
+    )
     kept = {place for place, each in enumerate(own) if share_found(each, held_out) <= _MOST_OF_PASSAGE}
     documents = list(dict.fromkeys(where for place, where in enumerate(found.values()) if place not in kept))
     left_out = len(found) - len(kept)

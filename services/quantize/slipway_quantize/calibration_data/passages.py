@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from slipway.models.chat_templates import ChatTemplates, EndlessTemplateError, TemplateError
-from slipway_quantize.calibration_data.documents import Document, invalid
+from slipway.documents.purposes import Purpose
+from slipway.documents.reading import Document
+from slipway.documents.rendering import Renderer
 
 LENGTH = 4000
 """Characters of a passage of plain text: more than a window has, so that most windows begin within one."""
@@ -20,27 +21,11 @@ def passages(documents: Iterable[Document], tokenizer: Any) -> Iterator[tuple[st
     Raises:
         QuantizationError: ``CALIBRATION_DATA_INVALID``: the template refuses a conversation, or there is none.
     """
-    with ChatTemplates() as templates:
+    with Renderer(tokenizer, Purpose.CALIBRATION) as renderer:
         for document in documents:
-            if document.messages and (tokenizer.chat_template or not document.text):
-                found: Iterable[str] = (_rendered(document, tokenizer, templates)[:_LONGEST_CONVERSATION],)
-            else:
-                found = _cut(document.text)
+            text = renderer.text(document)
+            found: Iterable[str] = (text[:_LONGEST_CONVERSATION],) if renderer.renders(document) else _cut(text)
             yield from ((document.where, passage) for passage in found if len(passage.strip()) >= _SHORTEST)
-
-
-def _rendered(document: Document, tokenizer: Any, templates: ChatTemplates) -> str:
-    if not tokenizer.chat_template:
-        remedy = "give the texts as the model saw them in training, or a chat template beside the tokenizer"
-        raise invalid(f"{document.where} is a conversation, and the model has no chat template", remedy)
-    try:
-        return templates.text(tokenizer, document.messages)
-    except EndlessTemplateError as error:
-        remedy = "repair the chat template, or give plain texts"
-        raise invalid(f"{error} for {document.where}", remedy, file=document.where) from error
-    except TemplateError as error:
-        remedy = "give conversations with the roles that the model's chat template takes"
-        raise invalid(f"the chat template refuses {document.where} ({error})", remedy, file=document.where) from error
 
 
 def _cut(text: str) -> Iterator[str]:
