@@ -73,8 +73,9 @@ def _parquet(path: Path, name: str, purpose: Purpose) -> Iterator[tuple[Any, str
         table = parquet.ParquetFile(BytesIO(data))
         columns = [column for column in table.schema_arrow.names if column in _COLUMNS]
         _check_unpacked(table.metadata, columns, name)
-        # Values that are stored once stay so until their size is known.
-        table = parquet.ParquetFile(BytesIO(data), read_dictionary=columns)
+        # Texts that are stored once stay so until their size is known; the library cannot do that for those of messages.
+        flat = [name for name in columns if _is_text(table.schema_arrow.field(name).type)]
+        table = parquet.ParquetFile(BytesIO(data), read_dictionary=flat)
         number = 0
         for batch in table.iter_batches(batch_size=_ROWS, columns=columns, use_threads=False):
             _check_decoded(batch, name)
@@ -104,16 +105,18 @@ def _check_decoded(batch: Any, name: str) -> None:
     from pyarrow import compute, types
 
     repeated = [each for each in batch.columns if types.is_dictionary(each.type)]
-    texts = [
-        each
-        for each in repeated
-        if types.is_string(each.type.value_type) or types.is_large_string(each.type.value_type)
-    ]
+    texts = [each for each in repeated if _is_text(each.type.value_type)]
     lengths = [
         compute.sum(compute.take(compute.binary_length(each.dictionary), each.indices)).as_py() for each in texts
     ]
     if sum(length or 0 for length in lengths) > _LARGEST:
         raise _too_large(name)
+
+
+def _is_text(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
 def _too_large(name: str) -> OSError:

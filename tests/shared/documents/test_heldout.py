@@ -133,3 +133,15 @@ def test_a_parquet_file_that_unpacks_to_much_is_refused_unread(tmp_path: Path) -
     parquet.write_table(table, tmp_path / "a.parquet", use_dictionary=False, compression="zstd")
     with pytest.raises(ValidationError, match="when it is unpacked"):
         texts.held_out(tmp_path)
+
+
+def test_a_small_parquet_file_that_repeats_a_long_message_is_refused(tmp_path: Path) -> None:
+    """Its 1.4 kB are 64 GB of messages."""
+    count = 400 * 40
+    content = pa.DictionaryArray.from_arrays(pa.array([0] * count, pa.int32()), pa.array(["ab" * 2_000_000]))
+    messages = pa.StructArray.from_arrays([pa.array(["user"] * count), content], ["role", "content"])
+    rows = pa.ListArray.from_arrays(range(0, count + 1, 400), messages)
+    parquet.write_table(pa.table({"messages": rows}), tmp_path / "a.parquet", compression="zstd")
+    assert (tmp_path / "a.parquet").stat().st_size < 2000
+    with pytest.raises(ValidationError, match="to decode a.parquet needs more than"):
+        texts.held_out(tmp_path)
