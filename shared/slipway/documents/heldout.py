@@ -12,7 +12,7 @@ from typing import Any
 from slipway.counts import counted
 from slipway.documents.purposes import Purpose, invalid
 from slipway.documents.reading import Document, document_files, read_file
-from slipway.documents.rendering import Renderer
+from slipway.documents.rendering import Renderer, Writer
 
 BUILT_IN_TOPICS = ("assignment", "classes", "exceptions", "formatstrings", "import", "operator-summary", "yield")
 BUILT_IN_MODULES = ("argparse", "json.decoder", "textwrap", "zipfile")
@@ -73,14 +73,19 @@ def read_written(path: Path) -> Iterator[Document]:
             yield Document(found["where"], found["text"], tuple(found["messages"]))
 
 
-def joined(documents: Iterable[Document], tokenizer: Any) -> str:
-    """Return documents as one text, joined by blank lines, with conversations as the model reads them; None has no template.
+def rendered(documents: Iterable[Document], tokenizer: Any) -> str:
+    """Return documents as one text with conversations as the model reads them; None has no template.
 
     Raises:
         ValidationError: ``VALIDATION_IMPOSSIBLE``: the chat template refuses a conversation, or there is none.
     """
     with Renderer(tokenizer, Purpose.HELD_OUT) as renderer:
-        return _BETWEEN.join(map(renderer.text, documents))
+        return joined(documents, renderer)
+
+
+def joined(documents: Iterable[Document], writer: Writer) -> str:
+    """Return documents as one text, joined by blank lines."""
+    return _BETWEEN.join(map(writer.text, documents))
 
 
 def documentation() -> dict[str, str]:

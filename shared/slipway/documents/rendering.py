@@ -2,11 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from slipway.documents.purposes import Purpose, invalid
 from slipway.documents.reading import Document
 from slipway.models.chat_templates import ChatTemplates, EndlessTemplateError, TemplateError
+
+
+class Writer(Protocol):
+    """Writes documents as text."""
+
+    def is_conversation(self, document: Document) -> bool:
+        """Return whether a document is written as a conversation; a prompt and its completion may also be a plain text."""
+
+    def text(self, document: Document) -> str:
+        """Return the text of a document."""
+
+
+class Contents:
+    """Writes what conversations say, without a template: text that can be compared where no tokenizer is at hand."""
+
+    def is_conversation(self, document: Document) -> bool:
+        """Return whether a document has messages and nothing else."""
+        return bool(document.messages) and not document.text
+
+    def text(self, document: Document) -> str:
+        """Return a text as it is, and the contents of messages line by line."""
+        return document.text or "\n".join(_said(message.get("content")) for message in document.messages)
+
+
+def _said(content: Any) -> str:
+    """Return the text of a message's content, which may be a list of parts."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    return "\n".join(part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str))
 
 
 class Renderer:
@@ -28,8 +58,8 @@ class Renderer:
     def __exit__(self, *_: object) -> None:
         self._templates.__exit__()
 
-    def renders(self, document: Document) -> bool:
-        """Return whether a document is a conversation for this model; a prompt and its completion may also be a plain text."""
+    def is_conversation(self, document: Document) -> bool:
+        """Return whether a document is a conversation for this model."""
         return bool(document.messages) and (self._has_template or not document.text)
 
     def text(self, document: Document) -> str:
@@ -38,7 +68,7 @@ class Renderer:
         Raises:
             ModelExportError: The template refuses the conversation, does not end, or there is none.
         """
-        if not self.renders(document):
+        if not self.is_conversation(document):
             return document.text
         where = document.where
         if not self._has_template:

@@ -13,7 +13,7 @@ from pyarrow import parquet
 from transformers import PreTrainedTokenizerFast
 
 from slipway.documents import heldout as texts
-from slipway.documents.heldout import joined
+from slipway.documents.heldout import rendered
 from slipway.errors import ValidationError
 from support.models.tiny_models import make_base
 
@@ -23,7 +23,7 @@ def test_held_out_files_in_order_of_name(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("first")
     (tmp_path / "c.md").write_text("not text")
     text = texts.held_out(tmp_path)
-    assert joined(text.documents, None) == "first\n\nsecond"
+    assert rendered(text.documents, None) == "first\n\nsecond"
     assert text.files == ("a.txt", "b.txt")
     (tmp_path / "b.txt").write_bytes(b"\xff\xfe\xfa")
     with pytest.raises(ValidationError, match="UTF-8"):
@@ -37,26 +37,26 @@ def test_only_as_much_held_out_text_is_read_as_is_used(tmp_path: Path, monkeypat
     with (tmp_path / "c.txt").open("wb") as large:
         large.truncate(1 << 40)
     text = texts.held_out(tmp_path)
-    assert joined(text.documents, None) == "äääääää\n\n€"
+    assert rendered(text.documents, None) == "äääääää\n\n€"
     assert text.files == ("a.txt", "b.txt")
     (tmp_path / "a.txt").unlink()
     (tmp_path / "b.txt").write_bytes("€".encode()[:2])
     with pytest.raises(ValidationError, match="UTF-8"):
         texts.held_out(tmp_path)
     (tmp_path / "b.txt").unlink()
-    assert joined(texts.held_out(tmp_path).documents, None) == "\0" * 10
+    assert rendered(texts.held_out(tmp_path).documents, None) == "\0" * 10
 
 
 def test_a_python_without_its_documentation_has_built_in_text_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)  # type: ignore[arg-type] # as where it is not installed
     found = texts.built_in()
     assert found.files == texts.BUILT_IN_MODULES
-    assert joined(found.documents, None)
+    assert rendered(found.documents, None)
 
 
 def test_built_in_text_is_the_same_each_time_and_says_what_it_is() -> None:
     assert texts.built_in() == texts.built_in()
-    assert len(joined(texts.built_in().documents, None)) > 100_000
+    assert len(rendered(texts.built_in().documents, None)) > 100_000
     assert "no held-out text was given" in texts.built_in().source
 
 
@@ -92,7 +92,7 @@ def test_conversations_of_every_kind_of_file_are_what_the_model_reads(tmp_path: 
         tmp_path / "base", "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</>{% endfor %}"
     )
     written = texts.read_written(text.write(tmp_path / "documents.jsonl"))
-    assert joined(written, tokenizer) == "\n\n".join(expected)
+    assert rendered(written, tokenizer) == "\n\n".join(expected)
 
 
 def test_a_conversation_needs_a_template_that_takes_it(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_conversation_needs_a_template_that_takes_it(tmp_path: Path) -> None:
     text = texts.held_out(tmp_path / "a.jsonl")
     for template, fault in ((None, "has no chat template"), ("{{ raise_exception('no') }}", "refuses a.jsonl, line 1")):
         with pytest.raises(ValidationError, match=f"held-out text: .*{fault}") as caught:
-            joined(text.documents, tokenizer_with(tmp_path / str(template is None), template))
+            rendered(text.documents, tokenizer_with(tmp_path / str(template is None), template))
         assert caught.value.reason == "VALIDATION_IMPOSSIBLE"
         assert caught.value.remedy
 
@@ -143,5 +143,5 @@ def test_a_small_parquet_file_that_repeats_a_long_message_is_refused(tmp_path: P
     rows = pa.ListArray.from_arrays(range(0, count + 1, 400), messages)
     parquet.write_table(pa.table({"messages": rows}), tmp_path / "a.parquet", compression="zstd")
     assert (tmp_path / "a.parquet").stat().st_size < 2000
-    with pytest.raises(ValidationError, match="to decode a.parquet needs more than"):
+    with pytest.raises(ValidationError, match=r"to decode a\.parquet needs more than"):
         texts.held_out(tmp_path)

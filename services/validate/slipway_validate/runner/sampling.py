@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from slipway.documents.heldout import joined, read_written
+from slipway.documents.heldout import read_written, rendered
 from slipway.models.base_format import read_config
 from slipway.models.families import SEQUENCE_CLASSIFIER, SPEECH, Comparison
 from slipway.models.generation.settings import NO_FIRST_TOKEN, first_token, generation_settings
@@ -35,7 +35,7 @@ def make_samples(spec: TokenizeSpec) -> tuple[Samples, str]:
     if family == SPEECH:
         return _speech(spec)
     tokenizer = load_tokenizer(spec.tokenizer)
-    windows = cut(tokenizer, joined(read_written(spec.text), tokenizer), spec=spec)
+    windows = cut(tokenizer, rendered(read_written(spec.text), tokenizer), spec=spec)
     if family == SEQUENCE_CLASSIFIER:
         windows = _end_windows(windows, read_config(spec.model))
     make = _MAKERS.get(family.comparison, _plain)
@@ -99,7 +99,7 @@ def _speech(spec: TokenizeSpec) -> tuple[Samples, str]:
     said = "the sound is random and contains no speech"
     if any((spec.tokenizer / name).is_file() for name in TOKENIZER_FILES):
         tokenizer = load_tokenizer(spec.tokenizer)
-        labels = cut(tokenizer, joined(read_written(spec.text), tokenizer), spec=spec)
+        labels = cut(tokenizer, rendered(read_written(spec.text), tokenizer), spec=spec)
     else:
         labels, said = _random_labels(spec), f"{said}; there is no tokenizer, so labels are random tokens"
     source = make_features(spec.model, count=len(labels), seed=spec.seed)

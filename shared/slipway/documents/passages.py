@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
-from slipway.documents.purposes import Purpose
 from slipway.documents.reading import Document
-from slipway.documents.rendering import Renderer
+from slipway.documents.rendering import Writer
 
 LENGTH = 4000
 """Characters of a passage of plain text: more than a window has, so that most windows begin within one."""
@@ -15,17 +13,20 @@ _LONGEST_CONVERSATION = 32_000
 _SHORTEST = 16
 
 
-def passages(documents: Iterable[Document], tokenizer: Any) -> Iterator[tuple[str, str]]:
-    """Yield passages with their documents: a plain text is cut between its lines, a conversation is written by the tokenizer's chat template.
+def passages(documents: Iterable[Document], writer: Writer) -> dict[str, str]:
+    """Return each passage once, with its document: a plain text is cut between its lines, a conversation is one passage.
 
     Raises:
-        QuantizationError: ``CALIBRATION_DATA_INVALID``: the template refuses a conversation, or there is none.
+        ModelExportError: As the writer.
     """
-    with Renderer(tokenizer, Purpose.CALIBRATION) as renderer:
-        for document in documents:
-            text = renderer.text(document)
-            found: Iterable[str] = (text[:_LONGEST_CONVERSATION],) if renderer.renders(document) else _cut(text)
-            yield from ((document.where, passage) for passage in found if len(passage.strip()) >= _SHORTEST)
+    found: dict[str, str] = {}
+    for document in documents:
+        text = writer.text(document)
+        pieces: Iterable[str] = (text[:_LONGEST_CONVERSATION],) if writer.is_conversation(document) else _cut(text)
+        for piece in pieces:
+            if len(piece.strip()) >= _SHORTEST:
+                found.setdefault(piece, document.where)
+    return found
 
 
 def _cut(text: str) -> Iterator[str]:
