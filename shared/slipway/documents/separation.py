@@ -78,7 +78,7 @@ def too_little_left(left_out: int, tokens: str) -> QuantizationError:
     """
     return QuantizationError(
         f"{counted(left_out, 'passage')} of the text for calibration are in the held-out text too, and the others have {tokens}, "
-        f"of which {FEWEST_TOKENS:,} are needed: a level that was fitted to the held-out text proves nothing on it",
+        f"and {counted(FEWEST_TOKENS, 'token')} are needed: a level that was fitted to the held-out text proves nothing on it",
         reason="CALIBRATION_OVERLAP",
         remedy="give more text for calibration, or hold other text out",
         about={"left_out": left_out, "tokens": tokens},

@@ -22,6 +22,7 @@ from slipway.export_sources.found import (
 )
 from slipway.export_sources.naming import source_settings
 from slipway.export_sources.text_files import CALIBRATION_KEY, HELDOUT_KEY, check_texts, folder_of, text_files
+from slipway.export_sources.text_overlap import check_apart
 from slipway.models.model_files import model_files, resolve_base_model, travelling_files
 from slipway.planning.calibration import SOURCE as CALIBRATION
 from slipway.sources.folders import SourceFolders
@@ -67,6 +68,7 @@ def _find(configuration: ExportConfiguration, folders: SourceFolders, imports: C
         labels["base_model"] = base_label(base, named)
         if "adapter" not in settings:
             labels["model_name"] = plain_name(base, labels["base_model"])
+    heldout = None
     if "heldout" in settings and "heldout" not in imports:
         heldout = check_texts(folders.find(settings["heldout"]), HELDOUT_KEY)
         files["heldout"] = files_by_name(folder_of(heldout), text_files(heldout))
@@ -74,6 +76,7 @@ def _find(configuration: ExportConfiguration, folders: SourceFolders, imports: C
     if CALIBRATION not in imports:
         data, left_out = text_for_calibration(configuration, folders, checkpoints.get("adapter"), here=True)
         notes += left_out
+    notes += check_apart(configuration, folders, calibration=data, heldout=heldout)
     if data is not None:
         files[CALIBRATION] = files_by_name(folder_of(data), text_files(data))
     if TEST_INPUTS in settings and TEST_INPUTS not in imports:
