@@ -210,9 +210,9 @@ def tokenize(spec: TokenizeSpec) -> RunResult:
     samples.write(spec.samples)
     if spec.records is not None:
         from slipway_validate.runner.encoding.records import encode_inputs
-        from slipway_validate.runner.windows import load_tokenizer
+        from slipway_validate.runner.windows import tokenizer_of
 
-        encoded = encode_inputs(load_tokenizer(spec.tokenizer), spec)
+        encoded = encode_inputs(tokenizer_of(spec), spec)
         (spec.samples / INPUTS_FILE).write_text(encoded.model_dump_json(), encoding="utf-8")
     return RunResult(source=source)
 
