@@ -79,7 +79,7 @@ class ModelExportError(Exception):
         self.remedy = remedy = shortened(remedy, MOST_TEXT)
         self.about = {key: shortened(str(value), MOST_TEXT) for key, value in (about or {}).items()}
         self.retryable = REASONS[self.reason].retryable if retryable is None else retryable
-        super().__init__(f"{message}; {remedy}" if remedy else message)
+        super().__init__(with_remedy(message, remedy))
 
     def failure(self) -> Failure:
         """Return this error as a value that can be sent to another process or machine."""
@@ -285,7 +285,13 @@ class Failure:
         return min(failures, key=lambda failure: _DECIDING.index(failure.exit_code), default=None)
 
     def __str__(self) -> str:
-        return f"{self.message}; {self.remedy}" if self.remedy else self.message
+        return with_remedy(self.message, self.remedy)
+
+
+def with_remedy(message: str, remedy: str) -> str:
+    """Return a message with its remedy behind it, or in lines below it if either has several."""
+    between = "\n" if "\n" in message or "\n" in remedy else "; "
+    return between.join(filter(None, (message, remedy)))
 
 
 def is_own_fault(error: BaseException) -> bool:

@@ -47,6 +47,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     checkpoint = tiny_models.make_checkpoint(folder / "base", folder / "qwen3-finetuned", step=5)
     (folder / "texts").mkdir()
     (folder / "texts" / "one.txt").write_text("text that the training has not seen")
+    said = {"messages": [{"role": "user", "content": "a question that the training has not seen"}]}
+    (folder / "eval.jsonl").write_text(json.dumps(said))
     (folder / "train.jsonl").write_text('{"text": "text that the training has seen"}')
     (folder / "questions.jsonl").write_text('{"prompt": "one", "expected": "two"}\n')
     (folder / "export.yaml").write_text(

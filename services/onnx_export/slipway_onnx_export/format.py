@@ -60,7 +60,7 @@ class OnnxConfiguration(LevelSettings):
             chooses. Also by the axes' names (``batch``, ``sequence``, ``past_sequence``, ``total_sequence``, ``encoder_sequence``), of all inputs,
             ``{batch: 1, sequence: 16}``, or of each, ``{input_ids: {sequence: 16}, past_key_values: {past_sequence: 240}}``, as text
             ``input_ids.sequence=16,past_sequence=240``.
-        external_data: Weights in a file beside the graph; false puts those of the unquantized graph into it, 2 GB at most.
+        external_data: Weights in a file beside the graph; false puts them into it, for the unquantized graph and each level, 2 GB at most.
         past_present_share_buffer: Make a graph for the fastest serving: keys and values of past and present tokens may be one buffer.
             Rows are then padded on the right, and only a single row takes several tokens after a past. If the model has no such
             form, the graph is the usual one.
@@ -174,6 +174,7 @@ def _buffer_conflicts(settings: OnnxConfiguration) -> Iterable[Problem]:
 
 def plan(request: FormatRequest[OnnxConfiguration]) -> tuple[PlannedTask, ...]:
     """Plan the export of the merged model and the levels of the graph."""
+    inline = {} if request.settings.external_data else {"external_data": False}
     exported = PlannedTask(
         id="onnx_export",
         stage="onnx_export",
@@ -181,7 +182,7 @@ def plan(request: FormatRequest[OnnxConfiguration]) -> tuple[PlannedTask, ...]:
         | ({} if request.settings.provider == "auto" else {"provider": request.settings.provider})
         | ({"optimization_times": True} if request.settings.optimization_times else {})
         | ({"gelu_approximation": True} if request.settings.gelu_approximation else {})
-        | ({} if request.settings.external_data else {"external_data": False})
+        | inline
         | ({"packaging": request.settings.packaging} if request.settings.packaging else {})
         | ({"past_present_share_buffer": True} if request.settings.past_present_share_buffer else {})
         | ({"logits_to_keep": request.settings.logits_to_keep} if request.settings.logits_to_keep else {})
@@ -196,7 +197,7 @@ def plan(request: FormatRequest[OnnxConfiguration]) -> tuple[PlannedTask, ...]:
     )
     ranges = {"activation_ranges": request.settings.int8_ranges, "smoothing": request.settings.int8_smoothing}
     levels = (
-        replace(task, params={**task.params, **ranges}) if task.params["level"] == "int8_static" else task
+        replace(task, params={**task.params, **inline, **(ranges if task.params["level"] == "int8_static" else {})})
         for task in quantized(request, exported.reference)
     )
     return (exported, *levels)

@@ -64,6 +64,10 @@ class _Graphs:
 
         outcome = self._write(request)
         restate_contract(request.target)
+        if not request.params.external_data:
+            from slipway_quantize.graphs.one_file import take_data_in
+
+            take_data_in(request.target)
         return outcome
 
     def _write(self, request: QuantizeRequest) -> Outcome:

@@ -68,6 +68,10 @@ class QuantizeParams(StageParams):
         default=8,
         description="fewest bits of the head and of the table of token embeddings; at 8, a checkpoint keeps a head that is tied to the table as it is",
     )
+    external_data: bool = Field(
+        default=True,
+        description="graphs: store weights in a data file beside each graph; within the graph they may have 2 GB at most",
+    )
     max_shard_bytes: int = Field(default=5 << 30, ge=1 << 20, description="largest safetensors file, bytes of data")
     calibrated: bool = Field(default=True, description="use the calibration, if there is one")
     check: bool = Field(default=True, description="load the result and run it once, if that fits into memory")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from slipway.formats import (
     LEVELS,
     Fit,
@@ -32,9 +34,13 @@ class TorchScriptConfiguration(LevelSettings):
     """A graph for libtorch and ``torch.jit.load`` (``model.pt``), frozen.
 
     Attributes:
+        control_flow: Where the model's code branches on values: ``trace`` refuses the model; ``script`` compiles the module that branches, or
+            else does as ``prove``; ``prove`` keeps the trace if the comparison at other shapes shows no difference. If not set, a trace that would
+            lose a branch is followed by ``script``.
         optimize: Rewrite the graph for inference on CPUs (``torch.jit.optimize_for_inference``). Such a graph runs on no other device.
     """
 
+    control_flow: Literal["trace", "script", "prove"] | None = None
     optimize: bool = False
 
 
@@ -50,7 +56,10 @@ class TorchExportConfiguration(LevelSettings):
 
 def plan_torchscript(request: FormatRequest[TorchScriptConfiguration]) -> tuple[PlannedTask, ...]:
     """Plan a task for the float32 graph, if it is asked for, and one for each level."""
-    return _plan(request, "torchscript", {"optimize": request.settings.optimize})
+    flow = request.settings.control_flow
+    return _plan(
+        request, "torchscript", {"optimize": request.settings.optimize} | ({"control_flow": flow} if flow else {})
+    )
 
 
 def plan_torch_export(request: FormatRequest[TorchExportConfiguration]) -> tuple[PlannedTask, ...]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slipway.documents import heldout as texts
 from slipway.errors import ModelExportError, StageError, ValidationError
 from slipway.models.base_format import read_config
 from slipway.models.families import FEATURE_EXTRACTION, Comparison, Family
@@ -16,7 +17,6 @@ from slipway.models.model_files import CONFIG, copy_companions
 from slipway.models.sentences.files import UnknownPoolingError, read_pooling
 from slipway.models.trained.trained_model import trained_model
 from slipway.stage import Context
-from slipway.validation import heldout as texts
 from slipway.validation.findings import ValidationInputs
 from slipway.validation.inputs import TEST_INPUTS
 from slipway_validate.answers.records import answered_records, write_records
@@ -159,8 +159,7 @@ def prepare(inputs: Mapping[str, Path], family: Family, params: SampleParams, ct
         StageError: ``CANCELLED``, ``DISK_FULL``.
     """
     text = texts.held_out(inputs["heldout"]) if "heldout" in inputs else texts.built_in()
-    text_file, folder = work / "text.txt", work / "samples"
-    text_file.write_text(text.text, encoding="utf-8")
+    folder = work / "samples"
     tokenizer = tokenizer_folder(inputs)
     records = write_records(answered_records(inputs, family, params, warn=ctx.warn), work / "records.json")
     windows, length = _affordable(inputs["base"], family, params)
@@ -168,7 +167,7 @@ def prepare(inputs: Mapping[str, Path], family: Family, params: SampleParams, ct
         tokenizer=tokenizer.absolute(),
         model=inputs["base"].absolute(),
         family=family.name,
-        text=text_file.absolute(),
+        text=text.write(work / "documents.jsonl").absolute(),
         windows=windows,
         length=length,
         seed=params.seed,

@@ -70,5 +70,10 @@ def needs_text(configuration: Sections) -> bool:
     return any(level in LEVELS and LEVELS[level].needs_text for level in _asked(configuration))
 
 
+def depends_on_text(configuration: Sections) -> bool:
+    """Return whether an export fails without the text for calibration, because a level needs it or the settings name it; otherwise it goes on without."""
+    return needs_text(configuration) or (bool(configuration.optimization.calibration) and reads_text(configuration))
+
+
 def _asked(configuration: Sections) -> set[str]:
     return {level for each, _ in configuration.formats.enabled() for level in configuration.levels(each.name)}

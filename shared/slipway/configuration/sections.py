@@ -202,7 +202,8 @@ class ValidationConfiguration(Section):
             computes every shape, takes every round of timing, and continues texts by 256 tokens.
         continuation_tokens: Length of a long greedy continuation through the KV cache, where faults that begin late show; 0 leaves it out. If not
             set, ``thorough`` takes 256, and others leave it out.
-        heldout: Folder of .txt files with text that the model was not trained on; empty uses the built-in text.
+        heldout: File or folder with text that the model was not trained on, in the same files as ``optimization.calibration``, conversations
+            among them; empty uses the built-in text.
         test_input_samples: Inputs of your own with the expected answers: a .jsonl, .json or .txt file, a folder with one, or a list. What an input holds
             depends on the kind of model (``services/validate/README.md``): ``{prompt: "…", expected: "…"}`` for a decoder, ``{text: "…", label: "…"}``
             for a classifier, ``{audio: "clip.wav", text: "…"}`` for a speech model, in a file beside the sounds. Each output is judged by how much worse it answers than the fine-tuned model. The first 100 are answered.

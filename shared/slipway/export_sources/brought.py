@@ -9,7 +9,6 @@ from pathlib import Path
 from slipway.configuration import ExportConfiguration
 from slipway.configuration.calibration import SAMPLE_OF_RUN, may_read_text
 from slipway.errors import ModelExportError
-from slipway.export_sources.calibration_files import KEY, calibration_files, folder_of
 from slipway.export_sources.found import (
     base_label,
     checkpoint_labels,
@@ -21,8 +20,9 @@ from slipway.export_sources.found import (
     plain_name,
     text_for_calibration,
 )
-from slipway.export_sources.heldout_files import check_heldout, heldout_files
 from slipway.export_sources.naming import source_settings
+from slipway.export_sources.text_files import CALIBRATION_KEY, HELDOUT_KEY, check_texts, folder_of, text_files
+from slipway.export_sources.text_overlap import check_apart
 from slipway.models.model_files import model_files, resolve_base_model, travelling_files
 from slipway.planning.calibration import SOURCE as CALIBRATION
 from slipway.sources.folders import SourceFolders
@@ -68,15 +68,17 @@ def _find(configuration: ExportConfiguration, folders: SourceFolders, imports: C
         labels["base_model"] = base_label(base, named)
         if "adapter" not in settings:
             labels["model_name"] = plain_name(base, labels["base_model"])
+    heldout = None
     if "heldout" in settings and "heldout" not in imports:
-        folder = folders.find(settings["heldout"])
-        files["heldout"] = files_by_name(folder, heldout_files(check_heldout(folder)))
+        heldout = check_texts(folders.find(settings["heldout"]), HELDOUT_KEY)
+        files["heldout"] = files_by_name(folder_of(heldout), text_files(heldout))
     data, notes = None, _imported_sample(configuration, imports)
     if CALIBRATION not in imports:
         data, left_out = text_for_calibration(configuration, folders, checkpoints.get("adapter"), here=True)
         notes += left_out
+    notes += check_apart(configuration, folders, calibration=data, heldout=heldout)
     if data is not None:
-        files[CALIBRATION] = files_by_name(folder_of(data), calibration_files(data))
+        files[CALIBRATION] = files_by_name(folder_of(data), text_files(data))
     if TEST_INPUTS in settings and TEST_INPUTS not in imports:
         file, sounds = inputs_to_answer(configuration, folders)
         if file is not None:
@@ -89,5 +91,5 @@ def _imported_sample(configuration: ExportConfiguration, imports: Collection[str
     """Return a warning that a run's own sample is not used if a worker imports its checkpoint, which brings the adapter alone."""
     if "adapter" not in imports or configuration.optimization.calibration or not may_read_text(configuration):
         return ()
-    instead = f"a {SAMPLE_OF_RUN} beside the imported checkpoint is not looked for; name it in {KEY}"
+    instead = f"a {SAMPLE_OF_RUN} beside the imported checkpoint is not looked for; name it in {CALIBRATION_KEY}"
     return (f"calibration uses a built-in text: {instead}",)

@@ -1,27 +1,31 @@
-"""Find the sources of an export (base model, checkpoint, held-out text) and put them into the store."""
+"""Find the sources of an export: base model, checkpoint, texts."""
 
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from slipway.artifacts import Artifacts
 from slipway.base_match import BaseMatch, BaseMatchStatus
 from slipway.base_match.evidence import UsedBase, match_base
 from slipway.base_match.recorded import recorded_base, repository_of
 from slipway.configuration import ExportConfiguration
 from slipway.configuration.calibration import may_read_text
 from slipway.errors import ArtifactError, ConfigurationError, ModelExportError
-from slipway.export_sources.calibration_files import calibration_files, check_calibration, folder_of, sample_of_run
-from slipway.export_sources.heldout_files import check_heldout, heldout_files
 from slipway.export_sources.naming import source_settings
 from slipway.export_sources.test_inputs import find_sounds, find_test_inputs
+from slipway.export_sources.text_files import (
+    CALIBRATION_KEY,
+    HELDOUT_KEY,
+    check_texts,
+    folder_of,
+    sample_of_run,
+    text_files,
+)
+from slipway.export_sources.text_overlap import check_apart
 from slipway.export_sources.titles import title
 from slipway.files.links import real_file
 from slipway.models.base_format import base_format, check_kind, read_config
@@ -31,7 +35,6 @@ from slipway.models.model_files import ADAPTER_CONFIG, model_files, resolve_base
 from slipway.models.trained.trained_model import TrainedModel, trained_model
 from slipway.planning.calibration import SOURCE as CALIBRATION
 from slipway.planning.references import by_source_name
-from slipway.sizes import format_size
 from slipway.sources import SourceFolders
 from slipway.sources.hub import SCHEME as HUB
 from slipway.sources.hub import is_repository
@@ -48,7 +51,7 @@ class Sources:
         base_name: Its name as given by the user or the adapter.
         checkpoint: The chosen checkpoint; None for a model that is exported as it is.
         more: Further checkpoints whose adapters are combined with it.
-        heldout: Folder of held-out text, or None.
+        heldout: File or folder with held-out text, or None.
         calibration: File or folder with text for calibration, or None.
         test_inputs: File with the user's test inputs, or None.
         base_match: The files' verdict on whether the base is the one the adapter was trained on; None without an adapter.
@@ -87,9 +90,9 @@ class Sources:
         for name, checkpoint in by_source_name(self.more).items():
             found[name] = files_by_name(checkpoint.path, travelling_files(checkpoint.path))
         if self.heldout is not None:
-            found["heldout"] = files_by_name(self.heldout, heldout_files(self.heldout))
+            found["heldout"] = files_by_name(folder_of(self.heldout), text_files(self.heldout))
         if self.calibration is not None:
-            found[CALIBRATION] = files_by_name(folder_of(self.calibration), calibration_files(self.calibration))
+            found[CALIBRATION] = files_by_name(folder_of(self.calibration), text_files(self.calibration))
         if self.test_inputs is not None:
             found[TEST_INPUTS] = files_by_name(self.test_inputs.parent, [self.test_inputs, *self.sounds])
         return found
@@ -147,6 +150,7 @@ def find_sources(
         ArtifactError: Nothing exists under an address in a bucket, or under a digest.
         CheckpointValidationError: No usable checkpoint or base model, or a base that the adapter was not trained on.
         ConfigurationError: No base model is named anywhere, or the held-out text is missing.
+        QuantizationError: ``CALIBRATION_OVERLAP``: the text for calibration is the held-out text, or too little of it is apart.
     """
     try:
         found = _find(configuration, folders, origins, here=here)
@@ -166,7 +170,7 @@ def _find(
     name = name_of_base(configuration, checkpoint, here=here)
     heldout = folders.find(configuration.validation.heldout) if configuration.validation.heldout else None
     if heldout is not None:
-        check_heldout(heldout)
+        check_texts(heldout, HELDOUT_KEY)
     by_adapter = f"base_model_name_or_path in {checkpoint.path / ADAPTER_CONFIG}" if checkpoint else ""
     instead = "" if configuration.base_model.name else "or name another with --base-model or base_model.name"
     with _named_by(_setting("base_model.name", origins) if configuration.base_model.name else by_adapter, instead):
@@ -189,6 +193,8 @@ def _find(
         base_match = match_base(used, [each.path for each in adapters], trust=configuration.base_model.trust)
     trusted = (base_match.reason,) if base_match and base_match.status is BaseMatchStatus.TRUSTED else ()
     calibration, left_out = text_for_calibration(configuration, folders, checkpoint, here=here)
+    judged = heldout if configuration.validation.enabled else None
+    overlap = check_apart(configuration, folders, calibration=calibration, heldout=judged) if here else ()
     test_inputs, sounds = inputs_to_answer(configuration, folders)
     trained, config = _merged(base, checkpoint.path if checkpoint and not more else None, kind)
     return Sources(
@@ -196,14 +202,14 @@ def _find(
         base_name=name,
         checkpoint=checkpoint,
         more=more,
-        heldout=heldout if configuration.validation.enabled else None,
+        heldout=judged,
         calibration=calibration,
         test_inputs=test_inputs,
         base_match=base_match,
         formats={"base": stored_as} if stored_as else {},
         trained=trained,
         config=config,
-        warnings=(*(warning for each in adapters for warning in each.warnings), *trusted, *left_out),
+        warnings=(*(warning for each in adapters for warning in each.warnings), *trusted, *left_out, *overlap),
         folders=folders,
         sounds=sounds,
     )
@@ -217,7 +223,7 @@ def text_for_calibration(
     if here and not may_read_text(configuration):
         return None, ()
     if named:
-        return check_calibration(folders.find(named)), ()
+        return check_texts(folders.find(named), CALIBRATION_KEY), ()
     return sample_of_run(checkpoint.path) if checkpoint is not None and here else (None, ())
 
 
@@ -313,47 +319,6 @@ def _base_of_adapter(checkpoint: Checkpoint, *, here: bool) -> str:
             about={"key": "base_model.name"},
         )
     return ""
-
-
-def store_files(
-    sources: Mapping[str, Mapping[str, Path]],
-    folders: SourceFolders,
-    store: Artifacts,
-    *,
-    on_bytes: Callable[[str, int, int], None],
-) -> dict[str, str]:
-    """Put files into the store; return the digests of the sources by name.
-
-    Args:
-        sources: Files by source and path inside the artifact.
-        folders: The folders that found them.
-        store: The store.
-        on_bytes: Called with a source's name, the bytes read so far and its size.
-    """
-    digests = {}
-    for name, files in sources.items():
-        total = sum(path.stat().st_size for path in files.values())
-        digests[name] = folders.put(files, store, on_bytes=adding_up(partial(on_bytes, name), total))
-    return digests
-
-
-def reading(name: str, done: int, total: int) -> str:
-    """Return the progress of storing a source, for people."""
-    return f"reading {name}: {done / max(total, 1):.0%} of {format_size(total)}"
-
-
-def adding_up(report: Callable[[int, int], None], total: int) -> Callable[[int], None]:
-    """Return a function that adds up byte counts and reports the sum of ``total``. Several threads may call it."""
-    lock, done = threading.Lock(), 0
-
-    def add(count: int) -> None:
-        nonlocal done
-        with lock:
-            done += count
-            now = done
-        report(min(now, total), total)
-
-    return add
 
 
 def model_name(checkpoint: Path) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from slipway.configuration import ExportConfiguration
@@ -10,16 +10,18 @@ from slipway.configuration.calibration import (
     AUTO,
     WITHOUT_DATA,
     calibrated_levels,
+    depends_on_text,
     may_read_text,
-    needs_text,
-    reads_text,
     reserve_levels,
+    with_method,
 )
+from slipway.errors import QuantizationError
 from slipway.formats.contract import Format
 from slipway.formats.tasks import PlannedTask
 from slipway.levels import LEVELS, bits_of, widths_of
 from slipway.registry import stage_of
 from slipway.stage import Role
+from slipway.validation.inputs import HELDOUT
 
 WIDEST = max(each.bits or 0 for each in LEVELS.values())
 """Bits at which zero points gain nothing."""
@@ -31,6 +33,32 @@ _FALLBACK = "integer weights are rounded to the nearest, without data"
 def names_calibration(configuration: ExportConfiguration) -> bool:
     """Return whether the settings name text that the export uses."""
     return bool(configuration.optimization.calibration) and may_read_text(configuration)
+
+
+def check_texts_apart(configuration: ExportConfiguration, sources: Mapping[str, str]) -> None:
+    """Refuse an export whose text for calibration is its held-out text, where it cannot go on without the first.
+
+    Args:
+        configuration: Settings of the export.
+        sources: Digests or addresses of the sources, by name.
+
+    Raises:
+        QuantizationError: ``CALIBRATION_OVERLAP``.
+    """
+    text, judged = sources.get(SOURCE), sources.get(HELDOUT) if configuration.validation.enabled else None
+    if text and text == judged and depends_on_text(with_method(configuration, has_text=True)):
+        raise same_text(text)
+
+
+def same_text(name: str) -> QuantizationError:
+    """Return the error of one text that is both text for calibration and held-out text."""
+    return QuantizationError(
+        f"optimization.calibration and validation.heldout are the same text ({name}): a level that was fitted to the held-out text "
+        "proves nothing on it",
+        reason="CALIBRATION_OVERLAP",
+        remedy="hold other text out, or leave validation.heldout out to use the built-in text",
+        about={"key": "validation.heldout"},
+    )
 
 
 def is_symmetric(configuration: ExportConfiguration, each: Format) -> bool:
@@ -115,5 +143,5 @@ def text(configuration: ExportConfiguration, source_names: Collection[str], *, m
         },
         inputs={"model": model} | {name: f"source:{name}" for name in sources if name in source_names},
         output=stage.main_output,
-        fallback="" if (named and reads_text(configuration)) or needs_text(configuration) else _FALLBACK,
+        fallback="" if depends_on_text(configuration) else _FALLBACK,
     )

@@ -10,7 +10,8 @@ from typing import Any
 
 from slipway.artifacts import Artifacts
 from slipway.base_match import BaseMatch, joined
-from slipway.errors import Failure, StageError, ValidationError
+from slipway.counts import counted
+from slipway.errors import Failure, StageError, ValidationError, with_remedy
 from slipway.execution.surroundings import surroundings_of
 from slipway.formats.registry import is_adapter_alone, is_level
 from slipway.planning.references import VALIDATION, producers
@@ -20,6 +21,7 @@ from slipway.results.result import AttemptResult, ExportResult, FailedFormat, Fo
 from slipway.rpc.statuses import failure_of_status
 from slipway.rpc.structs import dict_of
 from slipway.stage import Role
+from slipway.texts import one_line
 from slipway.validation.findings import OutputValidation, ValidationReport, failed_validation
 from slipway.validation.speed import Ratio, Speed
 from slipway_protos.v1 import export_pb2 as pb
@@ -155,7 +157,8 @@ def _deciding(export: pb.Export, validation: Failure | None) -> Failure | None:
     beside = [other for other in found if other is not failure]
     if failure is None or not beside:
         return failure
-    return replace(failure, message=f"{failure.message}; in addition, {beside[0].reason}: {beside[0].message}")
+    other = f"in addition, {beside[0].reason}: {beside[0].message}"
+    return replace(failure, message=with_remedy(failure.message, other))
 
 
 def _ended(export: pb.Export) -> Failure:
@@ -180,13 +183,15 @@ def _unexcused(export: pb.Export, validation: ValidationReport | None) -> list[O
 
 
 def _failed_outputs(failed: Mapping[str, tuple[str, str]]) -> Failure | None:
-    """Return one failure for all outputs that failed validation, given the fault and the remedy of each."""
+    """Return one failure for all outputs that failed validation, a line for each, given the fault and the remedy of each."""
     if not failed:
         return None
-    remedies = "; ".join(dict.fromkeys(remedy for _, remedy in failed.values() if remedy))
+    remedies = dict.fromkeys(one_line(remedy) for _, remedy in failed.values() if remedy)
+    lines = [f"{failed_validation(name)}{one_line(what)}" for name, (what, _) in failed.items()]
+    heading = [f"{counted(len(lines), 'output')} failed validation"] if len(lines) > 1 else []
     return ValidationError(
-        "; ".join(f"{failed_validation(name)}{what}" for name, (what, _) in failed.items()),
-        remedy=remedies or "see report.html",
+        "\n".join([*heading, *lines]),
+        remedy="\n".join(remedies) or "see report.html",
         about={"outputs": ", ".join(failed)},
     ).failure()
 

@@ -17,11 +17,11 @@ from pyarrow import parquet
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from slipway.documents.heldout import built_in
+from slipway.documents.overlap import share_found, shingles
 from slipway.errors import QuantizationError
 from slipway.stage import Context
-from slipway.validation.heldout import built_in
 from slipway_quantize.calibration_data.built_in import built_in_documents
-from slipway_quantize.calibration_data.overlap import share_found, shingles
 from slipway_quantize.calibration_data.params import CalibrationDataParams
 from slipway_quantize.calibration_data.stage import STAGE
 from support.hostile.endless import HALVES, LOOPS
@@ -305,3 +305,20 @@ def test_parquet_without_its_library_names_the_remedy(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(QuantizationError, match="pip install pyarrow"):
         run(folder(tmp_path / "data", a__parquet=b"PAR1"))
+
+
+def test_held_out_conversations_are_compared_as_the_model_reads_them(run: Run, tmp_path: Path) -> None:
+    def rows(numbers: range) -> str:
+        system = "You are a helpful assistant that was trained by people who wrote this long prompt for everybody"
+        return "\n".join(
+            json.dumps(
+                {"messages": [{"role": "system", "content": system}, {"role": "user", "content": words(400, seed)}]}
+            )
+            for seed in numbers
+        )
+
+    heldout = folder(tmp_path / "heldout", a__jsonl=rows(range(18, 24)))
+    texts, profile = run(folder(tmp_path / "data", a__jsonl=rows(range(20))), heldout=heldout)
+    assert profile["heldout"]["passages_left_out"] == 2
+    assert profile["heldout"]["documents_left_out"] == ["a.jsonl, line 19", "a.jsonl, line 20"]
+    assert len(texts) == 18

@@ -15,10 +15,11 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from slipway.errors import ModelExportError
+from slipway.errors import ModelExportError, QuantizationError
 from slipway.stage import Context
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.stage import STAGE as EXPORT
+from slipway_quantize.graphs import one_file
 from slipway_quantize.params import QuantizeParams
 from slipway_quantize.stage import STAGE
 from support.models.quantize_models import divergence, onnx_logits, onnx_session, onnx_step, prompt, save_tiny
@@ -342,3 +343,24 @@ def test_a_level_of_a_graph_with_fixed_shapes_is_checked(tiny: Path, tmp_path: P
     ctx = Context(workdir=workdir)
     STAGE.run({"model": fixed}, QuantizeParams(format="onnx", level="int8"), ctx)
     assert ctx.facts["check"] == "passed"
+
+
+@pytest.mark.parametrize("level", ["int4", "fp16", "int8_dynamic"])
+def test_a_level_of_one_file_computes_the_same(quantize: Quantize, tiny_onnx: Path, level: str) -> None:
+    beside, _ = quantize(tiny_onnx, format="onnx", level=level)
+    inside, ctx = quantize(tiny_onnx, format="onnx", level=level, external_data=False)
+    assert (beside / "model.onnx.data").is_file()
+    assert not (inside / "model.onnx.data").exists()
+    assert not any(tensor.external_data for tensor in onnx.load(inside / "model.onnx").graph.initializer)
+    tokens = prompt(batch=2)
+    assert (onnx_logits(inside, tokens) == onnx_logits(beside, tokens)).all()
+    assert ctx.facts["check"] == "passed"
+
+
+def test_a_level_too_large_for_one_file_says_so(
+    quantize: Quantize, tiny_onnx: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(one_file, "MOST_INLINE_BYTES", 1000)  # instead of a model of 2 GB
+    with pytest.raises(QuantizationError, match="and a graph can hold 1") as caught:
+        quantize(tiny_onnx, format="onnx", level="int4", external_data=False)
+    assert (caught.value.reason, caught.value.remedy) == ("ONNX_TOO_LARGE", "set external_data to true")

@@ -85,6 +85,15 @@ def test_a_table_of_both_graphs_is_stored_once(quantize: Quantize, pair: Path, l
     )
 
 
+def test_a_table_of_both_graphs_is_in_each_that_has_one_file(quantize: Quantize, pair: Path) -> None:
+    output, _ = quantize(pair, format="onnx", level="int4", check=False, external_data=False)
+    assert not list(output.glob("*.data"))
+    ids = np.array([[3, 1, 95], [0, 7, 7]])
+    looked_up = run(output, "encoder_model.onnx", ids)
+    assert np.abs(looked_up - TABLE[ids]).max() < 0.3
+    assert np.abs(run(output, "decoder_model.onnx", ids) - looked_up @ TABLE.T).max() < 5
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bart", "t5", "marian"])
 def test_a_translator_gets_smaller_and_shares_what_it_shared(quantize: Quantize, tmp_path: Path, kind: str) -> None:

@@ -33,6 +33,14 @@ def test_each_level_is_a_task_of_its_own() -> None:
     }
 
 
+def test_what_follows_a_branch_is_a_setting() -> None:
+    for flow in ("trace", "script", "prove"):
+        found = planned(torchscript={"enabled": True, "control_flow": flow})
+        assert found["torchscript"]["control_flow"] == flow
+    with pytest.raises(ConfigurationError, match="control_flow"):
+        planned(torchscript={"enabled": True, "control_flow": "guess"})
+
+
 def test_integers_are_refused_with_a_level_that_works() -> None:
     with pytest.raises(
         ConfigurationError, match=r"int4 is not delivered as torchscript: its weights would be integers"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -12,9 +11,9 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
-from slipway.errors import ValidationError
+from slipway.documents.heldout import HeldOutText
+from slipway.documents.reading import Document
 from slipway.models.families import DECODER, ENCODER_DECODER, FEATURE_EXTRACTION, SEQUENCE_CLASSIFIER
-from slipway.validation import heldout as texts
 from slipway_validate import folders
 from slipway_validate.cases import shape_cases
 from slipway_validate.params import ValidateParams
@@ -64,48 +63,6 @@ def test_a_start_token_leads_every_window(tiny: Models, tmp_path: Path) -> None:
     assert windows.shape == (5, 20)
     assert (windows[:, 0] == 0).all()
     assert (windows[:, 1] != 0).all()
-
-
-def test_held_out_files_in_order_of_name(tmp_path: Path) -> None:
-    (tmp_path / "b.txt").write_text("second")
-    (tmp_path / "a.txt").write_text("first")
-    (tmp_path / "c.md").write_text("not text")
-    text = texts.held_out(tmp_path)
-    assert text.text == "first\n\nsecond"
-    assert text.files == ("a.txt", "b.txt")
-    (tmp_path / "b.txt").write_bytes(b"\xff\xfe\xfa")
-    with pytest.raises(ValidationError, match="UTF-8"):
-        texts.held_out(tmp_path)
-
-
-def test_only_as_much_held_out_text_is_read_as_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(texts, "MAX_CHARACTERS", 10)
-    (tmp_path / "a.txt").write_text("ä" * 7)
-    (tmp_path / "b.txt").write_text("€" * 5)
-    with (tmp_path / "c.txt").open("wb") as large:
-        large.truncate(1 << 40)
-    text = texts.held_out(tmp_path)
-    assert text.text == "äääääää\n\n€"
-    assert text.files == ("a.txt", "b.txt")
-    (tmp_path / "a.txt").unlink()
-    (tmp_path / "b.txt").write_bytes("€".encode()[:2])
-    with pytest.raises(ValidationError, match="UTF-8"):
-        texts.held_out(tmp_path)
-    (tmp_path / "b.txt").unlink()
-    assert texts.held_out(tmp_path).text == "\0" * 10
-
-
-def test_a_python_without_its_documentation_has_built_in_text_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)  # type: ignore[arg-type] # as where it is not installed
-    found = texts.built_in()
-    assert found.files == texts.BUILT_IN_MODULES
-    assert found.text
-
-
-def test_built_in_text_is_the_same_each_time_and_says_what_it_is() -> None:
-    assert texts.built_in() == texts.built_in()
-    assert len(texts.built_in().text) > 100_000
-    assert "no held-out text was given" in texts.built_in().source
 
 
 @pytest.mark.parametrize(("windows", "length"), [(1, 8), (2, 9), (10, 128), (3, 4096)])
@@ -204,8 +161,8 @@ def test_an_expression_of_the_tokenizer_that_never_ends_is_a_failure_with_a_reas
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     split = {"type": "Split", "pattern": {"Regex": "(e|ee)+$"}, "behavior": "Isolated", "invert": False}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer | {"pre_tokenizer": split}))
-    text = tmp_path / "text"
-    text.write_text(("e" * 60 + " the a of b is not in c or ") * 40)
+    documents = (Document("text", text=("e" * 60 + " the a of b is not in c or ") * 40),)
+    text = HeldOutText(documents, "test", ("text",), held_out=True).write(tmp_path / "documents.jsonl")
     places = {"tokenizer": folder, "model": folder, "text": text, "samples": tmp_path / "samples"}
     wanted = Spec(tokenize=spec(tmp_path).model_copy(update=places))
     result, _ = execute(wanted, tmp_path)

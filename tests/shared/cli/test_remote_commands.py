@@ -52,6 +52,14 @@ def test_watching_leaves_the_code_that_an_export_would(harness: Harness, capfd: 
     assert run_here("watch", wrong) == 4
     shown = " ".join(capfd.readouterr().out.split())
     assert "[VALIDATION_FAILED] onnx-int4 failed validation: mean KL is 0.4, limit 0.02; use int8" in shown
+    both = {name: {"explanation": f"{name} is far off", "remedy": "use int8"} for name in ("onnx-int4", "onnx-int3")}
+    assert run_here("watch", validated(harness, "both", failed_outputs=list(both), outputs=both)) == 4
+    lines = [line.strip() for line in capfd.readouterr().out.splitlines()]
+    assert lines[lines.index("error [VALIDATION_FAILED] 2 outputs failed validation") + 1 :][:3] == [
+        "onnx-int4 failed validation: onnx-int4 is far off",
+        "onnx-int3 failed validation: onnx-int3 is far off",
+        "use int8",
+    ]
     assert run_here("get", wrong) == 0  # what was asked for is there
     assert "VALIDATION_FAILED" in capfd.readouterr().out
 

@@ -8,6 +8,7 @@ import os
 import re
 import sqlite3
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -268,6 +269,19 @@ def test_every_output_keeps_its_row_in_the_summary(result: Path, tmp_path: Path,
     assert flat.count("a warning of many words that does not fit on one line of a narrow terminal") == 1
     assert "not made onnx-int8: too large" in flat
     assert ("KL" in screen.words()) == (width > 60)
+
+
+@widths
+def test_every_failed_output_begins_a_line_of_the_summary(result: Path, tmp_path: Path, width: int) -> None:
+    said = [f"onnx-int{number} failed validation: mean_kl is 0.4 (limit 0.02)" for number in range(11)]
+    document = json.loads(result.read_text())
+    document["error_message"] = "\n".join(["11 outputs failed validation", *said, "use a smaller group_size"])
+    result.write_text(json.dumps(document))
+    screen = script_on_terminal(RESULT, result, home=tmp_path / "home", width=width)
+    assert sum(bool(re.match(r"onnx-int\d+ failed", line)) for line in screen.lines) == 11
+    piped = subprocess.run([sys.executable, "-c", RESULT, result], capture_output=True, text=True, check=True).stdout
+    assert [line for line in piped.splitlines() if " failed validation: " in line] == said
+    assert "use a smaller group_size" in piped.splitlines()
 
 
 @pytest.mark.slow

@@ -112,6 +112,31 @@ def test_a_failed_validation_decides_over_a_format_that_cannot_be_made(export: p
     )
 
 
+def test_each_of_many_failed_outputs_has_a_line_of_the_error(export: pb.Export, store: LocalStore) -> None:
+    names = [f"pytorch-int{number}" for number in range(11)]
+    wrong = [
+        OutputValidation(
+            name=name,
+            format="pytorch",
+            status=OutputStatus.FAILED,
+            explanation=f"{name} is far\noff",
+            remedy="use int8" if name != "pytorch-int0" else "smaller",
+        )
+        for name in names
+    ]
+    result = export_result(export, store=store, validation=report(*wrong))
+    assert result.error_message.split("\n") == [
+        "11 outputs failed validation",
+        *(f"{name} failed validation: {name} is far off" for name in names),
+        "smaller",
+        "use int8",
+    ]
+    export.state = pb.EXPORT_STATE_FAILED
+    export.error.CopyFrom(status_of(Failure("UNSUPPORTED", "no TensorRT", "pip install it", "TensorRTBuildError")))
+    more = export_result(export, store=store, validation=report(*wrong)).error_message.split("\n")
+    assert "in addition, UNSUPPORTED: no TensorRT" in more
+
+
 def test_a_warning_is_given_once_with_all_its_tasks(export: pb.Export, store: LocalStore) -> None:
     """The coordinator also has the warnings of stages, and several stages may give the same warning."""
     lost = "the change of 1 module is lost in rounding"

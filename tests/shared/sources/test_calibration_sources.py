@@ -10,7 +10,7 @@ import pytest
 
 from slipway.configuration import parse
 from slipway.errors import ConfigurationError
-from slipway.export_sources import calibration_files
+from slipway.export_sources import text_files
 from slipway.export_sources.brought import Brought, find_brought
 from slipway.export_sources.found import find_sources
 from slipway.settings import Settings
@@ -86,7 +86,7 @@ def test_the_sample_of_its_training_data_that_a_run_brings_is_used(
 def test_a_sample_that_is_too_large_is_left_out_with_a_warning(
     folders: SourceFolders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calibration_files, "MOST_BYTES", 99)
+    monkeypatch.setattr(text_files, "MOST_BYTES", 99)
     tiny_models.make_base(tmp_path / "base")
     tiny_models.make_checkpoint(tmp_path / "base", tmp_path / "run")
     write(tmp_path / "run" / "calibration.jsonl", "x" * 100)
@@ -119,8 +119,8 @@ def test_it_is_said_that_the_sample_of_an_imported_run_is_not_used(run: Path, fo
 def test_what_is_no_text_is_refused_by_name(
     run: Path, folders: SourceFolders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any, fault: str
 ) -> None:
-    monkeypatch.setattr(calibration_files, "MOST_BYTES", 99)
-    monkeypatch.setattr(calibration_files, "_MOST_FILES", 2)
+    monkeypatch.setattr(text_files, "MOST_BYTES", 99)
+    monkeypatch.setattr(text_files, "_MOST_FILES", 2)
     make(tmp_path / "texts")
     asked = configuration(run, **INT4, calibration=str(tmp_path / "texts"))
     for find in (find_sources, lambda *some: find_brought(*some, {})):

@@ -18,8 +18,8 @@ from slipway.artifacts.s3.client import S3Bucket, StoredObject
 from slipway.base_match import BaseMatchStatus
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ModelExportError
-from slipway.export_sources.calibration_files import calibration_files, check_calibration
 from slipway.export_sources.found import files_by_name, find_sources
+from slipway.export_sources.text_files import CALIBRATION_KEY, check_texts, text_files
 from slipway.models.checkpoints import find_checkpoint, list_checkpoints
 from slipway.models.model_files import travelling_files
 from slipway.settings import Settings
@@ -156,8 +156,8 @@ def test_text_for_calibration_in_a_bucket_is_stored_with_its_content(
         bucket.put(f"texts/{name}", f"content of {name}".encode())
     store = open_store(settings)
     with SourceFolders(settings) as folders:
-        found = check_calibration(folders.find(f"s3://{BUCKET}/{bucket.prefix}/texts"))
-        digest = folders.put(files_by_name(found, calibration_files(found)), store, on_bytes=lambda _: None)
+        found = check_texts(folders.find(f"s3://{BUCKET}/{bucket.prefix}/texts"), CALIBRATION_KEY)
+        digest = folders.put(files_by_name(found, text_files(found)), store, on_bytes=lambda _: None)
     stored = store.fetch(digest, tmp_path / "stored")
     assert {path.relative_to(stored).as_posix(): path.read_text() for path in stored.rglob("*") if path.is_file()} == {
         name: f"content of {name}" for name in ("more/b.jsonl", "a.txt")

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from slipway.documents.heldout import HeldOutText
+from slipway.documents.reading import Document
 from slipway.models.families import model_family
 from slipway.stage import Context
 from slipway.validation.findings import OutputValidation
-from slipway.validation.heldout import HeldOutText
 from slipway_validate.folders import runtime_for, stored_dtype, why_not_run
 from slipway_validate.judging.compare import CaseResults, compare_case
 from slipway_validate.judging.evaluate import Evaluator
@@ -45,15 +46,14 @@ class Validated:
         self.settings = settings
         family = model_family(settings)
         assert family is not None
-        text = work / "text.txt"
-        text.write_text(TEXT)
+        said = HeldOutText((Document("text.txt", text=TEXT),), "test", ("text.txt",), held_out=True)
+        text = said.write(work / "documents.jsonl")
         windows, length = _affordable(settings, family, self.params)
         told = TokenizeSpec(
             tokenizer=settings, model=settings, family=family.name, text=text, windows=windows, length=length, seed=0,
             samples=work / "samples",
         )  # fmt: skip
         made = self._run(Spec(tokenize=told), work / "tokenize")
-        said = HeldOutText(TEXT, "test", ("text.txt",), held_out=True)
         samples = Samples.read(told.samples)
         self.prepared = Prepared(
             family, said, made.source, told.samples, samples, padding_token(settings, family), settings,

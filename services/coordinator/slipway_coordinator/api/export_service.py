@@ -17,6 +17,7 @@ from slipway.configuration import ExportConfiguration
 from slipway.errors import ServiceError
 from slipway.export_sources.naming import sources_to_import
 from slipway.observability.telemetry import is_traceparent, new_trace
+from slipway.planning.calibration import check_texts_apart
 from slipway.planning.plan import plan
 from slipway.rpc.configuration_messages import configuration_of
 from slipway.rpc.serving import stream, unary
@@ -216,7 +217,8 @@ def new_record(
         import_from: Addresses of sources that may be imported.
 
     Raises:
-        ModelExportError: reason ``REQUEST_INVALID``, ``LIMIT_EXCEEDED``, ``CONFIGURATION_INVALID`` or ``SOURCE_NOT_ALLOWED``.
+        ModelExportError: reason ``REQUEST_INVALID``, ``LIMIT_EXCEEDED``, ``CONFIGURATION_INVALID``, ``CALIBRATION_OVERLAP`` or
+            ``SOURCE_NOT_ALLOWED``.
     """
     check_understood(request)
     project = project_of(request.parent)
@@ -242,6 +244,7 @@ def new_record(
     imports = sources_to_import(configuration, sources)
     for url in filter(None, imports.values()):
         import_from.check(url, project=project)
+    check_texts_apart(configuration, {**imports, **sources})
     tasks = plan(configuration, {*sources, *imports}, source_formats=formats)
     if imports:  # the other tasks are planned once these are artifacts
         tasks = (import_task(configuration, sources, imports),)

@@ -12,10 +12,11 @@ import pydantic
 from pydantic import BaseModel, ConfigDict
 
 from slipway.configuration import ExportConfiguration, parse
-from slipway.errors import Failure, ServiceError, StageError
+from slipway.errors import Failure, QuantizationError, ServiceError, StageError
 from slipway.export_sources.naming import source_settings
 from slipway.formats.tasks import PlannedTask
 from slipway.planning.calibration import SOURCE as CALIBRATION
+from slipway.planning.calibration import check_texts_apart
 from slipway.planning.plan import OPTIONAL_SOURCES, check_formats, plan
 from slipway.planning.references import Output, Source
 from slipway.registry import IMPORT
@@ -54,6 +55,15 @@ class _Facts(BaseModel):
     urls: dict[str, str] = {}
     labels: dict[str, str] = {}
     source_formats: dict[str, str] = {}
+
+
+def check_texts(record: ExportRecord, outputs: Mapping[str, str]) -> Failure | None:
+    """Return the failure of an export whose imports are one text for calibration and for the comparison; else None."""
+    try:
+        check_texts_apart(parse(record.configuration), {**record.sources, **outputs})
+    except QuantizationError as error:
+        return error.failure()
+    return None
 
 
 def check_outputs(task: TaskRecord, outputs: Mapping[str, str], facts: Mapping[str, Any]) -> Failure | None:

@@ -18,7 +18,7 @@ from slipway.planning.precedents import PRECEDENT, Precedent
 from slipway.planning.references import producers
 from slipway.registry import IMPORT
 from slipway.validation.findings import failed_validation
-from slipway_coordinator.model.importing import check_outputs, with_sources
+from slipway_coordinator.model.importing import check_outputs, check_texts, with_sources
 from slipway_coordinator.model.queueing import deliver_as, end_unbegun, queue_attempt, queue_next
 from slipway_coordinator.model.records import ExportRecord, TaskRecord
 from slipway_coordinator.model.recovery import NextAttempt
@@ -80,7 +80,7 @@ def apply(record: ExportRecord, event: Event) -> ExportRecord:
     task = next((task for task in record.tasks if task.id == event.task), None)
     if task is None or not task.attempts or task.attempt.number != event.attempt or task.attempt.state.ended:
         return record
-    event = _checked(task, event)
+    event = _checked(record, task, event)
     match event.kind:
         case EventKind.LEASED:
             last = task.attempt
@@ -123,11 +123,11 @@ def completes_plan(record: ExportRecord, event: Event) -> bool:
     return not others and first.stage == IMPORT and event.kind is EventKind.SUCCEEDED
 
 
-def _checked(task: TaskRecord, event: Event) -> Event:
+def _checked(record: ExportRecord, task: TaskRecord, event: Event) -> Event:
     """Return the event, or a failure in its place if an import succeeded with the wrong result."""
     if event.kind is not EventKind.SUCCEEDED or task.stage != IMPORT:
         return event
-    failure = check_outputs(task, event.outputs, event.facts)
+    failure = check_outputs(task, event.outputs, event.facts) or check_texts(record, event.outputs)
     return event if failure is None else event.model_copy(update={"kind": EventKind.FAILED, "failure": failure})
 
 

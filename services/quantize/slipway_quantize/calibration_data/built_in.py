@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from slipway.validation.heldout import BUILT_IN_TOPICS, documentation
-from slipway_quantize.calibration_data.documents import Document
+from slipway.documents.heldout import BUILT_IN_TOPICS, documentation
+from slipway.documents.reading import Document
 
 MODULES = (
     "ast",

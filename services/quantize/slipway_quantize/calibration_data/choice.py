@@ -11,22 +11,17 @@ from typing import Any
 import numpy as np
 
 from slipway.counts import counted
-from slipway.errors import QuantizationError
+from slipway.documents import heldout
+from slipway.documents.passages import passages
+from slipway.documents.purposes import Purpose, invalid
+from slipway.documents.reading import read_documents
+from slipway.documents.rendering import Renderer
+from slipway.documents.separation import FEWEST_TOKENS, MOST_NAMED, separate, too_little_left
 from slipway.stage import Context
-from slipway.texts import printable
-from slipway.validation import heldout
 from slipway_quantize.calibration_data.built_in import built_in_documents
-from slipway_quantize.calibration_data.documents import invalid, read_documents
-from slipway_quantize.calibration_data.overlap import frame, share_found, shingles, without
 from slipway_quantize.calibration_data.params import TEXTS, CalibrationDataParams
-from slipway_quantize.calibration_data.passages import passages
 from slipway_quantize.calibration_data.profile import profile
 from slipway_quantize.companions import write_json
-
-_MOST_OF_PASSAGE = 0.02
-"""Share of a passage that may be in the held-out text: phrases are in many texts."""
-_MOST_NAMED = 5
-_FEWEST_TOKENS = 1024
 
 
 def choose_text(inputs: Mapping[str, Path], target: Path, params: CalibrationDataParams, ctx: Context) -> None:
@@ -38,21 +33,21 @@ def choose_text(inputs: Mapping[str, Path], target: Path, params: CalibrationDat
     """
     tokenizer = _tokenizer(inputs["model"])
     named = "calibration" in inputs
-    documents = read_documents(inputs["calibration"]) if named else built_in_documents()
+    documents = read_documents(inputs["calibration"], Purpose.CALIBRATION) if named else built_in_documents()
     ctx.progress("read", done=0)
-    found: dict[str, str] = {}  # each passage once, with its document
-    for where, passage in passages(documents, tokenizer):
-        found.setdefault(passage, where)
+    with Renderer(tokenizer, Purpose.CALIBRATION) as renderer:
+        found: Mapping[str, str] = passages(documents, renderer)
     compared: dict[str, Any] = {}
     if params.overlap != "ignore":
         ctx.progress("compare with the held-out text", done=0)
-        found, compared = _compared(found, inputs, ctx)
+        found, compared = _compared(found, inputs, tokenizer, ctx)
     chosen, tokens = _drawn(list(found), tokenizer, params)
-    if sum(map(len, tokens)) < _FEWEST_TOKENS:
+    if sum(map(len, tokens)) < FEWEST_TOKENS:
         if compared.get("passages_left_out"):
-            raise _overlapping(compared["passages_left_out"], sum(map(len, tokens)))
+            raise too_little_left(compared["passages_left_out"], counted(sum(map(len, tokens)), "token"))
         raise invalid(
-            f"{counted(sum(map(len, tokens)), 'token')} can be used, and at least {_FEWEST_TOKENS:,} are needed",
+            Purpose.CALIBRATION,
+            f"{counted(sum(map(len, tokens)), 'token')} can be used, and at least {FEWEST_TOKENS:,} are needed",
             "give more of the training data; a few hundred documents are enough",
         )
     lines = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in chosen).encode()
@@ -82,47 +77,24 @@ def _tokenizer(folder: Path) -> Any:
     except Exception as error:  # the tokenizer's own code may raise anything
         first = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
         remedy = "give the tokenizer's files beside the base model or the adapter, or set optimization.method to rtn"
-        raise invalid(f"the model's tokenizer cannot be loaded ({first})", remedy) from error
+        raise invalid(Purpose.CALIBRATION, f"the model's tokenizer cannot be loaded ({first})", remedy) from error
 
 
 def _compared(
-    found: Mapping[str, str], inputs: Mapping[str, Path], ctx: Context
-) -> tuple[dict[str, str], dict[str, Any]]:
-    """Compare the passages with the held-out text; return those to use, and what was found. What frames most passages does not count."""
+    found: Mapping[str, str], inputs: Mapping[str, Path], tokenizer: Any, ctx: Context
+) -> tuple[Mapping[str, str], dict[str, Any]]:
+    """Compare the passages with the held-out text; return those to use, and what was found."""
     text = heldout.held_out(inputs["heldout"]) if "heldout" in inputs else heldout.built_in()
-    every = [shingles(passage) for passage in found]
-    frames = frame(every)
-    held_out, own = without(shingles(text.text), frames), [without(each, frames) for each in every]
-    kept = {place for place, each in enumerate(own) if share_found(each, held_out) <= _MOST_OF_PASSAGE}
-    documents = list(dict.fromkeys(where for place, where in enumerate(found.values()) if place not in kept))
-    left_out = len(found) - len(kept)
-    if left_out and "calibration" in inputs:
-        named = ", ".join(map(printable, documents[:_MOST_NAMED])) + (" …" if len(documents) > _MOST_NAMED else "")
-        ctx.warn(
-            f"{left_out} of {counted(len(found), 'passage')} of the text for calibration are in the held-out text too, and were left out: "
-            f"{named}"
-        )
+    parted = separate(found, heldout.rendered(text.documents, tokenizer))
+    if parted.left_out and "calibration" in inputs:
+        ctx.warn(parted.warning())
     compared = {
         "source": text.source,
-        "overlap": round(_overlap(held_out, [own[place] for place in sorted(kept)]), 6),
-        "passages_left_out": left_out,
-        "documents_left_out": documents[:_MOST_NAMED],
+        "overlap": round(parted.overlap, 6),
+        "passages_left_out": parted.left_out,
+        "documents_left_out": list(parted.documents[:MOST_NAMED]),
     }
-    return {passage: where for place, (passage, where) in enumerate(found.items()) if place in kept}, compared
-
-
-def _overlapping(left_out: int, tokens: int) -> QuantizationError:
-    return QuantizationError(
-        f"{counted(left_out, 'passage')} of the text for calibration are in the held-out text too, and the others have {counted(tokens, 'token')}, "
-        f"of which {_FEWEST_TOKENS:,} are needed: a level that was fitted to the held-out text proves nothing on it",
-        reason="CALIBRATION_OVERLAP",
-        remedy="give more text for calibration, or hold other text out",
-        about={"left_out": left_out, "tokens": tokens},
-    )
-
-
-def _overlap(held_out: Any, every: Sequence[Any]) -> float:
-    return share_found(held_out, np.unique(np.concatenate(every))) if every else 0.0
+    return parted.kept, compared
 
 
 def _drawn(found: Sequence[str], tokenizer: Any, params: CalibrationDataParams) -> tuple[list[str], list[list[int]]]:

@@ -22,7 +22,7 @@ from slipway.models.dtypes import DTYPES, FLOATS, numpy_dtypes
 from slipway_quantize.graphs.left_out import LazyMatrix, LeftOutTensor
 from slipway_quantize.writing import PIECE_WEIGHTS, write_all
 
-_DATA_SUFFIX = ".data"
+DATA_SUFFIX = ".data"
 # Runtimes map external data into memory; a tensor that starts at a page boundary needs no copy.
 DATA_PAGE = 4096
 _SMALL = 64
@@ -131,7 +131,7 @@ class DataFile:
     """
 
     def __init__(self, folder: Path, name: str, shared: Shared) -> None:
-        self._folder, self._name, self._shared = folder, name + _DATA_SUFFIX, shared
+        self._folder, self._name, self._shared = folder, name + DATA_SUFFIX, shared
         self._descriptor = os.open(folder / self._name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         self._end = 0
 

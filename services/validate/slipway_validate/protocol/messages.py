@@ -243,7 +243,7 @@ class TokenizeSpec(_Message):
         tokenizer: Folder with the tokenizer.
         model: Folder with the model's ``config.json`` and, for a speech model, its feature extractor.
         family: Name of its family.
-        text: UTF-8 text file.
+        text: File of documents that :func:`slipway.documents.heldout.read_written` reads.
         windows: Requested windows; a short text gives fewer.
         length: Requested tokens per window.
         seed: Seed of the places of the windows in the text, and of random inputs.

@@ -16,13 +16,13 @@ from numpy.lib.format import open_memmap
 from pydantic import BaseModel, ConfigDict
 from pydantic import ValidationError as SchemaError
 
+from slipway.documents.heldout import HeldOutText
 from slipway.errors import ValidationError
 from slipway.files.json_documents import LARGEST_LIST
 from slipway.files.regular_file import check_regular, read_regular
 from slipway.models.families import FAMILIES, SPEECH, Family
 from slipway.stage import Context
 from slipway.validation.comparisons import LogitComparison
-from slipway.validation.heldout import HeldOutText
 from slipway_validate.cases import shape_cases
 from slipway_validate.judging.reference_run import ReferenceRun
 from slipway_validate.params import SampleParams
@@ -166,7 +166,7 @@ def read_reference(
         merged_level=merged_level,
         **{name: getattr(file.figures, name) for name in Figures.model_fields},
     )
-    text = HeldOutText("", file.text_source, file.text_files, held_out=file.held_out)
+    text = HeldOutText((), file.text_source, file.text_files, held_out=file.held_out)
     prepared = Prepared(
         run.family, text, file.source, folder / SAMPLES, samples, file.padding_token, tokenizer, embeds=file.embeds
     )

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, NoReturn, TextIO
 
 import numpy as np
 
+from slipway.errors import ModelExportError
 from slipway.folders.disk_full import is_disk_full
 from slipway.validation.speed import Memory
 from slipway.validation.survival import AdapterSurvival
@@ -209,9 +210,9 @@ def tokenize(spec: TokenizeSpec) -> RunResult:
     samples.write(spec.samples)
     if spec.records is not None:
         from slipway_validate.runner.encoding.records import encode_inputs
-        from slipway_validate.runner.windows import load_tokenizer
+        from slipway_validate.runner.windows import tokenizer_of
 
-        encoded = encode_inputs(load_tokenizer(spec.tokenizer), spec)
+        encoded = encode_inputs(tokenizer_of(spec), spec)
         (spec.samples / INPUTS_FILE).write_text(encoded.model_dump_json(), encoding="utf-8")
     return RunResult(source=source)
 
@@ -289,12 +290,13 @@ def _failed(error: BaseException) -> RunResult:
             remedy = "set validation.compare_outputs to false to deliver the outputs without the comparison, and report this message"
             message = f"the reference was not run: {error}"
             return RunResult(status="not_run", reason="VALIDATION_IMPOSSIBLE", message=message, remedy=remedy)
-        case Unusable():
-            return RunResult(status="failed", reason="VALIDATION_IMPOSSIBLE", message=str(error))
+        case ModelExportError():
+            return RunResult(status="failed", reason=error.reason, message=error.message, remedy=error.remedy)
         case MemoryError():
             return RunResult(status="failed", reason="OUT_OF_MEMORY", message=f"memory ran out: {error}")
     reason = "DISK_FULL" if is_disk_full(error) else "VALIDATION_IMPOSSIBLE"
-    return RunResult(status="failed", reason=reason, message=f"{type(error).__name__}: {error}")
+    message = str(error) if isinstance(error, Unusable) else f"{type(error).__name__}: {error}"
+    return RunResult(status="failed", reason=reason, message=message)
 
 
 def _report(phase: str, done: int, total: int) -> None:

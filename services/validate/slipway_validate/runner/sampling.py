@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from slipway.documents.heldout import read_written, rendered
 from slipway.models.base_format import read_config
 from slipway.models.families import SEQUENCE_CLASSIFIER, SPEECH, Comparison
 from slipway.models.generation.settings import NO_FIRST_TOKEN, first_token, generation_settings
@@ -15,7 +16,7 @@ from slipway_validate.cases import family_named
 from slipway_validate.numerics import Ints
 from slipway_validate.protocol.messages import TokenizeSpec
 from slipway_validate.runner.model import Unusable
-from slipway_validate.runner.windows import cut, load_tokenizer, tokens_around
+from slipway_validate.runner.windows import cut, tokenizer_of, tokens_around
 from slipway_validate.samples import Samples
 
 MASKED_SHARE = 0.15
@@ -33,8 +34,8 @@ def make_samples(spec: TokenizeSpec) -> tuple[Samples, str]:
     family = family_named(spec.family)
     if family == SPEECH:
         return _speech(spec)
-    tokenizer = load_tokenizer(spec.tokenizer)
-    windows = cut(tokenizer, spec.text.read_text(encoding="utf-8"), spec=spec)
+    tokenizer = tokenizer_of(spec)
+    windows = cut(tokenizer, rendered(read_written(spec.text), tokenizer), spec=spec)
     if family == SEQUENCE_CLASSIFIER:
         windows = _end_windows(windows, read_config(spec.model))
     make = _MAKERS.get(family.comparison, _plain)
@@ -97,7 +98,8 @@ def _speech(spec: TokenizeSpec) -> tuple[Samples, str]:
 
     said = "the sound is random and contains no speech"
     if any((spec.tokenizer / name).is_file() for name in TOKENIZER_FILES):
-        labels = cut(load_tokenizer(spec.tokenizer), spec.text.read_text(encoding="utf-8"), spec=spec)
+        tokenizer = tokenizer_of(spec)
+        labels = cut(tokenizer, rendered(read_written(spec.text), tokenizer), spec=spec)
     else:
         labels, said = _random_labels(spec), f"{said}; there is no tokenizer, so labels are random tokens"
     source = make_features(spec.model, count=len(labels), seed=spec.seed)

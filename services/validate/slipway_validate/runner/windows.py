@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from slipway.counts import counted
+from slipway.files.links import files_in
 from slipway.models.families import DECODER
+from slipway.models.model_files import CHAT_TEMPLATES
 from slipway_validate.cases import MIN_LENGTH
 from slipway_validate.numerics import Ints
 from slipway_validate.protocol.messages import TokenizeSpec
@@ -27,6 +29,18 @@ def load_tokenizer(folder: Path) -> Any:
         return transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         raise Unusable(f"transformers cannot load the tokenizer in {folder.name!r}: {error}") from error
+
+
+def tokenizer_of(spec: TokenizeSpec) -> Any:
+    """Load the tokenizer of the samples. If it has no chat template, it has the base's, as in the merged model.
+
+    Raises:
+        Unusable: As :func:`load_tokenizer`.
+    """
+    tokenizer = load_tokenizer(spec.tokenizer)
+    if not tokenizer.chat_template and spec.model != spec.tokenizer and files_in(spec.model, CHAT_TEMPLATES):
+        tokenizer.chat_template = load_tokenizer(spec.model).chat_template
+    return tokenizer
 
 
 def cut(tokenizer: Any, text: str, *, spec: TokenizeSpec) -> Ints:

@@ -12,7 +12,8 @@ from slipway.cli.progress.display import Display
 from slipway.configuration import LoadedConfiguration
 from slipway.embedded.identity import export_identity
 from slipway.export_sources.brought import find_brought
-from slipway.export_sources.found import Sources, find_sources, reading, store_files
+from slipway.export_sources.found import Sources, find_sources
+from slipway.export_sources.storing import reading, store_files
 from slipway.export_sources.titles import title
 from slipway.sources import SourceFolders
 

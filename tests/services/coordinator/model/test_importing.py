@@ -113,6 +113,31 @@ def test_text_for_calibration_is_imported_or_named_by_its_digest() -> None:
         assert task.params["sources"]["optimization"] == {"calibration": OTHER}
 
 
+BOTH = {"optimization": INT4 | {"calibration": "s3://training/red/a"}, "validation": {"heldout": "s3://training/red/b"}}
+
+
+def test_one_text_to_calibrate_and_to_judge_by_is_refused_as_soon_as_it_is_known() -> None:
+    for sources, named in (
+        ({"calibration": OTHER, "heldout": OTHER}, BOTH),
+        ({}, BOTH | {"validation": {"heldout": "s3://training/red/a"}}),
+    ):
+        with pytest.raises(ModelExportError) as raised:
+            record(sources, **named)
+        assert raised.value.reason == "CALIBRATION_OVERLAP"
+        assert raised.value.remedy
+    after = imported(running(record(**BOTH)), calibration=OTHER, heldout=OTHER)
+    assert [task.id for task in transitions.undecided(after)] == ["import"]
+    assert reason_of(after) == "CALIBRATION_OVERLAP"
+    apart = imported(running(record(**BOTH)), calibration=OTHER, heldout=BASE)
+    assert "calibration_data" in {task.id for task in apart.tasks}
+
+
+def test_one_text_for_both_is_taken_where_nothing_is_judged_or_calibrated_by_it() -> None:
+    both = {"calibration": OTHER, "heldout": OTHER}
+    assert record({"calibration": OTHER}, **BOTH | {"validation": {"enabled": False}}).tasks
+    assert record(both, **BOTH | {"optimization": {"quantization": "int4", "method": "rtn"}}).tasks
+
+
 def test_the_plan_follows_the_import() -> None:
     after = imported(running(record()))
     expected = plan(parse(URLS), {"base", "adapter"})

@@ -1,4 +1,4 @@
-"""Read JSON and Parquet files, which cannot be read in part, in the process that :mod:`slipway_quantize.calibration_data.documents` starts."""
+"""Read JSON and Parquet files, which cannot be read in part, in the process that :mod:`slipway.documents.reading` starts."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from slipway.documents.purposes import Purpose, invalid
+from slipway.documents.reading import LARGEST_LINE, MOST_TEXT, document_of
 from slipway.files.json_documents import read_json
 from slipway.files.regular_file import open_regular
 from slipway.sizes import format_size
-from slipway_quantize.calibration_data.documents import LARGEST_LINE, MOST_TEXT, document_of, invalid
 
 _LARGEST = 64 << 20
 """Most bytes of a file, packed and unpacked, and of a batch of rows when it is decoded."""
@@ -24,22 +25,23 @@ _COLUMNS = ("text", "messages", "prompt", "completion")
 Row = tuple[str, str, Sequence[dict[str, Any]]]
 
 
-def rows(path: str, name: str) -> Iterator[Row]:
+def rows(path: str, name: str, purpose: str) -> Iterator[Row]:
     """Yield the place, text and messages of each document of a file.
 
     Raises:
-        QuantizationError: ``CALIBRATION_DATA_INVALID``.
+        ModelExportError: The file cannot be used, with the reason of the purpose.
     """
+    use = Purpose(purpose)
     read = _parquet if path.lower().endswith(".parquet") else _list
     try:
-        for row, where in read(Path(path), name):
-            document = document_of(row, where)
+        for row, where in read(Path(path), name, use):
+            document = document_of(row, where, use)
             messages = _known_to_json(document.messages)
             if len(json.dumps(messages)) > LARGEST_LINE:
-                raise invalid(f"{where} is a conversation of more than {format_size(LARGEST_LINE)}", file=where)
+                raise invalid(use, f"{where} is a conversation of more than {format_size(LARGEST_LINE)}", file=where)
             yield document.where, document.text[:MOST_TEXT], messages
     except OSError as error:
-        raise invalid(f"{name} cannot be read ({error.strerror or error})", file=name) from error
+        raise invalid(use, f"{name} cannot be read ({error.strerror or error})", file=name) from error
 
 
 def _known_to_json(messages: Any) -> Any:
@@ -47,20 +49,20 @@ def _known_to_json(messages: Any) -> Any:
     return json.loads(json.dumps(messages, default=lambda value: f"<{type(value).__name__}>"))
 
 
-def _list(path: Path, name: str) -> Iterator[tuple[Any, str]]:
+def _list(path: Path, name: str, purpose: Purpose) -> Iterator[tuple[Any, str]]:
     try:
         found = read_json(path, largest=_LARGEST, lenient=True)
     except ValueError as error:
-        raise invalid(f"{name} is not JSON ({error})", file=name) from error
+        raise invalid(purpose, f"{name} is not JSON ({error})", file=name) from error
     if isinstance(found, dict) and "messages" in found:
         found = [found]
     if not isinstance(found, list):
-        raise invalid(f"{name} holds no list of documents", file=name)
+        raise invalid(purpose, f"{name} holds no list of documents", file=name)
     for number, row in enumerate(found, 1):
         yield row, f"{name}, entry {number}"
 
 
-def _parquet(path: Path, name: str) -> Iterator[tuple[Any, str]]:
+def _parquet(path: Path, name: str, purpose: Purpose) -> Iterator[tuple[Any, str]]:
     from pyarrow import ArrowException, parquet  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
     with open_regular(path) as file:
@@ -71,8 +73,9 @@ def _parquet(path: Path, name: str) -> Iterator[tuple[Any, str]]:
         table = parquet.ParquetFile(BytesIO(data))
         columns = [column for column in table.schema_arrow.names if column in _COLUMNS]
         _check_unpacked(table.metadata, columns, name)
-        # Values that are stored once stay so until their size is known.
-        table = parquet.ParquetFile(BytesIO(data), read_dictionary=columns)
+        # Texts that are stored once stay so until their size is known; the library cannot do that for those of messages.
+        flat = [name for name in columns if _is_text(table.schema_arrow.field(name).type)]
+        table = parquet.ParquetFile(BytesIO(data), read_dictionary=flat)
         number = 0
         for batch in table.iter_batches(batch_size=_ROWS, columns=columns, use_threads=False):
             _check_decoded(batch, name)
@@ -82,7 +85,7 @@ def _parquet(path: Path, name: str) -> Iterator[tuple[Any, str]]:
     except (ArrowException, UnicodeDecodeError) as error:
         if isinstance(error, MemoryError):
             raise
-        raise invalid(f"{name} is not a Parquet file ({error})", file=name) from error
+        raise invalid(purpose, f"{name} is not a Parquet file ({error})", file=name) from error
 
 
 def _check_unpacked(metadata: Any, columns: Sequence[str], name: str) -> None:
@@ -102,16 +105,18 @@ def _check_decoded(batch: Any, name: str) -> None:
     from pyarrow import compute, types
 
     repeated = [each for each in batch.columns if types.is_dictionary(each.type)]
-    texts = [
-        each
-        for each in repeated
-        if types.is_string(each.type.value_type) or types.is_large_string(each.type.value_type)
-    ]
+    texts = [each for each in repeated if _is_text(each.type.value_type)]
     lengths = [
         compute.sum(compute.take(compute.binary_length(each.dictionary), each.indices)).as_py() for each in texts
     ]
     if sum(length or 0 for length in lengths) > _LARGEST:
         raise _too_large(name)
+
+
+def _is_text(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
 def _too_large(name: str) -> OSError:

@@ -1,48 +1,47 @@
-"""Find the files of a calibration's text: those that the user names, or the sample of its training data that a run brings."""
+"""Find the files of text that the user names, for calibration or held out, or the sample of its training data that a run brings."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from slipway.configuration.calibration import SAMPLE_OF_RUN
+from slipway.documents.reading import SUFFIXES, document_files
 from slipway.errors import ConfigurationError
 from slipway.sizes import format_size
 
-KEY = "optimization.calibration"
-SUFFIXES = (".txt", ".jsonl", ".json", ".parquet")
+CALIBRATION_KEY, HELDOUT_KEY = "optimization.calibration", "validation.heldout"
 MOST_BYTES = 4 << 30
-"""Largest size of all files: far more than a calibration reads, and little enough to be stored and sent."""
+"""Largest size of all files: far more than is read of them, and little enough to be stored and sent."""
 _MOST_FILES = 10_000
+_REMEDIES = {
+    CALIBRATION_KEY: "name a file or folder with a sample of the training data, or leave the setting out",
+    HELDOUT_KEY: "name a file or folder with some text that the model was not trained on, or leave the setting out to use the "
+    "built-in text",
+}
 
 
-def check_calibration(path: Path) -> Path:
+def check_texts(path: Path, key: str) -> Path:
     """Return the file or folder that a setting names.
 
     Raises:
         ConfigurationError: It is neither, holds no text, or is too large.
     """
-    files = calibration_files(path)
+    files = text_files(path)
     size = sum(file.stat().st_size for file in files)
     if not files:
         fault = "is not there" if not path.exists() else f"has no file that ends in {', '.join(SUFFIXES)}"
     elif len(files) > _MOST_FILES:
         fault = f"has more than {_MOST_FILES:,} files"
-    elif size > MOST_BYTES:
+    elif size > MOST_BYTES:  # all of it would be read to store it
         fault = f"has {format_size(size)}, and {format_size(MOST_BYTES)} are allowed"
     else:
         return path
-    raise ConfigurationError(
-        f"{KEY}: {path} {fault}",
-        remedy="name a file or folder with a sample of the training data, or leave the setting out",
-        about={"key": KEY},
-    )
+    raise ConfigurationError(f"{key}: {path} {fault}", remedy=_REMEDIES[key], about={"key": key})
 
 
-def calibration_files(path: Path) -> list[Path]:
+def text_files(path: Path) -> list[Path]:
     """Return the files of text in a folder, sorted, or the file itself; none if there are none."""
-    if path.is_dir():
-        return [each for each in sorted(path.rglob("*")) if each.suffix.lower() in SUFFIXES and each.is_file()]
-    return [path] if path.suffix.lower() in SUFFIXES and path.is_file() else []
+    return [file for file in document_files(path) if file.is_file()]
 
 
 def folder_of(path: Path) -> Path:
@@ -58,4 +57,4 @@ def sample_of_run(checkpoint: Path) -> tuple[Path | None, tuple[str, ...]]:
     if size <= MOST_BYTES:
         return found, ()
     allowed = f"{format_size(size)}, and {format_size(MOST_BYTES)} are allowed"
-    return None, (f"{found} is not used for calibration: it has {allowed}; name a smaller sample in {KEY}",)
+    return None, (f"{found} is not used for calibration: it has {allowed}; name a smaller sample in {CALIBRATION_KEY}",)

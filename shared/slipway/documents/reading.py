@@ -1,0 +1,171 @@
+"""Read the documents of a user's files within limits: plain texts and conversations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from slipway.documents.purposes import Purpose, invalid
+from slipway.files.json_documents import parse_json
+from slipway.files.regular_file import open_regular
+from slipway.machine.bounded.process import BoundedProcess, Bounds, RefusedWorkError, UnboundedWorkError
+from slipway.sizes import format_size
+
+MOST_TEXT = 32 << 20
+"""Characters that are taken from all files together: far more text than a calibration or a comparison uses."""
+LARGEST_LINE = 1 << 20
+_READER = "slipway.documents.whole_files:rows"
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One document.
+
+    Attributes:
+        where: File and line, for errors.
+        text: A plain text; empty for a conversation.
+        messages: The messages of a conversation, as a chat template takes them.
+    """
+
+    where: str
+    text: str = ""
+    messages: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Return the number of characters that it counts against a limit; no chat template is needed for it."""
+        return len(self.text) + (len(str(self.messages)) if self.messages else 0)
+
+
+def document_files(path: Path) -> list[Path]:
+    """Return the files of text below a folder, sorted by name, or the file itself; none if there are none."""
+    every = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return [each for each in every if each.suffix.lower() in _READERS and not each.is_dir()]
+
+
+def read_documents(path: Path, purpose: Purpose) -> Iterator[Document]:
+    """Yield the documents of a folder or a file, file by file in order of name, the same share of MOST_TEXT from each.
+
+    Raises:
+        ModelExportError: A file or a line cannot be used, with the reason of the purpose.
+    """
+    files = document_files(path)
+    for file in files:
+        name = file.relative_to(path).as_posix() if path.is_dir() else file.name
+        yield from read_file(file, name, purpose, most=MOST_TEXT // len(files))
+
+
+def read_file(path: Path, name: str, purpose: Purpose, *, most: int) -> Iterator[Document]:
+    """Yield the documents of a file until their text has so many characters; cut a long text there.
+
+    Args:
+        path: The file; what it holds follows from how its name ends.
+        name: Its name in errors.
+        purpose: What the text is for, by which errors have their reason.
+        most: Most characters.
+
+    Raises:
+        ModelExportError: As :func:`read_documents`.
+    """
+    documents = _READERS[path.suffix.lower()](path, name, purpose)
+    try:
+        while most > 0 and (document := next(documents, None)) is not None:
+            yield replace(document, text=document.text[:most])
+            most -= document.size
+    except OSError as error:
+        raise invalid(purpose, f"{name} cannot be read ({error.strerror or error})", file=name) from error
+
+
+def _texts(path: Path, name: str, purpose: Purpose) -> Iterator[Document]:
+    with open_regular(path) as file:
+        data = file.read(MOST_TEXT)
+        whole = not file.read(1)
+    yield Document(name, text=_decoded(data, name, purpose, whole=whole))
+
+
+def _decoded(data: bytes, where: str, purpose: Purpose, *, whole: bool) -> str:
+    end = len(data)
+    if not whole:  # the cut may be inside a character
+        end -= next((back for back in range(1, 5) if data[-back] & 0xC0 != 0x80), 0) if data else 0
+    try:
+        return data[:end].decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        raise invalid(purpose, f"{where} is not UTF-8 (byte {error.start})", file=where) from error
+
+
+def _lines(path: Path, name: str, purpose: Purpose) -> Iterator[Document]:
+    with open_regular(path) as file:
+        for number, line in enumerate(_limited_lines(file, name, purpose), 1):
+            if line.strip():
+                where = f"{name}, line {number}"
+                yield document_of(_parsed(line, where, purpose), where, purpose)
+
+
+def _limited_lines(file: BinaryIO, name: str, purpose: Purpose) -> Iterator[bytes]:
+    while line := file.readline(LARGEST_LINE + 1):
+        if len(line) > LARGEST_LINE:
+            raise invalid(purpose, f"{name} has a line of more than {format_size(LARGEST_LINE)}", file=name)
+        yield line
+
+
+def _parsed(data: bytes, where: str, purpose: Purpose) -> Any:
+    try:
+        return parse_json(data.removeprefix(b"\xef\xbb\xbf"), lenient=True)
+    except ValueError as error:
+        raise invalid(purpose, f"{where} is not JSON ({error})", file=where) from error
+
+
+def _whole(path: Path, name: str, purpose: Purpose) -> Iterator[Document]:
+    """Read a file that cannot be read in part: what it holds when it is decoded is known only then, so a process with limits does it."""
+    parquet = path.suffix.lower() == ".parquet"
+    if parquet and not find_spec("pyarrow"):
+        remedy = "pip install pyarrow where the quantize and validate stages run, or save the data as .jsonl"
+        raise invalid(purpose, f"{name} is a Parquet file, and pyarrow is not installed", remedy, file=name)
+    imports = ("pyarrow.parquet", "pyarrow.compute") if parquet else ()
+    with BoundedProcess(_READER, Bounds(seconds=60.0), imports=imports) as process:
+        try:
+            for where, text, messages in process.items(str(path.absolute()), name, purpose.value):
+                yield Document(where, text, tuple(messages))
+        except UnboundedWorkError as error:
+            raise invalid(
+                purpose, f"to decode {name} {error}", "give a smaller sample of the data", file=name
+            ) from error
+        except RefusedWorkError as error:
+            raise invalid(purpose, f"{name} cannot be read ({error})", file=name) from error
+
+
+def document_of(row: Any, where: str, purpose: Purpose) -> Document:
+    """Return the document of one JSON value: an object with a text, a conversation, or a prompt and its completion."""
+    if isinstance(row, str):
+        return Document(where, text=row)
+    if isinstance(row, dict):
+        text, messages = row.get("text"), row.get("messages")
+        if isinstance(text, str):
+            return Document(where, text=text)
+        if isinstance(messages, list) and messages and all(map(_is_message, messages)):
+            return Document(where, messages=tuple(messages))
+        prompt, completion = row.get("prompt"), row.get("completion")
+        if isinstance(prompt, str) and isinstance(completion, str):
+            said = ({"role": "user", "content": prompt}, {"role": "assistant", "content": completion})
+            return Document(where, text=f"{prompt}\n{completion}", messages=said)
+        names = ", ".join(sorted(row)[:8]) or "nothing"
+        fault = f'{where} has no "text", "messages", or "prompt" and "completion", but {names}'
+        raise invalid(purpose, fault, file=where)
+    raise invalid(purpose, f"{where} is not an object with a text or messages", file=where)
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("role"), str)
+
+
+_READERS: dict[str, Callable[[Path, str, Purpose], Iterator[Document]]] = {
+    ".txt": _texts,
+    ".jsonl": _lines,
+    ".json": _whole,
+    ".parquet": _whole,
+}
+SUFFIXES = tuple(_READERS)
+"""How the names of files with text end."""

@@ -1,0 +1,88 @@
+"""Write documents in the form in which a model reads them."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, Self
+
+from slipway.documents.purposes import Purpose, invalid
+from slipway.documents.reading import Document
+from slipway.models.chat_templates import ChatTemplates, EndlessTemplateError, TemplateError
+
+
+class Writer(Protocol):
+    """Writes documents as text."""
+
+    def is_conversation(self, document: Document) -> bool:
+        """Return whether a document is written as a conversation; a prompt and its completion may also be a plain text."""
+
+    def text(self, document: Document) -> str:
+        """Return the text of a document."""
+
+
+class Contents:
+    """Writes what conversations say, without a template: text that can be compared where no tokenizer is at hand."""
+
+    def is_conversation(self, document: Document) -> bool:
+        """Return whether a document has messages and nothing else."""
+        return bool(document.messages) and not document.text
+
+    def text(self, document: Document) -> str:
+        """Return a text as it is, and the contents of messages line by line."""
+        return document.text or "\n".join(_said(message.get("content")) for message in document.messages)
+
+
+def _said(content: Any) -> str:
+    """Return the text of a message's content, which may be a list of parts."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    return "\n".join(part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str))
+
+
+class Renderer:
+    """Writes conversations by a model's chat template, and other documents as they are; leaving its context ends its process.
+
+    Args:
+        tokenizer: A tokenizer of transformers; None for a model without one.
+        purpose: What the text is for, by which errors have their reason.
+    """
+
+    def __init__(self, tokenizer: Any, purpose: Purpose) -> None:
+        self._tokenizer, self._purpose = tokenizer, purpose
+        self._has_template = bool(getattr(tokenizer, "chat_template", None))
+        self._templates = ChatTemplates()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._templates.__exit__()
+
+    def is_conversation(self, document: Document) -> bool:
+        """Return whether a document is a conversation for this model."""
+        return bool(document.messages) and (self._has_template or not document.text)
+
+    def text(self, document: Document) -> str:
+        """Return the text of a document.
+
+        Raises:
+            ModelExportError: The template refuses the conversation, does not end, or there is none.
+        """
+        if not self.is_conversation(document):
+            return document.text
+        where = document.where
+        if not self._has_template:
+            remedy = "give the texts as the model saw them in training, or a chat template beside the tokenizer"
+            raise self._invalid(f"{where} is a conversation, and the model has no chat template", remedy, where)
+        try:
+            return self._templates.text(self._tokenizer, document.messages)
+        except EndlessTemplateError as error:
+            raise self._invalid(
+                f"{error} for {where}", "repair the chat template, or give plain texts", where
+            ) from error
+        except TemplateError as error:
+            remedy = "give conversations with the roles that the model's chat template takes"
+            raise self._invalid(f"the chat template refuses {where} ({error})", remedy, where) from error
+
+    def _invalid(self, what: str, remedy: str, where: str) -> Exception:
+        return invalid(self._purpose, what, remedy, file=where)
