@@ -23,10 +23,11 @@ from slipway.export_sources.found import (
 )
 from slipway.export_sources.heldout_files import check_heldout, heldout_files
 from slipway.export_sources.naming import source_settings
+from slipway.export_sources.own_text import find_own_text
 from slipway.models.model_files import model_files, resolve_base_model, travelling_files
 from slipway.planning.calibration import SOURCE as CALIBRATION
 from slipway.sources.folders import SourceFolders
-from slipway.validation.inputs import TEST_INPUTS
+from slipway.validation.inputs import OWN_TEXT, TEST_INPUTS
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,10 @@ def _find(configuration: ExportConfiguration, folders: SourceFolders, imports: C
         notes += left_out
     if data is not None:
         files[CALIBRATION] = files_by_name(folder_of(data), calibration_files(data))
+    chosen = checkpoints.get("adapter")
+    local = chosen.path if chosen is not None and folders.has_contents(chosen.path) else None
+    if chosen is not None and (own := find_own_text(configuration, local, data, None)) is not None:
+        files[OWN_TEXT] = files_by_name(own.parent, [own])
     if TEST_INPUTS in settings and TEST_INPUTS not in imports:
         file, sounds = inputs_to_answer(configuration, folders)
         if file is not None:

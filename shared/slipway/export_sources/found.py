@@ -21,6 +21,7 @@ from slipway.errors import ArtifactError, ConfigurationError, ModelExportError
 from slipway.export_sources.calibration_files import calibration_files, check_calibration, folder_of, sample_of_run
 from slipway.export_sources.heldout_files import check_heldout, heldout_files
 from slipway.export_sources.naming import source_settings
+from slipway.export_sources.own_text import find_own_text
 from slipway.export_sources.test_inputs import find_sounds, find_test_inputs
 from slipway.export_sources.titles import title
 from slipway.files.links import real_file
@@ -36,7 +37,7 @@ from slipway.sources import SourceFolders
 from slipway.sources.hub import SCHEME as HUB
 from slipway.sources.hub import is_repository
 from slipway.texts import one_line, printable
-from slipway.validation.inputs import TEST_INPUTS
+from slipway.validation.inputs import OWN_TEXT, TEST_INPUTS
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Sources:
         warnings: Warnings from the search.
         folders: Knows which of them are in a bucket, and their names.
         sounds: Sound files of the test inputs.
+        own_text: File with text like that of the training, on which the adapter is judged, or None.
     """
 
     base: Path
@@ -74,6 +76,7 @@ class Sources:
     warnings: tuple[str, ...]
     folders: SourceFolders
     sounds: tuple[Path, ...] = ()
+    own_text: Path | None = None
 
     def files(self) -> dict[str, dict[str, Path]]:
         """Return the real paths of files to store, by source and path inside the artifact, without training leftovers.
@@ -92,6 +95,8 @@ class Sources:
             found[CALIBRATION] = files_by_name(folder_of(self.calibration), calibration_files(self.calibration))
         if self.test_inputs is not None:
             found[TEST_INPUTS] = files_by_name(self.test_inputs.parent, [self.test_inputs, *self.sounds])
+        if self.own_text is not None:
+            found[OWN_TEXT] = files_by_name(self.own_text.parent, [self.own_text])
         return found
 
     @property
@@ -190,6 +195,7 @@ def _find(
     trusted = (base_match.reason,) if base_match and base_match.status is BaseMatchStatus.TRUSTED else ()
     calibration, left_out = text_for_calibration(configuration, folders, checkpoint, here=here)
     test_inputs, sounds = inputs_to_answer(configuration, folders)
+    beside = checkpoint.path if checkpoint and folders.has_contents(checkpoint.path) else None
     trained, config = _merged(base, checkpoint.path if checkpoint and not more else None, kind)
     return Sources(
         base=base,
@@ -206,6 +212,7 @@ def _find(
         warnings=(*(warning for each in adapters for warning in each.warnings), *trusted, *left_out),
         folders=folders,
         sounds=sounds,
+        own_text=find_own_text(configuration, beside, calibration, base_match),
     )
 
 
