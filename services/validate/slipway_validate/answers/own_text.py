@@ -94,7 +94,7 @@ def _documents(path: Path) -> Iterator[Any]:
         return
     if path.suffix == ".json":
         whole = parse_json(data, lenient=True, most_values=LARGEST_LIST // 16)
-        rows = (
+        rows: Iterable[Any] = (
             whole
             if isinstance(whole, list)
             else next(filter(_is_rows, whole.values()), [])
