@@ -22,7 +22,7 @@ from slipway.files.regular_file import read_regular
 from slipway.validation.answers import AnswerComparison, LongContinuation
 from slipway.validation.comparisons import Check, GreedyComparison, LogitComparison, ShapeCase
 from slipway.validation.limit_overrides import Limits
-from slipway.validation.speed import Engine, Memory, Speed
+from slipway.validation.speed import Engine, Machine, Memory, Speed
 from slipway.validation.survival import AdapterSurvival
 from slipway.validation.texts import TextComparison
 from slipway.validation.values import Value
@@ -245,6 +245,7 @@ class ValidationReport(Value):
         outputs: One result per output, sorted by name.
         warnings: Warnings about the validation as a whole.
         seconds: Wall-clock time of the validation.
+        machine: The machine that ran it, and on which speeds were measured; None in reports of versions that did not say.
     """
 
     schema_version: Literal[1] = 1
@@ -253,6 +254,7 @@ class ValidationReport(Value):
     outputs: tuple[OutputValidation, ...]
     warnings: tuple[str, ...] = ()
     seconds: float = 0.0
+    machine: Machine | None = None
 
     @computed_field  # type: ignore[prop-decorator] # as above
     @property

@@ -14,6 +14,7 @@ from slipway.results.report.compared import compared
 from slipway.results.report.curves import curve_chart, divergence_by_position, memory_over_time
 from slipway.results.report.document import Report
 from slipway.results.report.environment import html_environment
+from slipway.results.report.first_page import first_page, measured_on
 from slipway.results.report.graphs import optimizations
 from slipway.results.report.plots import Bar, Chart, bar_chart
 from slipway.results.report.survival import survival_charts, worst_modules
@@ -38,6 +39,7 @@ def page(report: Report) -> str:
     return template.render(
         **common(report),
         verdict=_verdict(report),
+        **first_page(report),
         charts=_charts(report),
         durations=_durations(report.result.attempts),
         memory=_memory(report.result.attempts),
@@ -53,6 +55,7 @@ def page(report: Report) -> str:
 def common(report: Report) -> dict[str, Any]:
     """Return the variables that the templates of page and card have in common."""
     return {
+        "measured_on": measured_on(report),
         "report": report,
         "result": report.result,
         "validation": report.validation,
@@ -95,19 +98,8 @@ def _outputs_verdict(report: Report) -> tuple[str, str]:
 
 
 def _charts(report: Report) -> list[Chart]:
-    charts = [
-        Chart(
-            "Size",
-            "All files of the format's folder.",
-            bar_chart(
-                "Size of each format",
-                [Bar(name, value.size_bytes) for name, value in report.result.formats.items()],
-                show=figures.size,
-            ),
-        )
-    ]
     if report.validation is None:
-        return charts if report.result.formats else []
+        return []
     outputs, words, reference = report.outputs, compared(report.validation), report.reference.partition(",")[0]
     value = "logit" if words.distance.name == "mean_kl" else "value"
     behaviour = [
@@ -128,7 +120,7 @@ def _charts(report: Report) -> list[Chart]:
         plot = curve_chart("Divergence by position", positions, ends=("first token", "last token"))
         behaviour.insert(1, Chart("Divergence by position", caption, plot))
     compared_any = any(output.to_reference is not None for output in outputs)
-    return [*(behaviour if compared_any else ()), *survival_charts(outputs), *charts, *_speed_charts(outputs)]
+    return [*(behaviour if compared_any else ()), *survival_charts(outputs), *_speed_charts(outputs)]
 
 
 def _logits_chart(title: str, outputs: Iterable[OutputValidation], measure: str) -> Markup:
