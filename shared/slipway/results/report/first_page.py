@@ -42,11 +42,11 @@ def _plot(report: Report) -> Chart | None:
         return None
     bars = [Bar(name, value.size_bytes, remark=_speed(report, name)) for name, value in report.result.formats.items()]
     caption = "All files of each folder."
-    if report.timed:
-        what = (
-            "generating" if any(each.speed and each.speed.decode_speedup for each in report.timed) else "reading a text"
-        )
-        caption += f" Speed: {what}, as a multiple of the original in PyTorch, timed in turn. {measured_on(report)}"
+    ratios = [each.speed for each in report.timed if each.speed and each.speed.prefill_speedup]
+    if ratios:
+        what = "generating" if any(each.decode_speedup for each in ratios) else "reading a text"
+        caption += f" Speed: {what}, as a multiple of the original in PyTorch, timed in turn."
+    caption = f"{caption} {measured_on(report)}"
     return Chart("Size", caption.strip(), bar_chart("Size and speed", bars, show=figures.size))
 
 
