@@ -151,8 +151,8 @@ class Role(Enum):
     QUANTIZATION = auto()
     """Make a format's output at a level; inputs: ``model``, the unquantized output, and optionally ``calibration``."""
     REFERENCE = auto()
-    """Run base + adapter, with which outputs are compared; inputs: ``base``, ``adapter``, optionally ``heldout`` and
-    ``test_inputs``."""
+    """Run base + adapter, with which outputs are compared; inputs: ``base``, ``adapter``, optionally ``heldout``,
+    ``own_text`` (text like that of the training, on which the adapter is judged) and ``test_inputs``."""
     VALIDATION = auto()
     """Judge every output; inputs: as of the reference, ``reference``, and the outputs by name."""
     CONVERSION = auto()

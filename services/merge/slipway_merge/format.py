@@ -70,6 +70,7 @@ FORMAT = Format(
         template=("slipway_merge", "usage.example.j2"),
         library="transformers",
         packages="torch transformers accelerate",
+        sentence_packages="sentence-transformers",
         level_packages=dict.fromkeys(_COMPRESSED, "compressed-tensors"),
     ),
     fits=(

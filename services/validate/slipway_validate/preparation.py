@@ -19,6 +19,7 @@ from slipway.models.trained.trained_model import trained_model
 from slipway.stage import Context
 from slipway.validation.findings import ValidationInputs
 from slipway.validation.inputs import TEST_INPUTS
+from slipway_validate.answers.own_text import write_own_text
 from slipway_validate.answers.records import answered_records, write_records
 from slipway_validate.cases import MIN_LENGTH, shape_cases
 from slipway_validate.folders import read_json
@@ -26,7 +27,7 @@ from slipway_validate.lengths import longest_text, size_of, text_config
 from slipway_validate.params import SampleParams, ValidateParams
 from slipway_validate.protocol import process
 from slipway_validate.protocol.messages import Benchmark, RunResult, RunSpec, Spec, TokenizeSpec
-from slipway_validate.samples import Samples
+from slipway_validate.samples import OWN_FILE, Samples
 
 LOGIT_FILES = 4
 """Sets of logits on disk at the same time: reference, base, merged model and the current output."""
@@ -161,7 +162,9 @@ def prepare(inputs: Mapping[str, Path], family: Family, params: SampleParams, ct
     text = texts.held_out(inputs["heldout"]) if "heldout" in inputs else texts.built_in()
     folder = work / "samples"
     tokenizer = tokenizer_folder(inputs)
-    records = write_records(answered_records(inputs, family, params, warn=ctx.warn), work / "records.json")
+    answered = answered_records(inputs, family, params, warn=ctx.warn)
+    records = write_records(answered, work / "records.json")
+    write_own_text(inputs, answered, family, work / OWN_FILE, seed=params.seed, warn=ctx.warn)
     windows, length = _affordable(inputs["base"], family, params)
     spec = TokenizeSpec(
         tokenizer=tokenizer.absolute(),

@@ -14,6 +14,9 @@ import numpy.typing as npt
 
 from slipway_validate.numerics import Ints
 
+OWN_FILE, OWN_FOLDER, EVIDENCE_FILE = "own_text.json", "own_text", "own_evidence.json"
+"""File of the texts to judge the adapter on, beside the text of the samples; folder of their samples, beside the samples' folder; and file of
+what was measured on them, in the folder of the run."""
 Values = npt.NDArray[Any]
 """Token ids (B, S), or features of sound (B, F, frames)."""
 

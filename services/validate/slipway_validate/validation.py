@@ -56,6 +56,7 @@ from slipway_validate.protocol.messages import (
 from slipway_validate.reference.describing import describe, warn_of_weak_effect
 from slipway_validate.reference.files import read_reference
 from slipway_validate.reference.running import merged_level, reference_spec, run_reference, start_timing
+from slipway_validate.speed.machine import this_machine
 from slipway_validate.speed.slower import note_slower
 from slipway_validate.speed.stopwatch import NO_REFERENCE, QUICK, Stopwatch
 from slipway_validate.stored_weights import StoredWeights, survival_spec
@@ -188,6 +189,7 @@ def _validated(
         outputs=tuple(judged),
         warnings=(*begun.warnings, *ctx.facts.get("warnings", ()), *_kept_little(judged)),
         seconds=time.monotonic() - begin,
+        machine=this_machine(),
     )
 
 

@@ -21,12 +21,13 @@ from slipway.export_sources.found import (
     text_for_calibration,
 )
 from slipway.export_sources.naming import source_settings
+from slipway.export_sources.own_text import find_own_text
 from slipway.export_sources.text_files import CALIBRATION_KEY, HELDOUT_KEY, check_texts, folder_of, text_files
 from slipway.export_sources.text_overlap import check_apart
 from slipway.models.model_files import model_files, resolve_base_model, travelling_files
 from slipway.planning.calibration import SOURCE as CALIBRATION
 from slipway.sources.folders import SourceFolders
-from slipway.validation.inputs import TEST_INPUTS
+from slipway.validation.inputs import OWN_TEXT, TEST_INPUTS
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,10 @@ def _find(configuration: ExportConfiguration, folders: SourceFolders, imports: C
     notes += check_apart(configuration, folders, calibration=data, heldout=heldout)
     if data is not None:
         files[CALIBRATION] = files_by_name(folder_of(data), text_files(data))
+    chosen = checkpoints.get("adapter")
+    local = chosen.path if chosen is not None and folders.has_contents(chosen.path) else None
+    if chosen is not None and (own := find_own_text(configuration, local, data, None)) is not None:
+        files[OWN_TEXT] = files_by_name(own.parent, [own])
     if TEST_INPUTS in settings and TEST_INPUTS not in imports:
         file, sounds = inputs_to_answer(configuration, folders)
         if file is not None:

@@ -16,6 +16,7 @@ from slipway.configuration import ExportConfiguration
 from slipway.configuration.calibration import may_read_text
 from slipway.errors import ArtifactError, ConfigurationError, ModelExportError
 from slipway.export_sources.naming import source_settings
+from slipway.export_sources.own_text import find_own_text
 from slipway.export_sources.test_inputs import find_sounds, find_test_inputs
 from slipway.export_sources.text_files import (
     CALIBRATION_KEY,
@@ -39,7 +40,7 @@ from slipway.sources import SourceFolders
 from slipway.sources.hub import SCHEME as HUB
 from slipway.sources.hub import is_repository
 from slipway.texts import one_line, printable
-from slipway.validation.inputs import TEST_INPUTS
+from slipway.validation.inputs import OWN_TEXT, TEST_INPUTS
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class Sources:
         warnings: Warnings from the search.
         folders: Knows which of them are in a bucket, and their names.
         sounds: Sound files of the test inputs.
+        own_text: File with text like that of the training, on which the adapter is judged, or None.
     """
 
     base: Path
@@ -77,6 +79,7 @@ class Sources:
     warnings: tuple[str, ...]
     folders: SourceFolders
     sounds: tuple[Path, ...] = ()
+    own_text: Path | None = None
 
     def files(self) -> dict[str, dict[str, Path]]:
         """Return the real paths of files to store, by source and path inside the artifact, without training leftovers.
@@ -95,6 +98,8 @@ class Sources:
             found[CALIBRATION] = files_by_name(folder_of(self.calibration), text_files(self.calibration))
         if self.test_inputs is not None:
             found[TEST_INPUTS] = files_by_name(self.test_inputs.parent, [self.test_inputs, *self.sounds])
+        if self.own_text is not None:
+            found[OWN_TEXT] = files_by_name(self.own_text.parent, [self.own_text])
         return found
 
     @property
@@ -196,6 +201,7 @@ def _find(
     judged = heldout if configuration.validation.enabled else None
     overlap = check_apart(configuration, folders, calibration=calibration, heldout=judged) if here else ()
     test_inputs, sounds = inputs_to_answer(configuration, folders)
+    beside = checkpoint.path if checkpoint and folders.has_contents(checkpoint.path) else None
     trained, config = _merged(base, checkpoint.path if checkpoint and not more else None, kind)
     return Sources(
         base=base,
@@ -212,6 +218,7 @@ def _find(
         warnings=(*(warning for each in adapters for warning in each.warnings), *trusted, *left_out, *overlap),
         folders=folders,
         sounds=sounds,
+        own_text=find_own_text(configuration, beside, calibration, base_match),
     )
 
 

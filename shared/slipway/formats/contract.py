@@ -120,13 +120,14 @@ class Usage:
 
     Attributes:
         template: Package and file name of a Jinja template for Python code. It gets ``folder`` (the folder that the code names first),
-            ``others`` (further folders), ``entries`` (names of files and folders in the first), ``chat`` (whether all have a chat template) and ``family`` (``slipway.models.families``), and may include ``prompt.example.j2``.
+            ``others`` (further folders), ``entries`` (names of files and folders in the first), ``sentences`` (whether it encodes whole texts), ``pooled`` (whether a graph of it does that alone), ``chat`` (whether all have a chat template) and ``family`` (``slipway.models.families``), and may include ``prompt.example.j2``.
         library: ``library_name`` of the card's front matter.
         packages: Packages that the code needs, as arguments of ``pip install``.
         chat_packages: The same for code that applies a chat template.
         family_packages: The same by name of a family whose code needs others.
         variant_packages: The same by name of a variant whose code needs others.
         level_packages: Further packages by level.
+        sentence_packages: As ``packages`` for a sentence encoder, if its code needs others.
     """
 
     template: tuple[str, str]
@@ -136,6 +137,7 @@ class Usage:
     family_packages: Mapping[str, str] = field(default_factory=dict)
     variant_packages: Mapping[str, str] = field(default_factory=dict)
     level_packages: Mapping[str, str] = field(default_factory=dict)
+    sentence_packages: str = ""
 
     @property
     def path(self) -> Traversable:

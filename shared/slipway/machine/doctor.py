@@ -8,7 +8,6 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from slipway.distribution.naming import install_command, own_version
@@ -20,6 +19,7 @@ from slipway.formats.tasks import FormatRequest, PlannedTask
 from slipway.machine.cgroup import ControlGroup, available_memory, machine_memory, usable_cores
 from slipway.machine.gpu import first_gpu
 from slipway.machine.libraries import how_to_run, runnable, with_install_lines
+from slipway.machine.processor import processor_name
 from slipway.registry import load_stage, stage_names, stage_of
 from slipway.settings import Settings
 from slipway.stage import Provider, Role
@@ -158,7 +158,7 @@ def _machine(settings: Settings) -> Machine:
         slipway=own_version(),
         python=f"{platform.python_version()} ({sys.executable})",
         platform=platform.platform(),
-        processor=_processor(),
+        processor=processor_name(),
         cores=usable_cores(group),
         memory_bytes=memory if limited is None else min(memory, limited.limit_bytes),
         memory_available_bytes=available_memory(limited),
@@ -168,11 +168,3 @@ def _machine(settings: Settings) -> Machine:
         gpu=f"{gpu.name} ({gpu.architecture})" if gpu else "",
         gpu_memory_bytes=gpu.memory_bytes if gpu else 0,
     )
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

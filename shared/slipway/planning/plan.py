@@ -25,10 +25,10 @@ from slipway.registry import stage_of
 from slipway.requirements import Requirements
 from slipway.stage import Role
 from slipway.texts import quoted
-from slipway.validation.inputs import HELDOUT, TEST_INPUTS, input_of, output_of
+from slipway.validation.inputs import HELDOUT, OWN_TEXT, TEST_INPUTS, input_of, output_of
 
 REQUIRED_SOURCES = ("adapter", "base")
-OPTIONAL_SOURCES = (HELDOUT, TEST_INPUTS, CALIBRATION)
+OPTIONAL_SOURCES = (HELDOUT, TEST_INPUTS, CALIBRATION, OWN_TEXT)
 
 
 def plan(
@@ -42,7 +42,7 @@ def plan(
     Args:
         configuration: The configuration; only the tasks that it needs are planned.
         source_names: Names of the artifacts from which the export starts: ``base``, ``adapter``, optionally ``heldout``,
-            ``test_inputs`` and ``calibration``, and ``adapter-02`` and so on for each of ``combination.adapters``.
+            ``test_inputs``, ``calibration`` and ``own_text``, and ``adapter-02`` and so on for each of ``combination.adapters``.
         source_formats: Storage format, by name, of the sources that are not plain 16- or 32-bit safetensors (``slipway.models.base_format``).
 
     Raises:
@@ -336,7 +336,8 @@ def _validation(
         **({"continuation_tokens": tokens} if (tokens := validation.continued_tokens) else {}),
         **({"test_inputs": inline} if inline else {}),
     }
-    reference = [_task(Role.REFERENCE, params=samples, inputs=sources)] if validation.compare_outputs else []
+    own = {OWN_TEXT: f"source:{OWN_TEXT}"} if adapter and OWN_TEXT in source_names else {}
+    reference = [_task(Role.REFERENCE, params=samples, inputs=sources | own)] if validation.compare_outputs else []
     outputs = {input_of(task.format): task.reference for task in tasks if task.format}
     runtimes = [runtime_of_output(output_of(name)) for name in outputs]
     prefers = dict.fromkeys(

@@ -22,7 +22,7 @@ from slipway.files.regular_file import read_regular
 from slipway.validation.answers import AnswerComparison, LongContinuation
 from slipway.validation.comparisons import Check, GreedyComparison, LogitComparison, ShapeCase
 from slipway.validation.limit_overrides import Limits
-from slipway.validation.speed import Engine, Memory, Speed
+from slipway.validation.speed import Engine, Machine, Memory, Speed
 from slipway.validation.survival import AdapterSurvival
 from slipway.validation.texts import TextComparison
 from slipway.validation.values import Value
@@ -172,6 +172,28 @@ class ValidationInputs(Value):
     effort_difference: str = ""
 
 
+class AdapterEvidence(Value):
+    """What the adapter does on one text like that of its training.
+
+    Attributes:
+        text: What the text is, in words.
+        perplexity: Perplexity of base + adapter.
+        base_perplexity: Perplexity of the base alone.
+        gain_per_window: As that of :class:`Reference`, of each document.
+        labels: For a classifier: number of labels.
+        correct: How many of them base + adapter finds.
+        commonest: How many are the commonest label, which a guess would find.
+    """
+
+    text: str
+    perplexity: float | None = None
+    base_perplexity: float | None = None
+    gain_per_window: tuple[float | None, ...] = ()
+    labels: int = 0
+    correct: int = 0
+    commonest: int = 0
+
+
 class Reference(Value):
     """The reference: base + adapter through peft, unmerged, in float32; the base alone if there is no adapter.
 
@@ -184,6 +206,7 @@ class Reference(Value):
         base_perplexity: Perplexity of the base model without the adapter, on the same windows.
         gain_per_window: Nats per token that the adapter saves in each window: the base's mean negative log-likelihood minus the
             reference's. Its spread tells a helpful adapter from noise (``slipway.base_match.measurement``).
+        evidence: What the adapter does on text like that of its training: beside the run, and the user's test inputs.
         adapter_effect_error: Relative error of the base against the reference, for values that are not logits.
         adapter_effect_kl: Mean KL(reference ‖ base), nats per token: the adapter's effect on this text. An output has lost the
             training if its distance to the reference is not small compared with this.
@@ -202,6 +225,7 @@ class Reference(Value):
     perplexity: float | None = None
     base_perplexity: float | None = None
     gain_per_window: tuple[float | None, ...] = ()
+    evidence: tuple[AdapterEvidence, ...] = ()
     adapter_effect_kl: float | None = None
     adapter_effect_error: float | None = None
     logit_scale: float = 1.0
@@ -221,6 +245,7 @@ class ValidationReport(Value):
         outputs: One result per output, sorted by name.
         warnings: Warnings about the validation as a whole.
         seconds: Wall-clock time of the validation.
+        machine: The machine that ran it, and on which speeds were measured; None in reports of versions that did not say.
     """
 
     schema_version: Literal[1] = 1
@@ -229,6 +254,7 @@ class ValidationReport(Value):
     outputs: tuple[OutputValidation, ...]
     warnings: tuple[str, ...] = ()
     seconds: float = 0.0
+    machine: Machine | None = None
 
     @computed_field  # type: ignore[prop-decorator] # as above
     @property

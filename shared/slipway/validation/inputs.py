@@ -8,7 +8,9 @@ ADAPTER = "adapter"
 """Name of the adapter that was trained."""
 HELDOUT, TEST_INPUTS = "heldout", "test_inputs"
 """Names of the held-out text and of the user's test inputs."""
-NOT_OUTPUTS = (ADAPTER, "base", "before", HELDOUT, "reference", TEST_INPUTS)
+OWN_TEXT = "own_text"
+"""Name of the text like that of the training, on which the adapter is judged: a file beside the run, or the text for calibration."""
+NOT_OUTPUTS = (ADAPTER, "base", "before", HELDOUT, OWN_TEXT, "reference", TEST_INPUTS)
 """Inputs of the validation that are no outputs of the export, so that no format may have their names."""
 ENDINGS = (".jsonl", ".json", ".txt")
 """Endings of a file of test inputs."""

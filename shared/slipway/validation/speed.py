@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pydantic import computed_field
 
+from slipway.counts import counted
+from slipway.sizes import format_size
 from slipway.validation.values import Value
 
 MIN_STABLE_ROUNDS = 3
@@ -28,6 +30,27 @@ class Ratio(Value):
     def stable(self) -> bool:
         """Return whether the ratio is reliable, by the rule for :class:`Speed`."""
         return _stable(_spread(self.median, self.range), self.rounds)
+
+
+class Machine(Value):
+    """The machine on which speeds were measured.
+
+    Attributes:
+        processor: Name of the CPU.
+        cores: CPU cores that the process may use.
+        memory_bytes: Memory that it may use.
+        platform: Operating system and architecture.
+    """
+
+    processor: str
+    cores: int
+    memory_bytes: int
+    platform: str
+
+    @property
+    def said(self) -> str:
+        """Return all of it in words."""
+        return f"{self.processor}, {counted(self.cores, 'core')}, {format_size(self.memory_bytes)} of memory, {self.platform}"
 
 
 class Speed(Value):

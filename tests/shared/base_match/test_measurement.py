@@ -14,7 +14,7 @@ from slipway.base_match.match import REASON_LABEL, STATUS_LABEL
 from slipway.base_match.measurement import measure
 from slipway.cli.export.summary import summary
 from slipway.results.result import ExportResult, FormatResult
-from slipway.validation.findings import Reference, ValidationInputs, ValidationReport
+from slipway.validation.findings import AdapterEvidence, Reference, ValidationInputs, ValidationReport
 from slipway.validation.speed import Engine
 
 RIGHT = (0.9, 0.7, 1.1, 0.6, 0.8, 0.5, 0.9, 1.2, 0.4, 0.9)
@@ -60,8 +60,8 @@ def test_a_clear_gain_speaks_for_the_base() -> None:
     [
         (None, "validation.heldout"),
         (report(()), "compare_outputs"),
-        (report((0.9, 0.8)), "too few"),
-        (report((0.9, 0.8, None, 0.7)), "too few"),
+        (report((0.9, 0.8)), "not enough evidence"),
+        (report((0.9, 0.8, None, 0.7)), "not enough evidence"),
         (report(NOISE), "does not clearly lower"),
         (report(tuple(-gain for gain in RIGHT)), "does not clearly lower"),
         (report((0.011, 0.012, 0.011, 0.012)), "does not clearly lower"),
@@ -144,4 +144,58 @@ def test_a_family_that_predicts_no_text_says_nothing_of_the_base() -> None:
     inputs = found.inputs.model_copy(update={"family": "sequence classifier", "comparison": "classes"})
     measured = measure(found.model_copy(update={"reference": reference, "inputs": inputs}))
     assert not measured.helps
-    assert "what a sequence classifier gives" in measured.reason
+    assert measured.reason.startswith("not enough evidence, because a text alone does not tell")
+    assert "train.jsonl" in measured.reason
+
+
+def with_evidence(found: ValidationReport, *evidence: AdapterEvidence) -> ValidationReport:
+    return found.model_copy(update={"reference": found.reference.model_copy(update={"evidence": evidence})})
+
+
+def own(gains: tuple[float | None, ...]) -> AdapterEvidence:
+    name = "text beside the run (train.jsonl)"
+    return AdapterEvidence(text=name, perplexity=20.0, base_perplexity=60.0, gain_per_window=gains)
+
+
+def labelled(correct: int, *, labels: int = 40, commonest: int = 22) -> AdapterEvidence:
+    return AdapterEvidence(text="your test inputs", labels=labels, correct=correct, commonest=commonest)
+
+
+def test_text_of_the_run_gives_an_answer_where_the_built_in_text_gives_none() -> None:
+    built_in = report(NOISE, held_out=False)
+    assert joined(UNPROVEN, built_in).verdict == "amber"
+    found = joined(UNPROVEN, with_evidence(built_in, own(RIGHT)))
+    assert (found.status, found.verdict) == (BaseMatchStatus.MEASURED, "green")
+    assert found.reason == (
+        "the adapter lowers perplexity from 60 to 20 on text beside the run (train.jsonl) (in 10 of 10 windows)"
+    )
+
+
+def test_noise_on_text_of_the_run_is_said_of_that_text() -> None:
+    found = measure(with_evidence(report(NOISE, held_out=False), own(NOISE)))
+    assert not found.helps
+    assert "on text beside the run" in found.reason
+
+
+def test_held_out_text_still_confirms_a_base_where_the_other_text_is_little() -> None:
+    assert measure(with_evidence(report(RIGHT), own((0.9,)))).helps
+
+
+@pytest.mark.parametrize(
+    ("evidence", "helps", "says"),
+    [
+        (labelled(38), True, "finds 38 of 40 labels of your test inputs"),
+        (labelled(24), False, "finds only 24 of 40"),
+        (labelled(9, labels=9, commonest=5), False, "not enough evidence"),
+        (labelled(40, commonest=40), False, "not enough evidence"),
+    ],
+)
+def test_a_classifier_is_judged_by_its_labels(evidence: AdapterEvidence, helps: bool, says: str) -> None:
+    found = report(())
+    reference = found.reference.model_copy(
+        update={"perplexity": None, "base_perplexity": None, "evidence": (evidence,)}
+    )
+    inputs = found.inputs.model_copy(update={"family": "sequence classifier", "comparison": "classes"})
+    measured = measure(found.model_copy(update={"reference": reference, "inputs": inputs}))
+    assert measured.helps is helps
+    assert says in measured.reason

@@ -17,7 +17,7 @@ from slipway.results.report.plots import Bar, bar_chart
 from slipway.results.result import ExportResult, FailedFormat
 from slipway.validation.comparisons import LogitComparison
 from slipway.validation.findings import Reference, ValidationReport
-from slipway.validation.speed import Engine
+from slipway.validation.speed import Engine, Machine
 from support.commands.report_parts import LINEAGE, not_run, output, result, validation
 from support.commands.usage_examples import usage_examples
 
@@ -434,3 +434,23 @@ def test_a_plain_model_is_said_to_be_one(tmp_path: Path) -> None:
         assert "There is no adapter, so checks of one do not apply." in text
         assert "against base + adapter" not in text
     assert "The adapter moves" not in page
+
+
+def test_the_machine_stands_beside_every_speed(tmp_path: Path) -> None:
+    machine = Machine(processor="CPU <one>", cores=2, memory_bytes=8 << 30, platform="Linux x86_64")
+    found = validation(output("onnx"), output("pytorch")).model_copy(update={"machine": machine})
+    write_report(tmp_path, result=result(found, ("onnx", "pytorch")), validation=found, lineage=LINEAGE)
+    said = "CPU <one>, 2 cores, 8.6 GB of memory, Linux x86_64"
+    text = Page((tmp_path / "report.html").read_text()).text
+    assert text.count(said) == 4  # on the first page, below the table, and in the details of each output
+    assert text.index(said) < text.index("Validation")
+    assert "2 cores, 8.6 GB of memory, Linux x86" in (tmp_path / "README.md").read_text()
+    document = json.loads((tmp_path / "report.json").read_text())
+    assert document["validation"]["machine"]["cores"] == 2
+
+
+def test_warnings_come_after_the_results(tmp_path: Path) -> None:
+    made = result(None, ("onnx",), warnings=("mind this",))
+    write_report(tmp_path, result=made)
+    text = Page((tmp_path / "report.html").read_text()).text
+    assert text.index("Formats") < text.index("mind this")

@@ -221,8 +221,26 @@ def test_paper_holds_everything(browser: Browser, tmp_path: Path) -> None:
 def test_a_chart_is_a_list_to_who_does_not_see_it(browser: Browser, tmp_path: Path) -> None:
     six_formats(tmp_path)
     browser.open(tmp_path / "report.html", width=400)
+    browser.evaluate("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
     roles = browser.tree()
     assert ("list", "Mean KL divergence") in roles
     assert ("columnheader", "Against PyTorch") in roles
     assert ("rowheader", "onnx-int8") in roles
     assert ("table", "") in roles
+
+
+def test_the_first_page_is_one_sheet_with_what_matters(browser: Browser, tmp_path: Path) -> None:
+    six_formats(tmp_path)
+    browser.open(tmp_path / "report.html", width=718, media="print")
+    height = "document.querySelector('.first').getBoundingClientRect().height"
+    assert 200 < browser.evaluate(height) < 1046  # A4 at 96 dots per inch, less the margins
+    after = "getComputedStyle(document.querySelector('.first')).breakAfter"
+    assert browser.evaluate(after) == "page"
+    assert browser.evaluate("document.querySelectorAll('.first .chart').length") == 1
+
+
+def test_details_are_folded_on_the_screen(browser: Browser, tmp_path: Path) -> None:
+    six_formats(tmp_path)
+    browser.open(tmp_path / "report.html", width=1280)
+    shown = "[...document.querySelectorAll('section table')].filter((table) => table.checkVisibility({contentVisibilityAuto: true})).length"
+    assert browser.evaluate(shown) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -21,6 +22,8 @@ from support.commands.usage_examples import usage_examples
 from support.models.family_models import make_family_model
 from support.models.merge_models import make_family
 from support.models.tiny_models import save_tokenizer
+from support.models.transformers_results import write_sound
+from support.models.whisper_models import make_whisper
 
 FOLDERS = ("pytorch", "pytorch-int4", "onnx", "onnx-int8", "tensorrt")
 # Line breaks and indents that a template has only where jinja2's blocks are not trimmed.
@@ -158,19 +161,25 @@ def test_an_engine_of_an_encoder_has_an_example_of_its_family(tmp_path: Path, ki
 
 
 @pytest.mark.parametrize(
-    ("kind", "pipeline"),
+    ("kind", "pipeline", "says"),
     [
-        ("gpt2", "text-generation"),
-        ("marian", "text2text-generation"),
-        ("bert-classes", "text-classification"),
-        ("bert-tokens", "token-classification"),
-        ("roberta-questions", "question-answering"),
-        ("bert-masked", "fill-mask"),
-        ("bert-features", "feature-extraction"),
+        ("gpt2", "text-generation", ""),
+        ("marian", "text2text-generation", ""),
+        ("t5", "text2text-generation", ""),
+        ("bert-classes", "text-classification", "LABEL_"),
+        ("bert-tokens", "token-classification", "LABEL_"),
+        ("roberta-questions", "question-answering", ""),
+        ("bert-masked", "fill-mask", ""),
+        ("bert-features", "feature-extraction", "tensor"),
     ],
 )
 def test_the_example_of_a_family_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str, pipeline: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+    pipeline: str,
+    says: str,
 ) -> None:
     make_family_model(kind, tmp_path / "pytorch")
     write_report(tmp_path, result=result(None, ("pytorch",)))
@@ -178,7 +187,22 @@ def test_the_example_of_a_family_runs(
     assert f"pipeline_tag: {pipeline}" in card
     monkeypatch.chdir(tmp_path)
     exec(usage_examples(card)["pytorch"], {})
-    assert capsys.readouterr().out.strip()
+    shown = capsys.readouterr().out.strip()
+    assert shown
+    assert says in shown
+
+
+def test_a_classifier_shows_the_probability_of_each_label(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_family_model("bert-classes", tmp_path / "pytorch")
+    write_report(tmp_path, result=result(None, ("pytorch",)))
+    monkeypatch.chdir(tmp_path)
+    exec(usage_examples((tmp_path / "README.md").read_text())["pytorch"], {})
+    shares = ast.literal_eval(capsys.readouterr().out.strip())
+    labels = json.loads((tmp_path / "pytorch" / "config.json").read_text())["id2label"]
+    assert set(shares) == set(labels.values())
+    assert sum(shares.values()) == pytest.approx(1, abs=1e-3)
 
 
 @pytest.mark.parametrize("kind", ["vit", "clip", "t5 without a head"])
@@ -191,14 +215,16 @@ def test_a_model_of_no_known_family_has_no_example_and_no_task(tmp_path: Path, k
     assert usage_examples(card) == {}
 
 
-def test_the_example_of_a_speech_model_names_its_classes(tmp_path: Path) -> None:
-    make_family_model("whisper", tmp_path / "pytorch")
+def test_the_example_of_a_speech_model_takes_a_sound_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_whisper(tmp_path / "pytorch")
     write_report(tmp_path, result=result(None, ("pytorch",)))
     card = (tmp_path / "README.md").read_text()
     assert "pipeline_tag: automatic-speech-recognition" in card
     code = usage_examples(card)["pytorch"]
-    compile(code, "example.py", "exec")
     assert "AutoProcessor, AutoModelForSpeechSeq2Seq" in code
+    write_sound(tmp_path / "speech.wav", seconds=1.0)
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
 
 
 def test_the_example_of_a_model_in_layers_runs_its_program(

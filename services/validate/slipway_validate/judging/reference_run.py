@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from slipway.models.families import SPEECH, Family
 from slipway.validation.comparisons import LogitComparison, ShapeCase
+from slipway.validation.findings import AdapterEvidence
 from slipway_validate.judging.compare import compare_windows, load_logits
 from slipway_validate.judging.limits import MAX_NOISE_SHARE
 from slipway_validate.judging.measures import Measure, choose_measure
@@ -39,6 +40,7 @@ class ReferenceRun:
         noise: Its arithmetic noise, in logits.
         unsteady_cases: Shape cases in which the reference differs from its plain pass, each with the reason to skip it for
             outputs that run the same code. A graph has its own code and is judged.
+        evidence: What the adapter does on text like that of its training.
     """
 
     folder: Path
@@ -54,6 +56,7 @@ class ReferenceRun:
     logit_scale: float = 1.0
     noise: float | None = None
     unsteady_cases: dict[str, str] = field(default_factory=dict)
+    evidence: tuple[AdapterEvidence, ...] = ()
 
     def with_figures(self, cases: list[ShapeCase]) -> ReferenceRun:
         """Return this run with the figures of its results; ``cases`` are its own, compared with its plain passes."""

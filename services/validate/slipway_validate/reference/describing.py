@@ -26,6 +26,7 @@ def describe(run: ReferenceRun | None, speed: Speed | None) -> Reference:
         perplexity=run.perplexity,
         base_perplexity=run.base_perplexity,
         gain_per_window=run.gain_per_window,
+        evidence=run.evidence,
         adapter_effect_kl=effect.mean_kl if effect else None,
         adapter_effect_error=effect.relative_error if effect else None,
         logit_scale=run.logit_scale,

@@ -23,6 +23,7 @@ from slipway.files.regular_file import check_regular, read_regular
 from slipway.models.families import FAMILIES, SPEECH, Family
 from slipway.stage import Context
 from slipway.validation.comparisons import LogitComparison
+from slipway.validation.findings import AdapterEvidence
 from slipway_validate.cases import shape_cases
 from slipway_validate.judging.reference_run import ReferenceRun
 from slipway_validate.params import SampleParams
@@ -58,6 +59,7 @@ class Figures(BaseModel):
     logit_scale: float = 1.0
     noise: float | None = None
     unsteady_cases: dict[str, str] = {}
+    evidence: tuple[AdapterEvidence, ...] = ()
 
 
 class ReferenceFile(BaseModel):

@@ -6,7 +6,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from slipway.stage import Context
+from slipway.validation.findings import AdapterEvidence
 from slipway_validate.continuing import long_spec
 from slipway_validate.folders import stored_dtype
 from slipway_validate.judging.compare import CaseResults, compare_case
@@ -17,7 +20,9 @@ from slipway_validate.params import SampleParams
 from slipway_validate.preparation import Prepared, require_success
 from slipway_validate.protocol import process
 from slipway_validate.protocol.messages import Benchmark, RunResult, RunSpec, Spec, SurvivalSpec, Yardsticks
+from slipway_validate.samples import EVIDENCE_FILE
 
+_EVIDENCE = TypeAdapter(tuple[AdapterEvidence, ...])
 RUNTIME = "slipway_validate.runner.runtime_reference:load"
 
 
@@ -76,6 +81,12 @@ def start_timing(
     )
 
 
+def read_evidence(folder: Path) -> tuple[AdapterEvidence, ...]:
+    """Return what a runner measured on text like that of the training; empty if there was none."""
+    file = folder / EVIDENCE_FILE
+    return _EVIDENCE.validate_json(file.read_bytes()) if file.is_file() else ()
+
+
 def merged_level(inputs: Mapping[str, Path]) -> str:
     """Return the row of the limits for the merge's data type; before the merge, that of the base."""
     return level_of(stored_dtype(inputs[MERGED] if MERGED in inputs else inputs["base"]))
@@ -105,6 +116,7 @@ def _checked_run(
         samples=prepared.samples,
         with_adapter=spec.adapter is not None,
         merged_level=merged_level(inputs),
+        evidence=read_evidence(folder),
     )
     where = CaseResults(folder, folder, run.measure)
     return run.with_figures([compare_case(case, where) for case in spec.cases if case.name not in result.skipped_cases])

@@ -60,6 +60,7 @@ class Collector:
     """Computes results and continuations of one model and writes them into a folder.
 
     Attributes:
+        folder: Folder of the results.
         non_finite: Number of values so far that are NaN or infinite, without padding.
         first_non_finite: Description of the place of the first of them.
         skipped: Cases that do not apply to the model, with the reason.
@@ -73,7 +74,7 @@ class Collector:
         self._padding_token = spec.padding_token
         self._cases_known, self._shapes = spec.cases_known, {case.name for case in spec.cases}
         self._read = choose_row_selector(self._family)
-        self._folder = folder
+        self.folder = folder
         self._write = spec.write_logits
         self._report = report
         self.non_finite = 0
@@ -103,7 +104,7 @@ class Collector:
                     every = per_token(self._family) and positions is None
                     if output is None:
                         shape = (count, length if every else found.shape[1], found.shape[2])
-                        output = open_memmap(self._folder / file, mode="w+", dtype=np.float32, shape=shape)
+                        output = open_memmap(self.folder / file, mode="w+", dtype=np.float32, shape=shape)
                     output[start : rows[-1] + 1, columns if every else slice(None)] = found
             start = rows[-1] + 1
             self._report("windows", start, count)
@@ -131,7 +132,7 @@ class Collector:
             return
         if self._done is not None and case == self._done.model_copy(update={"name": case.name}):
             if self._write:
-                shutil.copyfile(self._folder / case_file(self._done.name), self._folder / case_file(case.name))
+                shutil.copyfile(self.folder / case_file(self._done.name), self.folder / case_file(case.name))
             return
         # The cache is gone through all the same: a step may use other kernels than a whole text.
         if self._cases_known and not case.embedding and case.name in self._shapes and case.name != DECODE:
@@ -142,12 +143,12 @@ class Collector:
         results = join_rows([row for part in parts for row in self._rows_of(case, part, case.segments)])
         self._count_non_finite(results, f"the shape case {case.name}")
         if self._write:
-            np.save(self._folder / case_file(case.name), results)
+            np.save(self.folder / case_file(case.name), results)
 
     def plain_rows(self, cases: tuple[Case, ...]) -> None:
         """Write the results of rows, each computed alone, for the comparison with their batch: those of cases, and of the native one."""
         for case in (*cases, self._native):
-            file = self._folder / plain_file(case.plain)
+            file = self.folder / plain_file(case.plain)
             if not self._write or not case.plain or file.is_file() or case.name in self.skipped:
                 continue
             alone = [self._batch(case, (row,)) for row in case.rows]
@@ -168,7 +169,7 @@ class Collector:
     def long_continuations(self, spec: LongSpec) -> LongResult:
         """Continue prompts at length, and write the logits of the reference's continuations."""
         sources = [source_of(self._samples, [index]) for index in range(len(spec.prompts))]
-        return continue_long(self._model, spec, sources, self._folder, on_logits=self._count_non_finite)
+        return continue_long(self._model, spec, sources, self.folder, on_logits=self._count_non_finite)
 
     def _rows_of(self, case: Case, batch: Batch, segments: tuple[int, ...]) -> list[Logits]:
         """Return the compared results of each row, (P, V): those without padding, or the text's vector."""

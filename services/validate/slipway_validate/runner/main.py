@@ -58,8 +58,9 @@ from slipway_validate.runner.benchmark import time_round
 from slipway_validate.runner.collect import Collector
 from slipway_validate.runner.generation.answering import answer_inputs
 from slipway_validate.runner.model import LanguageModel, NotRunnable, UnplacedTensors, Unusable, UnusableInput
+from slipway_validate.runner.own_text import make_own_samples, measure_own_text
 from slipway_validate.runner.texts import compare_texts
-from slipway_validate.samples import Samples
+from slipway_validate.samples import OWN_FILE, OWN_FOLDER, Samples
 
 
 def loader(spec: RunSpec) -> Callable[[], LanguageModel]:
@@ -161,6 +162,8 @@ def _compute(model: LanguageModel, spec: RunSpec, collector: Collector) -> _Comp
     answers = _answers(model, spec) if spec.write_logits else None
     long = collector.long_continuations(spec.long) if spec.long else None
     adapter = _base_logits(model, collector) if spec.adapter else ""
+    if spec.adapter and spec.samples.with_name(OWN_FOLDER).is_dir():
+        measure_own_text(model, spec, collector.folder, report=_report)
     texts = compare_texts(model, spec.texts) if spec.texts else None
     if spec.benchmark:
         model.leave_comparison()
@@ -208,6 +211,10 @@ def tokenize(spec: TokenizeSpec) -> RunResult:
 
     samples, source = make_samples(spec)
     samples.write(spec.samples)
+    if spec.text.with_name(OWN_FILE).is_file():
+        from slipway_validate.runner.windows import load_tokenizer
+
+        make_own_samples(load_tokenizer(spec.tokenizer), spec)
     if spec.records is not None:
         from slipway_validate.runner.encoding.records import encode_inputs
         from slipway_validate.runner.windows import tokenizer_of

@@ -60,7 +60,7 @@ def _next_tokens(tokenizer: Any, windows: Ints, spec: TokenizeSpec) -> Samples: 
     return Samples(windows, labels=windows[:, 1:])
 
 
-def _masked(tokenizer: Any, windows: Ints, spec: TokenizeSpec) -> Samples:
+def masked(tokenizer: Any, windows: Ints, spec: TokenizeSpec) -> Samples:
     """Mask random tokens of each window by the seed, but not those that the tokenizer puts around a text."""
     before, behind = tokens_around(tokenizer)
     columns = np.arange(len(before), windows.shape[1] - len(behind))
@@ -82,12 +82,12 @@ def _teacher_forced(tokenizer: Any, windows: Ints, spec: TokenizeSpec) -> Sample
     sizes = (settings.get(name) for name in DECODER_VOCABULARIES)
     size = next((size for size in sizes if isinstance(size, int) and size > 0), None)
     labels = windows if size is None else windows % size
-    return Samples(_decoder_inputs(labels, spec.model), source=windows, labels=labels)
+    return Samples(decoder_inputs(labels, spec.model), source=windows, labels=labels)
 
 
 _MAKERS: Mapping[Comparison, Callable[[Any, Ints, TokenizeSpec], Samples]] = {
     Comparison.NEXT_TOKEN: _next_tokens,
-    Comparison.MASKED_TOKENS: _masked,
+    Comparison.MASKED_TOKENS: masked,
     Comparison.TEACHER_FORCED: _teacher_forced,
 }
 
@@ -103,7 +103,7 @@ def _speech(spec: TokenizeSpec) -> tuple[Samples, str]:
     else:
         labels, said = _random_labels(spec), f"{said}; there is no tokenizer, so labels are random tokens"
     source = make_features(spec.model, count=len(labels), seed=spec.seed)
-    return Samples(_decoder_inputs(labels, spec.model), source=source, labels=labels), said
+    return Samples(decoder_inputs(labels, spec.model), source=source, labels=labels), said
 
 
 def _random_labels(spec: TokenizeSpec) -> Ints:
@@ -113,7 +113,7 @@ def _random_labels(spec: TokenizeSpec) -> Ints:
     return np.random.default_rng(spec.seed).integers(0, vocabulary, size=(spec.windows, spec.length))
 
 
-def _decoder_inputs(labels: Ints, model: Path) -> Ints:
+def decoder_inputs(labels: Ints, model: Path) -> Ints:
     """Return the decoder's teacher-forced input: the start token, then every label but the last."""
     inputs = np.roll(labels, 1, axis=1)
     inputs[:, 0] = opening_token(model)

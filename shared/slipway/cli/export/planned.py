@@ -36,7 +36,7 @@ from slipway.settings.s3 import SCHEME
 from slipway.settings.sections import Listed
 from slipway.sizes import format_size
 from slipway.sources import SourceFolders
-from slipway.validation.inputs import TEST_INPUTS
+from slipway.validation.inputs import OWN_TEXT, TEST_INPUTS
 
 _VERDICTS = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.ERROR: "red"}
 
@@ -68,6 +68,8 @@ def examine(
             sources = find_sources(configuration, folders, origins=loaded.origins)
             if sources.calibration is not None:
                 names.add(CALIBRATION)
+            if sources.own_text is not None:
+                names.add(OWN_TEXT)
             tasks = plan(configuration, names, source_formats=sources.formats)
             tasks, begun = _with_precedents(tasks, sources, settings) if here else (tasks, [])
             checked = preflight(
@@ -101,6 +103,9 @@ def _base(sources: Sources, configuration: ExportConfiguration) -> list[Finding]
             return [Finding("base model", Verdict.OK, found.reason)]
     if validation.enabled and validation.compare_outputs and sources.heldout is not None:
         return [Finding("base model", Verdict.OK, f"{found.reason}; validation judges it by the held-out text")]
+    if sources.own_text is not None:
+        said = f"{found.reason}; validation judges it by {sources.own_text.name}, beside the run"
+        return [Finding("base model", Verdict.OK, said)]
     remedy = "validation can judge it by held-out text: set validation.heldout"
     return [Finding("base model", Verdict.WARNING, found.reason, remedy)]
 

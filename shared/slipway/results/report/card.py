@@ -15,8 +15,9 @@ from slipway.errors import CheckpointValidationError, ModelExportError
 from slipway.formats.contract import Format, Usage
 from slipway.formats.registry import formats, is_adapter_alone, split_output, translate_format_errors
 from slipway.models.base_format import read_config
-from slipway.models.families import DECODER, Family, family_of
+from slipway.models.families import DECODER, FEATURE_EXTRACTION, Family, family_of
 from slipway.models.model_files import has_chat_template
+from slipway.models.sentences.files import UnknownPoolingError, is_sentence_encoder, read_pooling
 from slipway.results.report.document import Report
 from slipway.results.report.environment import markdown_code, markdown_environment
 from slipway.results.report.evaluation import model_index, rows, sign_off
@@ -110,8 +111,7 @@ def _examples(report: Report, directory: Path) -> list[_Example]:
             chat = all(has_chat_template(directory / name) for name in mine)
             try:
                 with translate_format_errors(each):
-                    entries = sorted(path.name for path in (directory / mine[0]).glob("*"))
-                    found.append(_example(kind, mine, each.usage, chat=chat, family=family, entries=entries))
+                    found.append(_example(kind, mine, each.usage, chat=chat, family=family, first=directory / mine[0]))
             except ModelExportError as error:  # the models are worth more than the example
                 _LOG.warning("the model card has no usage example: %s", one_line(str(error)))
     return sorted(found, key=lambda example: folders.index(example.folders[0]))
@@ -136,16 +136,37 @@ def _family(folder: Path) -> Family | None:
         return DECODER
 
 
-def _example(
-    kind: str, folders: list[str], usage: Usage, *, chat: bool, family: Family, entries: list[str]
-) -> _Example:
+def _example(kind: str, folders: list[str], usage: Usage, *, chat: bool, family: Family, first: Path) -> _Example:
     template = markdown_environment().from_string(usage.path.read_text(encoding="utf-8"))
     chat = chat and family.generates
-    usual = usage.family_packages.get(family.name) or (usage.chat_packages if chat else "") or usage.packages
+    entries = sorted(path.name for path in first.glob("*"))
+    sentences = family == FEATURE_EXTRACTION and is_sentence_encoder(first)
+    usual = (
+        (usage.sentence_packages if sentences else "")
+        or usage.family_packages.get(family.name)
+        or (usage.chat_packages if chat else "")
+        or usage.packages
+    )
     return _Example(
         kind=kind,
         folders=folders,
         needs=usage.variant_packages.get(split_output(folders[0])[1]) or usual,
         more={name: more for name in folders if (more := usage.level_packages.get(split_output(name)[1]))},
-        code=template.render(folder=folders[0], others=folders[1:], chat=chat, family=family, entries=entries),
+        code=template.render(
+            folder=folders[0],
+            others=folders[1:],
+            chat=chat,
+            family=family,
+            entries=entries,
+            sentences=sentences,
+            pooled=sentences and _is_pooled(first),
+        ),
     )
+
+
+def _is_pooled(folder: Path) -> bool:
+    """Return whether graphs of this sentence encoder make the vectors of texts themselves."""
+    try:
+        return read_pooling(folder) is not None
+    except UnknownPoolingError:
+        return False

@@ -38,6 +38,7 @@ def page(report: Report) -> str:
     return template.render(
         **common(report),
         verdict=_verdict(report),
+        **_first_page(report),
         charts=_charts(report),
         durations=_durations(report.result.attempts),
         memory=_memory(report.result.attempts),
@@ -53,6 +54,7 @@ def page(report: Report) -> str:
 def common(report: Report) -> dict[str, Any]:
     """Return the variables that the templates of page and card have in common."""
     return {
+        "measured_on": measured_on(report),
         "report": report,
         "result": report.result,
         "validation": report.validation,
@@ -95,19 +97,8 @@ def _outputs_verdict(report: Report) -> tuple[str, str]:
 
 
 def _charts(report: Report) -> list[Chart]:
-    charts = [
-        Chart(
-            "Size",
-            "All files of the format's folder.",
-            bar_chart(
-                "Size of each format",
-                [Bar(name, value.size_bytes) for name, value in report.result.formats.items()],
-                show=figures.size,
-            ),
-        )
-    ]
     if report.validation is None:
-        return charts if report.result.formats else []
+        return []
     outputs, words, reference = report.outputs, compared(report.validation), report.reference.partition(",")[0]
     value = "logit" if words.distance.name == "mean_kl" else "value"
     behaviour = [
@@ -128,7 +119,7 @@ def _charts(report: Report) -> list[Chart]:
         plot = curve_chart("Divergence by position", positions, ends=("first token", "last token"))
         behaviour.insert(1, Chart("Divergence by position", caption, plot))
     compared_any = any(output.to_reference is not None for output in outputs)
-    return [*(behaviour if compared_any else ()), *survival_charts(outputs), *charts, *_speed_charts(outputs)]
+    return [*(behaviour if compared_any else ()), *survival_charts(outputs), *_speed_charts(outputs)]
 
 
 def _logits_chart(title: str, outputs: Iterable[OutputValidation], measure: str) -> Markup:
@@ -217,3 +208,52 @@ def _plain(value: Any) -> str:
     if isinstance(value, float) and value.is_integer():
         return str(int(value))  # messages carry numbers as doubles
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+
+
+def _first_page(report: Report) -> dict[str, Any]:
+    """Return the template's variables of the first page."""
+    return {"purpose": _purpose(report), "first_plot": _first_plot(report), "fastest": _fastest(report)}
+
+
+def measured_on(report: Report) -> str:
+    """Say on which machine speeds were measured; empty if none was, or the report is of a version that did not say."""
+    timed, machine = report.timed, report.validation.machine if report.validation else None
+    if not timed or machine is None:
+        return ""
+    threads = sorted({output.speed.threads for output in timed if output.speed})
+    used = " or ".join(map(str, threads))
+    return f"Measured with {used} thread{'' if threads == [1] else 's'} on {machine.said}."
+
+
+def _purpose(report: Report) -> str:
+    family = report.validation.inputs.family if report.validation else ""
+    return f"Kind of model: {family}." if family else ""
+
+
+def _fastest(report: Report) -> OutputValidation | None:
+    """Return the output that the tile of the fastest prompt is about."""
+    speed = report.result.inference_speed_ms
+    return next((each for each in report.timed if each.speed is not None and each.speed.prefill_ms == speed), None)
+
+
+def _first_plot(report: Report) -> Chart | None:
+    """Chart the sizes, with the speeds beside them."""
+    if not report.result.formats:
+        return None
+    bars = [
+        Bar(name, value.size_bytes, remark=_speed_beside(report, name)) for name, value in report.result.formats.items()
+    ]
+    caption = "All files of each folder."
+    ratios = [each.speed for each in report.timed if each.speed and each.speed.prefill_speedup]
+    if ratios:
+        what = "generating" if any(each.decode_speedup for each in ratios) else "reading a text"
+        caption += f" Speed: {what}, as a multiple of the original in PyTorch, timed in turn."
+    caption = f"{caption} {measured_on(report)}"
+    return Chart("Size", caption.strip(), bar_chart("Size and speed", bars, show=figures.size))
+
+
+def _speed_beside(report: Report, name: str) -> str:
+    found = report.validated(name)
+    speed = found.speed if found else None
+    ratio = (speed.decode_speedup or speed.prefill_speedup) if speed else None
+    return f", {figures.times(ratio).partition(' (')[0]} as fast" if ratio else ""

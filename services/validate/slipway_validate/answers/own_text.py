@@ -1,0 +1,234 @@
+"""Read text like that of the training, on which the adapter itself is judged: a dataset file beside the run, and the user's test inputs.
+
+Such files have many forms. A row that is not understood is left out, because nothing but this judgement needs it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slipway.errors import ModelExportError
+from slipway.files.json_documents import LARGEST_LIST, parse_json
+from slipway.files.regular_file import read_regular
+from slipway.models.base_format import read_config
+from slipway.models.families import DECODER, ENCODER_DECODER, SEQUENCE_CLASSIFIER, TOKEN_CLASSIFIER, Comparison, Family
+from slipway.validation.inputs import OWN_TEXT
+from slipway_validate.answers.records import LabelledText, LabelledTokens, Prompted, Record, Translated
+
+MOST_TEXTS = 12
+MOST_LABELLED = 60
+"""Labelled examples are short, and a share of them is known worse than a mean."""
+_LARGEST = 64 << 20
+_LARGEST_LINE = 1 << 20
+_MOST_ROWS = 20_000
+_PIECE = 2000
+"""Characters of a piece of a long text."""
+_PAIRS = (
+    ("source", "target"),
+    ("input", "output"),
+    ("prompt", "completion"),
+    ("instruction", "output"),
+    ("question", "answer"),
+)
+_READ = (Comparison.NEXT_TOKEN, Comparison.MASKED_TOKENS, Comparison.TEACHER_FORCED, Comparison.CLASSES)
+_LABELS = ("label", "labels", "target")
+_TAGS = ("labels", "ner_tags", "tags", "pos_tags")
+_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+
+Row = dict[str, Any]
+"""A text, messages, a source with its target, or tokens with numbers of labels, as :mod:`slipway_validate.runner.own_text` takes them."""
+
+
+def write_own_text(
+    inputs: Mapping[str, Path],
+    records: Sequence[Record],
+    family: Family,
+    file: Path,
+    *,
+    seed: int,
+    warn: Callable[[str], None],
+) -> None:
+    """Write the texts to judge the adapter on, by what they are; no file if there are none.
+
+    Args:
+        inputs: Inputs of the stage.
+        records: The user's test inputs.
+        family: The model's family.
+        file: The file to write.
+        seed: Chooses among many texts.
+        warn: Called with a warning about a file that cannot be read.
+    """
+    if "adapter" not in inputs:
+        return
+    labels = _label_numbers(read_config(inputs["base"]))
+    found: dict[str, list[Row]] = {}
+    for path in sorted(inputs[OWN_TEXT].iterdir()) if OWN_TEXT in inputs else ():
+        try:
+            rows = (_row(each, family, labels) for each in _documents(path))
+            found[f"text beside the run ({path.name})"] = _drawn(rows, family, seed=seed)
+        except (OSError, ValueError, ModelExportError) as error:
+            warn(f"{path.name} beside the run was not used to judge the adapter: {error}")
+    found["your test inputs"] = _drawn((_of_record(each, labels) for each in records), family, seed=seed)
+    if any(found.values()):
+        file.write_text(json.dumps({name: rows for name, rows in found.items() if rows}), encoding="utf-8")
+
+
+def _drawn(rows: Iterable[Row | None], family: Family, *, seed: int) -> list[Row]:
+    """Draw rows by the seed from the first ones, each once."""
+    known = {json.dumps(row): row for row in rows if row}
+    kept = list(known.values())
+    most = MOST_LABELLED if family.comparison is Comparison.CLASSES else MOST_TEXTS
+    return [kept[place] for place in np.random.default_rng(seed).permutation(len(kept))[:most]]
+
+
+def _documents(path: Path) -> Iterator[Any]:
+    """Yield the documents of a file: rows of a dataset, or pieces of a plain text."""
+    data = read_regular(path, largest=_LARGEST)
+    if path.suffix == ".txt":
+        yield from _pieces(data.decode("utf-8"))
+        return
+    if path.suffix == ".json":
+        whole = parse_json(data, lenient=True, most_values=LARGEST_LIST // 16)
+        rows: Iterable[Any] = (
+            whole
+            if isinstance(whole, list)
+            else next(filter(_is_rows, whole.values()), [])
+            if isinstance(whole, dict)
+            else []
+        )
+    else:
+        lines = (
+            line
+            for line in data.removeprefix(b"\xef\xbb\xbf").splitlines()
+            if line.strip() and len(line) <= _LARGEST_LINE
+        )
+        rows = (parse_json(line, lenient=True) for line in lines)
+    for _, row in zip(range(_MOST_ROWS), rows, strict=False):
+        text = row.get("text") if isinstance(row, dict) else row
+        if (
+            isinstance(text, str)
+            and len(text) > _PIECE
+            and not (isinstance(row, dict) and any(name in row for name in _LABELS))
+        ):
+            yield from _pieces(text)
+        else:
+            yield row
+
+
+def _is_rows(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
+
+
+def _pieces(text: str) -> Iterator[str]:
+    return (text[start : start + _PIECE] for start in range(0, min(len(text), _MOST_ROWS * _PIECE), _PIECE))
+
+
+def _row(row: Any, family: Family, labels: Mapping[str, int]) -> Row | None:
+    """Return a row as the family is trained on it; None for one that is not understood."""
+    if isinstance(row, str):
+        return (
+            {"text": row}
+            if family.comparison in (Comparison.NEXT_TOKEN, Comparison.MASKED_TOKENS) and row.strip()
+            else None
+        )
+    if not isinstance(row, dict) or family.comparison not in _READ:
+        return None
+    if family == SEQUENCE_CLASSIFIER:
+        return _labelled_text(row, labels)
+    if family == TOKEN_CLASSIFIER:
+        return _labelled_tokens(row, labels)
+    if family == ENCODER_DECODER:
+        return _translated(row)
+    return _text(row, chats=family == DECODER)
+
+
+def _translated(row: Mapping[str, Any]) -> Row | None:
+    translation = row.get("translation")
+    values = list(translation.values()) if isinstance(translation, dict) else []
+    pair = values[:2] if len(values) == 2 and all(isinstance(each, str) for each in values) else _pair(row)
+    return {"source": pair[0], "target": pair[1]} if pair else None
+
+
+def _text(row: Mapping[str, Any], *, chats: bool) -> Row | None:
+    text, messages = row.get("text"), _messages(row.get("messages") or row.get("conversations"))
+    if isinstance(text, str) and text.strip():
+        return {"text": text}
+    if messages and chats:
+        return {"messages": messages}
+    pair = _pair(row)
+    if pair is None:
+        return None
+    said = (
+        {"messages": [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]} if chats else {}
+    )
+    return {"text": "\n".join(pair), **said}
+
+
+def _messages(value: object) -> list[dict[str, str]]:
+    """Return messages in the form of a chat template; none if any is of another form."""
+    found = []
+    for each in value if isinstance(value, list) else ():
+        role, content = (
+            (each.get("role") or each.get("from"), each.get("content") or each.get("value"))
+            if isinstance(each, dict)
+            else (None, None)
+        )
+        if role not in _ROLES or not isinstance(content, str):
+            return []
+        found.append({"role": _ROLES[role], "content": content})
+    return found
+
+
+def _pair(row: Mapping[str, Any]) -> list[str] | None:
+    for names in _PAIRS:
+        pair = [row.get(name) for name in names]
+        if all(isinstance(each, str) and each.strip() for each in pair):
+            return [str(each) for each in pair]
+    return None
+
+
+def _labelled_text(row: Mapping[str, Any], labels: Mapping[str, int]) -> Row | None:
+    text = next((row[name] for name in ("text", "sentence") if isinstance(row.get(name), str)), None)
+    label = next((row[name] for name in _LABELS if name in row), None)
+    number = labels.get(str(label))
+    return None if text is None or number is None else {"text": text, "labels": [number]}
+
+
+def _labelled_tokens(row: Mapping[str, Any], labels: Mapping[str, int]) -> Row | None:
+    tokens, tags = row.get("tokens"), next((row[name] for name in _TAGS if isinstance(row.get(name), list)), None)
+    if not isinstance(tokens, list) or not tokens or tags is None or len(tags) != len(tokens):
+        return None
+    numbers = [labels.get(str(tag)) for tag in tags]
+    if None in numbers or not all(isinstance(token, str) for token in tokens):
+        return None
+    return {"tokens": tokens, "labels": numbers}
+
+
+def _of_record(record: Record, labels: Mapping[str, int]) -> Row | None:
+    """Return a test input that has an expected answer."""
+    match record:
+        case Prompted(prompt=prompt, expected=str(expected)):
+            asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+            said = {"messages": [*asked, {"role": "assistant", "content": expected}]} if record.chat else {}
+            return {"text": f"{record.shown()}\n{expected}", **said}
+        case Translated(target=str(target)):
+            return {"source": record.source, "target": target}
+        case LabelledText():
+            return _labelled_text({"text": record.text, "label": record.label}, labels)
+        case LabelledTokens():
+            return _labelled_tokens({"tokens": list(record.tokens), "labels": list(record.labels)}, labels)
+    return None
+
+
+def _label_numbers(config: Mapping[str, Any]) -> dict[str, int]:
+    """Return the number of each label by its name and by its number; none for a score or for several labels of one text."""
+    names = config.get("id2label")
+    if not isinstance(names, dict) or len(names) < 2 or config.get("problem_type") == "multi_label_classification":
+        return {}
+    numbers = {str(number): int(number) for number in names if str(number).isdigit()}
+    return numbers | {str(name): int(number) for number, name in names.items() if str(number).isdigit()}

@@ -1,0 +1,138 @@
+"""Measure what the adapter does on text like that of its training: what it saves, or how many labels it finds."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slipway.files.json_documents import LARGEST_LIST, read_json
+from slipway.models.chat_templates import ChatTemplates
+from slipway.models.families import Comparison
+from slipway.validation.findings import AdapterEvidence
+from slipway_validate.cases import family_named
+from slipway_validate.lengths import longest_text
+from slipway_validate.numerics import Ints, Logits, finite, perplexity_of, window_losses
+from slipway_validate.protocol.messages import RunSpec, TokenizeSpec
+from slipway_validate.runner.collect import Collector
+from slipway_validate.runner.model import Unusable
+from slipway_validate.runner.sampling import decoder_inputs, masked
+from slipway_validate.runner.windows import cut
+from slipway_validate.samples import EVIDENCE_FILE, OWN_FILE, OWN_FOLDER, Samples
+
+_RESULTS = "own.npy"
+
+
+def make_own_samples(tokenizer: Any, spec: TokenizeSpec) -> None:
+    """Write the samples of each text, one by one, because texts have other lengths; a text that gives none is left out."""
+    file = spec.text.with_name(OWN_FILE)
+    if not file.is_file():
+        return
+    folder = spec.samples.with_name(OWN_FOLDER)
+    with ChatTemplates() as templates:
+        for place, (name, rows) in enumerate(read_json(file, largest=LARGEST_LIST).items()):
+            made = [each for row in rows if (each := _samples(tokenizer, row, spec, templates)) is not None]
+            for number, samples in enumerate(made):
+                samples.write(folder / str(place) / f"{number:03}")
+            if made:
+                (folder / str(place) / "name").write_text(name, encoding="utf-8")
+
+
+def _samples(tokenizer: Any, row: Mapping[str, Any], spec: TokenizeSpec, templates: ChatTemplates) -> Samples | None:
+    try:
+        return _made(tokenizer, row, spec, templates)
+    except Unusable:  # too short a text
+        return None
+    except Exception:  # noqa: BLE001 - a tokenizer's code may raise anything, and others of the texts may do
+        return None
+
+
+def _made(tokenizer: Any, row: Mapping[str, Any], spec: TokenizeSpec, templates: ChatTemplates) -> Samples | None:
+    family = family_named(spec.family)
+    longest = min(longest_text(spec.model, family), 512)
+    match family.comparison:
+        case Comparison.CLASSES if "tokens" in row:
+            return _of_tokens(tokenizer, row, longest)
+        case Comparison.CLASSES:
+            ids = tokenizer(row["text"], truncation=True, max_length=longest)["input_ids"]
+            return Samples(_row(ids), labels=_row(row["labels"]))
+        case Comparison.TEACHER_FORCED:
+            source = tokenizer(row["source"], truncation=True, max_length=longest)["input_ids"]
+            labels = _row(tokenizer(text_target=row["target"], truncation=True, max_length=longest)["input_ids"])
+            return Samples(decoder_inputs(labels, spec.model), source=_row(source), labels=labels)
+    windows = cut(tokenizer, _text(tokenizer, row, templates), spec=spec.model_copy(update={"windows": 1}))
+    if family.comparison is Comparison.MASKED_TOKENS:
+        return masked(tokenizer, windows, spec)
+    return Samples(windows, labels=windows[:, 1:])
+
+
+def _row(values: Any) -> Ints:
+    return np.array([values], dtype=np.int64)
+
+
+def _text(tokenizer: Any, row: Mapping[str, Any], templates: ChatTemplates) -> str:
+    if "messages" in row and getattr(tokenizer, "chat_template", None):
+        return templates.text(tokenizer, row["messages"])
+    return str(row["text"]) if "text" in row else "\n".join(each["content"] for each in row["messages"])
+
+
+def _of_tokens(tokenizer: Any, row: Mapping[str, Any], longest: int) -> Samples | None:
+    """Return samples whose results are those of the first token of each word."""
+    found = tokenizer(row["tokens"], is_split_into_words=True, truncation=True, max_length=longest)
+    words = found.word_ids()
+    first = [place for place, word in enumerate(words) if word is not None and word not in words[:place]]
+    if not first:
+        return None
+    labels = [row["labels"][words[place]] for place in first]
+    return Samples(_row(found["input_ids"]), positions=_row(first), labels=_row(labels))
+
+
+def measure_own_text(model: Any, spec: RunSpec, folder: Path, *, report: Callable[[str, int, int], None]) -> None:
+    """Compute each text with and without the adapter, and write what it does there."""
+    found = []
+    for texts in sorted(spec.samples.with_name(OWN_FOLDER).glob("*")):
+        samples = [Samples.read(each) for each in sorted(texts.iterdir()) if each.is_dir()]
+        tuned = [_results(model, spec, each, folder, report) for each in samples]
+        with model.without_adapter():
+            plain = [_results(model, spec, each, folder, report) for each in samples]
+        name = (texts / "name").read_text(encoding="utf-8")
+        found.append(_evidence(name, spec, samples, tuned=tuned, plain=plain).model_dump(mode="json"))
+    if found:
+        (folder / EVIDENCE_FILE).write_text(json.dumps(found), encoding="utf-8")
+
+
+def _results(
+    model: Any, spec: RunSpec, samples: Samples, folder: Path, report: Callable[[str, int, int], None]
+) -> tuple[float, list[int]]:
+    """Return the loss of one text, and the number of the best label at each place."""
+    Collector(model, spec.model_copy(update={"cases": ()}), samples, folder, report=report).windows(_RESULTS)
+    values: Logits = np.load(folder / _RESULTS)
+    (folder / _RESULTS).unlink()
+    assert samples.labels is not None
+    return float(window_losses(values, samples.labels)[0]), [int(best) for best in values[0].argmax(axis=-1)]
+
+
+def _evidence(
+    name: str,
+    spec: RunSpec,
+    samples: list[Samples],
+    *,
+    tuned: list[tuple[float, list[int]]],
+    plain: list[tuple[float, list[int]]],
+) -> AdapterEvidence:
+    if family_named(spec.family).comparison is Comparison.CLASSES:
+        wanted = [int(label) for each in samples for label in (each.labels[0] if each.labels is not None else ())]
+        given = [label for _, labels in tuned for label in labels]
+        correct = sum(one == other for one, other in zip(wanted, given, strict=True))
+        return AdapterEvidence(text=name, labels=len(wanted), correct=correct, commonest=max(Counter(wanted).values()))
+    losses, base = (np.array([loss for loss, _ in each]) for each in (tuned, plain))
+    return AdapterEvidence(
+        text=name,
+        perplexity=perplexity_of(losses),
+        base_perplexity=perplexity_of(base),
+        gain_per_window=tuple(finite(gain) for gain in base - losses),
+    )
