@@ -258,6 +258,9 @@ REASONS: Mapping[str, Reason] = {
     "QUEUE_FULL": Reason(_C.RESOURCE, "the limit of running and waiting exports is reached", retryable=True),
     "REQUESTS_FULL": Reason(_C.RESOURCE, "a request arrived slowly while others waited for its place", retryable=True),
     "UPLOADS_FULL": Reason(_C.RESOURCE, "the project's limit of open uploads is reached", retryable=True),
+    "UPLOAD_LOST": Reason(
+        _C.UNAVAILABLE, "the coordinator no longer has the beginning of an interrupted upload", retryable=True
+    ),
     "TRANSFER_SLOW": Reason(
         _C.TIMEOUT, "a client sent or read a file or stream more slowly than the server allows", retryable=True
     ),

@@ -128,5 +128,5 @@ def test_every_documented_call_works_in_its_order(place: Harness, runner: type[G
     assert answers["ListExports"][0]["exports"][0]["name"] == "projects/research/exports/x"
     assert answers["WatchExport"][-1]["export"]["state"] == "EXPORT_STATE_CANCELLED"
     assert answers["RetryExport"][0]["state"] == "EXPORT_STATE_QUEUED"
-    assert answers["WriteBlob"] == answers["DeleteExport"] == [{}]
+    assert answers["WriteBlob"] == answers["GetUpload"] == answers["DeleteExport"] == [{}]
     assert answers["Check"] == [{"status": "SERVING"}]

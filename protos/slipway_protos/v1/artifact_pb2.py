@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19slipway/v1/artifact.proto\x12\nslipway.v1\"Q\n\x08\x41rtifact\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\'\n\x05\x66iles\x18\x03 \x03(\x0b\x32\x18.slipway.v1.ArtifactFile\"T\n\x0c\x41rtifactFile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x12\n\nmedia_type\x18\x04 \x01(\t\"\"\n\x12GetArtifactRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"M\n\x14ListArtifactsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"A\n\x15ListArtifactsResponse\x12\x0f\n\x07\x64igests\x18\x01 \x03(\t\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"P\n\x15\x43reateArtifactRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\'\n\x05\x66iles\x18\x02 \x03(\x0b\x32\x18.slipway.v1.ArtifactFile\"9\n\x16\x43reateArtifactResponse\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0f\n\x07missing\x18\x02 \x03(\t\"?\n\x0fReadBlobRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x03\" \n\x10ReadBlobResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"T\n\x10WriteBlobRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"\x13\n\x11WriteBlobResponse2\x9a\x03\n\x0f\x41rtifactService\x12\x43\n\x0bGetArtifact\x12\x1e.slipway.v1.GetArtifactRequest\x1a\x14.slipway.v1.Artifact\x12T\n\rListArtifacts\x12 .slipway.v1.ListArtifactsRequest\x1a!.slipway.v1.ListArtifactsResponse\x12W\n\x0e\x43reateArtifact\x12!.slipway.v1.CreateArtifactRequest\x1a\".slipway.v1.CreateArtifactResponse\x12G\n\x08ReadBlob\x12\x1b.slipway.v1.ReadBlobRequest\x1a\x1c.slipway.v1.ReadBlobResponse0\x01\x12J\n\tWriteBlob\x12\x1c.slipway.v1.WriteBlobRequest\x1a\x1d.slipway.v1.WriteBlobResponse(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19slipway/v1/artifact.proto\x12\nslipway.v1\"Q\n\x08\x41rtifact\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\'\n\x05\x66iles\x18\x03 \x03(\x0b\x32\x18.slipway.v1.ArtifactFile\"T\n\x0c\x41rtifactFile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x12\n\nmedia_type\x18\x04 \x01(\t\"\"\n\x12GetArtifactRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"M\n\x14ListArtifactsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"A\n\x15ListArtifactsResponse\x12\x0f\n\x07\x64igests\x18\x01 \x03(\t\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"P\n\x15\x43reateArtifactRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\'\n\x05\x66iles\x18\x02 \x03(\x0b\x32\x18.slipway.v1.ArtifactFile\"9\n\x16\x43reateArtifactResponse\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0f\n\x07missing\x18\x02 \x03(\t\"?\n\x0fReadBlobRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x03\" \n\x10ReadBlobResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"d\n\x10WriteBlobRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\x0e\n\x06offset\x18\x05 \x01(\x03\"\x13\n\x11WriteBlobResponse\"2\n\x10GetUploadRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\"#\n\x11GetUploadResponse\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x32\xe4\x03\n\x0f\x41rtifactService\x12\x43\n\x0bGetArtifact\x12\x1e.slipway.v1.GetArtifactRequest\x1a\x14.slipway.v1.Artifact\x12T\n\rListArtifacts\x12 .slipway.v1.ListArtifactsRequest\x1a!.slipway.v1.ListArtifactsResponse\x12W\n\x0e\x43reateArtifact\x12!.slipway.v1.CreateArtifactRequest\x1a\".slipway.v1.CreateArtifactResponse\x12G\n\x08ReadBlob\x12\x1b.slipway.v1.ReadBlobRequest\x1a\x1c.slipway.v1.ReadBlobResponse0\x01\x12J\n\tWriteBlob\x12\x1c.slipway.v1.WriteBlobRequest\x1a\x1d.slipway.v1.WriteBlobResponse(\x01\x12H\n\tGetUpload\x12\x1c.slipway.v1.GetUploadRequest\x1a\x1d.slipway.v1.GetUploadResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -50,9 +50,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_READBLOBRESPONSE']._serialized_start=598
   _globals['_READBLOBRESPONSE']._serialized_end=630
   _globals['_WRITEBLOBREQUEST']._serialized_start=632
-  _globals['_WRITEBLOBREQUEST']._serialized_end=716
-  _globals['_WRITEBLOBRESPONSE']._serialized_start=718
-  _globals['_WRITEBLOBRESPONSE']._serialized_end=737
-  _globals['_ARTIFACTSERVICE']._serialized_start=740
-  _globals['_ARTIFACTSERVICE']._serialized_end=1150
+  _globals['_WRITEBLOBREQUEST']._serialized_end=732
+  _globals['_WRITEBLOBRESPONSE']._serialized_start=734
+  _globals['_WRITEBLOBRESPONSE']._serialized_end=753
+  _globals['_GETUPLOADREQUEST']._serialized_start=755
+  _globals['_GETUPLOADREQUEST']._serialized_end=805
+  _globals['_GETUPLOADRESPONSE']._serialized_start=807
+  _globals['_GETUPLOADRESPONSE']._serialized_end=842
+  _globals['_ARTIFACTSERVICE']._serialized_start=845
+  _globals['_ARTIFACTSERVICE']._serialized_end=1329
 # @@protoc_insertion_point(module_scope)

@@ -85,17 +85,33 @@ class ReadBlobResponse(_message.Message):
     def __init__(self, data: _Optional[bytes] = ...) -> None: ...
 
 class WriteBlobRequest(_message.Message):
-    __slots__ = ("parent", "digest", "size_bytes", "data")
+    __slots__ = ("parent", "digest", "size_bytes", "data", "offset")
     PARENT_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
     parent: str
     digest: str
     size_bytes: int
     data: bytes
-    def __init__(self, parent: _Optional[str] = ..., digest: _Optional[str] = ..., size_bytes: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+    offset: int
+    def __init__(self, parent: _Optional[str] = ..., digest: _Optional[str] = ..., size_bytes: _Optional[int] = ..., data: _Optional[bytes] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class WriteBlobResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class GetUploadRequest(_message.Message):
+    __slots__ = ("parent", "digest")
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    parent: str
+    digest: str
+    def __init__(self, parent: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
+
+class GetUploadResponse(_message.Message):
+    __slots__ = ("offset",)
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    def __init__(self, offset: _Optional[int] = ...) -> None: ...

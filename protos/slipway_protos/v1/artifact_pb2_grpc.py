@@ -62,6 +62,11 @@ class ArtifactServiceStub:
                 request_serializer=slipway_dot_v1_dot_artifact__pb2.WriteBlobRequest.SerializeToString,
                 response_deserializer=slipway_dot_v1_dot_artifact__pb2.WriteBlobResponse.FromString,
                 _registered_method=True)
+        self.GetUpload = channel.unary_unary(
+                '/slipway.v1.ArtifactService/GetUpload',
+                request_serializer=slipway_dot_v1_dot_artifact__pb2.GetUploadRequest.SerializeToString,
+                response_deserializer=slipway_dot_v1_dot_artifact__pb2.GetUploadResponse.FromString,
+                _registered_method=True)
 
 
 class ArtifactServiceServicer:
@@ -107,7 +112,16 @@ class ArtifactServiceServicer:
         """Stores the content of one file if it has the digest and size that the first message names.
         INVALID_ARGUMENT: it does not, or a digest or size is malformed. RESOURCE_EXHAUSTED: the file is larger than the coordinator accepts
         (LIMIT_EXCEEDED), or the project has too many open uploads (UPLOADS_FULL, try again). DEADLINE_EXCEEDED: the client is too slow
-        (TRANSFER_SLOW), or sends nothing (CALL_TIMEOUT). Safe to repeat.
+        (TRANSFER_SLOW), or sends nothing (CALL_TIMEOUT). UNAVAILABLE: the coordinator has no upload that ended at the offset (UPLOAD_LOST):
+        ask GetUpload again. Safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetUpload(self, request, context):
+        """Returns how many bytes the coordinator still has of the caller's interrupted upload, so that WriteBlob can go on from there. It
+        keeps them for five minutes, in its own process: after a restart the upload begins anew.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -140,6 +154,11 @@ def add_ArtifactServiceServicer_to_server(servicer, server):
                     servicer.WriteBlob,
                     request_deserializer=slipway_dot_v1_dot_artifact__pb2.WriteBlobRequest.FromString,
                     response_serializer=slipway_dot_v1_dot_artifact__pb2.WriteBlobResponse.SerializeToString,
+            ),
+            'GetUpload': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetUpload,
+                    request_deserializer=slipway_dot_v1_dot_artifact__pb2.GetUploadRequest.FromString,
+                    response_serializer=slipway_dot_v1_dot_artifact__pb2.GetUploadResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -280,6 +299,33 @@ class ArtifactService:
             '/slipway.v1.ArtifactService/WriteBlob',
             slipway_dot_v1_dot_artifact__pb2.WriteBlobRequest.SerializeToString,
             slipway_dot_v1_dot_artifact__pb2.WriteBlobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetUpload(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slipway.v1.ArtifactService/GetUpload',
+            slipway_dot_v1_dot_artifact__pb2.GetUploadRequest.SerializeToString,
+            slipway_dot_v1_dot_artifact__pb2.GetUploadResponse.FromString,
             options,
             channel_credentials,
             insecure,

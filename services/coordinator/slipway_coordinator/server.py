@@ -118,7 +118,7 @@ class CoordinatorServer:
         """Refuse new calls, end waiting ones, and stop."""
         self._health.end()
         await self._server.stop(grace=0.2)
-        self._artifacts.transfers.close()
+        await self._artifacts.transfers.close()
         if self._gate.is_open:
             await self.coordinator.stop()
 

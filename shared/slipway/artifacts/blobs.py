@@ -34,6 +34,12 @@ class BlobWriter(ABC):
         self.file = file
         self._sha = hashlib.sha256()
         self._count = 0
+        self._whole = True
+
+    @property
+    def position(self) -> int | None:
+        """Number of bytes written, where more may follow; None after a write that failed and may have taken a part."""
+        return self._count if self._whole else None
 
     def write(self, data: bytes) -> None:
         """Take the next bytes.
@@ -41,11 +47,13 @@ class BlobWriter(ABC):
         Raises:
             ArtifactError: ``ARTIFACT_INVALID`` for more bytes than announced; ``DISK_FULL``; errors of the store.
         """
+        self._whole = False
         self._count += len(data)
         if self._count > self.file.size_bytes:
             raise self._unlike(f"has more than the announced {self.file.size_bytes} bytes")
         self._sha.update(data)
         self._take(data)
+        self._whole = True
 
     def commit(self) -> None:
         """Store the content if it has the announced size and digest.
@@ -55,6 +63,7 @@ class BlobWriter(ABC):
         """
         if self._count != self.file.size_bytes:
             raise self._unlike(f"ended after {self._count} of the announced {self.file.size_bytes} bytes")
+        self._whole = False
         found = f"sha256:{self._sha.hexdigest()}"
         if found != self.file.digest:
             raise self._unlike(f"has the digest {found}")

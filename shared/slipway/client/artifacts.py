@@ -177,14 +177,22 @@ class ProjectArtifacts:
         """Do nothing, for the same reason."""
 
     def _send(self, file: ManifestFile, path: Path, opened: _Opened, tell: OnBytes) -> None:
+        begun = False
+        told = 0  # bytes of the file whose sending was reported; sending them again is not
+
         def attempt(progress: Callable[[], None]) -> None:
+            nonlocal begun
+            offset = self._kept_of(file) if begun else 0
+            begun = True
             with _readable(path, opened) as source:
 
-                def on(count: int) -> None:
-                    tell(count)
+                def on(sent: int) -> None:
+                    nonlocal told
+                    tell(max(sent - told, 0))
+                    told = max(sent, told)
                     progress()
 
-                requests = _Requests(self._project, file, source, on)
+                requests = _Requests(self._project, file, source, on, offset=offset)
                 try:
                     with self._calls.calling():
                         self._calls.artifacts.WriteBlob(iter(requests), metadata=self._calls.metadata())
@@ -193,7 +201,18 @@ class ProjectArtifacts:
                         raise requests.error from None
                     raise
 
-        self._retry(attempt)
+        self._retry(attempt, also=("TRANSFER_SLOW",))  # it resumes where it ended
+
+    def _kept_of(self, file: ManifestFile) -> int:
+        """Return how many bytes of an interrupted upload the coordinator still has; one from before this question has none."""
+        request = pb.GetUploadRequest(parent=f"projects/{self._project}", digest=file.digest)
+        try:
+            offset = self._calls.send(self._calls.artifacts.GetUpload, request).offset
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                return 0
+            raise
+        return offset if 0 <= offset <= file.size_bytes else 0
 
     def _receive(self, file: ManifestFile, artifact: str, path: Path, tell: OnBytes) -> None:
         """Write one verified file; if content that was resumed has the wrong digest, fetch it once more."""
@@ -264,19 +283,24 @@ def list_artifacts(calls: BlockingCalls, project: str, *, page_size: int = 0) ->
 class _Requests:
     """The messages of an upload. gRPC reads them in its own thread and hides errors there, so ``error`` keeps them."""
 
-    def __init__(self, project: str, file: ManifestFile, source: BinaryIO, tell: OnBytes) -> None:
+    def __init__(self, project: str, file: ManifestFile, source: BinaryIO, tell: OnBytes, *, offset: int) -> None:
         self.error: Exception | None = None
-        self._project, self._file, self._source, self._tell = project, file, source, tell
+        self._project, self._file, self._source, self._tell, self._offset = project, file, source, tell, offset
 
     def __iter__(self) -> Iterator[pb.WriteBlobRequest]:
         file = self._file
         try:
             yield pb.WriteBlobRequest(
-                parent=f"projects/{self._project}", digest=file.digest, size_bytes=file.size_bytes
+                parent=f"projects/{self._project}",
+                digest=file.digest,
+                size_bytes=file.size_bytes,
+                offset=self._offset,
             )
+            sent = self._source.seek(self._offset)
             while data := self._source.read(CHUNK_BYTES):
                 yield pb.WriteBlobRequest(data=data)
-                self._tell(len(data))
+                sent += len(data)
+                self._tell(sent)
         except OSError as error:
             self.error = ArtifactError(f"cannot read {self._source.name}: {error.strerror}", reason="FILE_ERROR")
             raise

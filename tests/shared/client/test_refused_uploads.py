@@ -30,6 +30,11 @@ class Full(artifact_pb2_grpc.ArtifactServiceServicer):
         missing = [file.digest for file in request.files] if self.uploads < 2 else []
         return pb.CreateArtifactResponse(digest="sha256:0", missing=missing)
 
+    def GetUpload(  # noqa: N802
+        self, request: pb.GetUploadRequest, context: grpc.ServicerContext
+    ) -> pb.GetUploadResponse:
+        return pb.GetUploadResponse()
+
     def WriteBlob(  # noqa: N802
         self, request_iterator: Iterator[pb.WriteBlobRequest], context: grpc.ServicerContext
     ) -> pb.WriteBlobResponse:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import grpc
 
 from slipway.artifacts import Manifest, ManifestFile
-from slipway.artifacts.blobs import Blobs
+from slipway.artifacts.blobs import Blobs, BlobWriter
 from slipway.artifacts.digests import is_digest
 from slipway.errors import ServiceError
 from slipway.observability import metrics
@@ -25,6 +25,7 @@ from slipway.security.limits import exceeded
 from slipway_coordinator.api.fields import ID, invalid, page_size, project_of
 from slipway_coordinator.coordinator import Coordinator
 from slipway_coordinator.storage.filters import page_start, page_token
+from slipway_coordinator.transfers.interrupted import Key
 from slipway_coordinator.transfers.transfers import Transfers, counting_refusals
 from slipway_protos.v1 import artifact_pb2 as pb
 from slipway_protos.v1 import artifact_pb2_grpc
@@ -148,13 +149,22 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
             file = _announced(first, most=options.upload_bytes)
             with self.transfers.upload(project, most=options.open_uploads):
                 async with self.transfers.incoming.turn(_caller(), project=project):
-                    await self._receive(file, first.data, request)
+                    await self._receive((_caller(), project, file.digest), file, first, request)
             await self._coordinator.call(lambda: self._coordinator.database.ownership.bring(project, file.digest))
         return pb.WriteBlobResponse()
 
-    async def _receive(self, file: ManifestFile, data: bytes, rest: AsyncIterator[pb.WriteBlobRequest]) -> None:
-        """Store content that begins with ``data``, if it matches the announced size and digest."""
-        writer, run, pace = (await self._blobs()).writer(file), self.transfers.incoming.run, self.transfers.pace()
+    @unary
+    async def GetUpload(self, request: pb.GetUploadRequest, context: Context) -> pb.GetUploadResponse:
+        """Return where an interrupted upload can go on."""
+        key = _caller(), project_of(request.parent), _digest_of(request.digest)
+        return pb.GetUploadResponse(offset=self.transfers.interrupted.position(key))
+
+    async def _receive(
+        self, key: Key, file: ManifestFile, first: pb.WriteBlobRequest, rest: AsyncIterator[pb.WriteBlobRequest]
+    ) -> None:
+        """Store content if it matches the announced size and digest. If its client breaks off, keep what came for a while."""
+        run, pace, data = self.transfers.incoming.run, self.transfers.pace(), first.data
+        writer = await self._writer(key, file, offset=first.offset)
         try:
             while True:
                 metrics.CLIENT_BYTES.add(len(data), direction="received")
@@ -166,7 +176,29 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
                 data = more.data
             await run(writer.commit)
         finally:
-            await run(writer.discard)
+            if 0 < (writer.position or 0) < file.size_bytes:  # to the server, a lost client is one that sends no more
+                self.transfers.interrupted.keep(key, writer)
+            else:
+                await run(writer.discard)
+
+    async def _writer(self, key: Key, file: ManifestFile, *, offset: int) -> BlobWriter:
+        """Return a new writer, or with an offset the one of the upload that ended there.
+
+        Raises:
+            ServiceError: ``UPLOAD_LOST`` if none did.
+        """
+        interrupted = self.transfers.interrupted
+        if not offset:
+            return (await self._blobs()).writer(file)
+        writer = interrupted.take(key) if offset == interrupted.position(key) else None
+        if writer is None or writer.file.size_bytes != file.size_bytes:
+            raise ServiceError(
+                f"no interrupted upload of {file.digest} ended at byte {offset}",
+                reason="UPLOAD_LOST",
+                remedy="ask GetUpload where it ended, and go on from there",
+                about={"field": "offset"},
+            )
+        return writer
 
     async def _own(self, name: str) -> tuple[str, str]:
         """Return project and digest of an artifact that the caller may read."""
@@ -207,12 +239,19 @@ def _manifest_of(request: pb.CreateArtifactRequest) -> Manifest:
     return Manifest.of(ManifestFile(f.path, f.size_bytes, f.digest, f.media_type) for f in request.files)
 
 
+def _digest_of(text: str) -> str:
+    if not is_digest(text):
+        raise invalid("digest", text, "is sha256: and 64 hexadecimal digits")
+    return text
+
+
 def _announced(first: pb.WriteBlobRequest, *, most: int) -> ManifestFile:
     """Return the file that the first message of an upload announces."""
-    if not is_digest(first.digest):
-        raise invalid("digest", first.digest, "is sha256: and 64 hexadecimal digits")
+    _digest_of(first.digest)
     if first.size_bytes < 0:
         raise invalid("size_bytes", first.size_bytes, "is not negative")
+    if not 0 <= first.offset <= first.size_bytes:
+        raise invalid("offset", first.offset, f"is between 0 and size_bytes, {first.size_bytes}")
     if len(first.data) > _FIRST_BYTES:
         raise exceeded(
             f"data of the first message has {len(first.data)} bytes, {_FIRST_BYTES} are allowed", field="data"

@@ -16,6 +16,7 @@ from slipway.errors import ModelExportError, ServiceError
 from slipway.observability import metrics
 from slipway.rpc.statuses import RETRY_AFTER
 from slipway.security.turns import Turns
+from slipway_coordinator.transfers.interrupted import InterruptedUploads
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -113,6 +114,7 @@ class Transfers:
         self.outgoing = Lane(limits, "out")
         self.looks = Lane(limits, "looks")
         self._uploads: Counter[str] = Counter()
+        self.interrupted = InterruptedUploads(lambda writer: self.incoming.run(writer.discard))
 
     @contextlib.contextmanager
     def upload(self, project: str, *, most: int) -> Iterator[None]:
@@ -168,8 +170,9 @@ class Transfers:
             raise failures.exceptions[0] from None
         return [result for results in found for result in results]
 
-    def close(self) -> None:
-        """End the threads."""
+    async def close(self) -> None:
+        """Discard what is kept of interrupted uploads, and end the threads."""
+        await self.interrupted.close()
         for lane in (self.incoming, self.outgoing, self.looks):
             lane.threads.shutdown(wait=False, cancel_futures=True)
 

@@ -55,6 +55,7 @@ RULES: Mapping[str, Rule] = {
     "/slipway.v1.ArtifactService/ListArtifacts": Rule(VIEWERS, "parent", max_bytes=_SMALL),
     "/slipway.v1.ArtifactService/ReadBlob": Rule(VIEWERS, "name", max_bytes=_SMALL),
     "/slipway.v1.ArtifactService/WriteBlob": Rule(SUBMITTERS, "parent", max_bytes=5 * _MIB),
+    "/slipway.v1.ArtifactService/GetUpload": Rule(SUBMITTERS, "parent", max_bytes=_SMALL),
     # A list of files: the service itself counts them, and checks their paths.
     "/slipway.v1.ArtifactService/CreateArtifact": Rule(
         SUBMITTERS, "parent", max_bytes=8 * _MIB, plain=False, seconds=120.0

@@ -169,7 +169,10 @@ def test_uploads_in_the_wrong_order_and_of_the_wrong_sizes(attacker: Attacker, s
     created = artifact_pb2.CreateArtifactRequest(parent="projects/red", files=[file])
     assert attacker.call(ARTIFACTS + "CreateArtifact", created) == ""
     uploads = list((attacker.place.store.root / "uploads").iterdir())
-    assert uploads == [], "nothing stays of what was refused"
+    waiting = attacker.place.server._artifacts.transfers.interrupted
+    assert len(uploads) == len(waiting) <= 1, (
+        "nothing stays of what was refused, but the beginning that waits for its rest"
+    )
 
 
 def test_an_upload_that_never_ends_is_ended_at_its_announced_size(attacker: Attacker) -> None:
@@ -202,7 +205,7 @@ def test_requests_in_the_wrong_order(attacker: Attacker, method: str, request_: 
 
 METHODS = [
     (EXPORTS, pb, ("CreateExport", "GetExport", "ListExports", "CancelExport", "RetryExport", "DeleteExport", "WatchExport")),
-    (ARTIFACTS, artifact_pb2, ("GetArtifact", "ListArtifacts", "CreateArtifact", "ReadBlob", "WriteBlob")),
+    (ARTIFACTS, artifact_pb2, ("GetArtifact", "ListArtifacts", "CreateArtifact", "ReadBlob", "WriteBlob", "GetUpload")),
     (WORKERS, worker_pb2, ("Synchronize", "CompleteTask")),
 ]  # fmt: skip
 KINDS = [

@@ -235,7 +235,7 @@ async def test_the_first_look_that_fails_ends_the_others() -> None:
     with pytest.raises(ServiceError, match="gone"):
         await transfers.look_up_each("one", "red", looked, itertools.count())
     assert not transfers.looks.busy
-    transfers.close()
+    await transfers.close()
 
 
 def test_looks_at_many_files_let_those_of_others_between() -> None:
@@ -259,6 +259,6 @@ def test_looks_at_many_files_let_those_of_others_between() -> None:
         assert not any(one.done() for one in asked[10:])
         for one in asked:
             assert await one == [-item for item in items]
-        transfers.close()
+        await transfers.close()
 
     asyncio.run(run())
