@@ -70,7 +70,7 @@ def log_failures(before: ExportRecord | None, after: ExportRecord) -> None:
                 continue
             failure = attempt.failure or Failure(reason="INTERNAL", message="")
             with telemetry.within(after.traceparent):
-                log.warning(
+                log.info(
                     f"{after.name}: attempt {attempt.number} of {task.id} ({task.stage}) failed with {failure.reason}: "
                     f"{_decided(task, attempt)}"
                 )

@@ -25,7 +25,7 @@ def test_a_stage_nobody_runs_fails_the_task(tmp_path: Path) -> None:
 
 def test_a_failed_attempt_leaves_one_line_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with (
-        caplog.at_level("WARNING", "slipway.coordinator"),
+        caplog.at_level("INFO", "slipway.coordinator"),
         Harness(tmp_path, options={"no_worker_seconds": 0.3}) as harness,
     ):
         name = harness.submit(tiny_export("x", tiny_task("m", stage="nobody"), base=harness.base()))
