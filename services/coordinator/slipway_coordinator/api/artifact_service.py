@@ -182,16 +182,17 @@ class ArtifactService(artifact_pb2_grpc.ArtifactServiceServicer):
                 await run(writer.discard)
 
     async def _writer(self, key: Key, file: ManifestFile, *, offset: int) -> BlobWriter:
-        """Return a new writer, or with an offset the one of the upload that ended there.
+        """Return a new writer in place of an interrupted one, or with an offset that of the upload that ended there.
 
         Raises:
             ServiceError: ``UPLOAD_LOST`` if none did.
         """
         interrupted = self.transfers.interrupted
         if not offset:
+            interrupted.drop(key)
             return (await self._blobs()).writer(file)
-        writer = interrupted.take(key) if offset == interrupted.position(key) else None
-        if writer is None or writer.file.size_bytes != file.size_bytes:
+        writer = interrupted.take(key, offset=offset, size_bytes=file.size_bytes)
+        if writer is None:
             raise ServiceError(
                 f"no interrupted upload of {file.digest} ended at byte {offset}",
                 reason="UPLOAD_LOST",

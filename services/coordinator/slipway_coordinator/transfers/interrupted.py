@@ -43,13 +43,13 @@ class InterruptedUploads:
 
     def keep(self, key: Key, writer: BlobWriter) -> None:
         """Keep a writer, in place of one of the same key."""
-        self._drop(key)
+        self.drop(key)
         of_principal = [other for other in self._kept if other[0] == key[0]]
         if len(of_principal) >= self._each:
-            self._drop(of_principal[0])
+            self.drop(of_principal[0])
         elif len(self._kept) >= self._most:
-            self._drop(next(iter(self._kept)))
-        timer = asyncio.get_running_loop().call_later(self._seconds, self._drop, key)
+            self.drop(next(iter(self._kept)))
+        timer = asyncio.get_running_loop().call_later(self._seconds, self.drop, key)
         self._kept[key] = writer, timer
 
     def position(self, key: Key) -> int:
@@ -57,22 +57,29 @@ class InterruptedUploads:
         kept = self._kept.get(key)
         return 0 if kept is None else kept[0].position or 0
 
-    def take(self, key: Key) -> BlobWriter | None:
-        """Return the writer of a key, which the caller then owns; None if there is none."""
-        writer, timer = self._kept.pop(key, (None, None))
-        if timer is not None:
-            timer.cancel()
-        return writer
+    def take(self, key: Key, *, offset: int, size_bytes: int) -> BlobWriter | None:
+        """Return the writer of a key, which the caller then owns; None, and it stays, if it ended elsewhere or has another size."""
+        writer, _ = self._kept.get(key, (None, None))
+        if writer is None or (writer.position, writer.file.size_bytes) != (offset, size_bytes):
+            return None
+        return self._forget(key)
 
-    async def close(self) -> None:
-        """Discard all."""
-        for key in list(self._kept):
-            self._drop(key)
-        await asyncio.gather(*self._discarding, return_exceptions=True)
-
-    def _drop(self, key: Key) -> None:
-        writer = self.take(key)
+    def drop(self, key: Key) -> None:
+        """Discard the writer of a key, if there is one."""
+        writer = self._forget(key)
         if writer is not None:
             task: asyncio.Future[None] = asyncio.ensure_future(self._discard(writer))
             self._discarding.add(task)
             task.add_done_callback(self._discarding.discard)
+
+    async def close(self) -> None:
+        """Discard all."""
+        for key in list(self._kept):
+            self.drop(key)
+        await asyncio.gather(*self._discarding, return_exceptions=True)
+
+    def _forget(self, key: Key) -> BlobWriter | None:
+        writer, timer = self._kept.pop(key, (None, None))
+        if timer is not None:
+            timer.cancel()
+        return writer

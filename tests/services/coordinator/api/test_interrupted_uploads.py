@@ -84,9 +84,19 @@ def test_it_is_lost_to_others_and_from_another_place(place: Place) -> None:
         assert reason_of(other, messages(DATA[HALF:], offset=HALF)) == "UPLOAD_LOST"
         assert reason_of(client, messages(DATA[HALF - 1 :], offset=HALF - 1)) == "UPLOAD_LOST"
         assert reason_of(client, messages(b"", offset=len(DATA) + 1)) == "REQUEST_INVALID"
-        assert kept(client) == HALF, "a wrong offset loses nothing"
+        longer = pb.WriteBlobRequest(parent="projects/red", digest=FILE.digest, size_bytes=len(DATA) + 1, offset=HALF)
+        assert reason_of(client, iter([longer])) == "UPLOAD_LOST"
+        assert kept(client) == HALF, "a wrong offset or size loses nothing"
         assert reason_of(client, messages(b"x" * (len(DATA) - HALF), offset=HALF)) == "ARTIFACT_INVALID"
         assert kept(client) == 0, "content of another digest is not kept"
+
+
+def test_one_that_begins_anew_ends_the_interrupted_one(place: Place) -> None:
+    with place.client_of("submitter", project="red") as client:
+        break_off(client, place)
+        client._calls.artifacts.WriteBlob(messages(DATA), metadata=client._calls.metadata())
+        assert kept(client) == 0
+        wait_for(lambda: not list(place.home.rglob("uploads/*")))
 
 
 def test_a_client_sends_only_the_rest(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +179,9 @@ async def test_few_are_kept_and_not_for_long(tmp_path: Path) -> None:
     found = [waiting.position((p, "red", n)) for p, n in (("one", "1"), ("one", "2"), ("one", "3"), ("two", "1"))]
     assert found == [0, 0, 10, 10], "the second of each beyond two, and the first of all beyond three"
     assert waiting.position(("three", "red", "1")) == 10
-    taken = waiting.take(("two", "red", "1"))
+    assert waiting.take(("two", "red", "1"), offset=11, size_bytes=len(DATA)) is None
+    assert waiting.take(("two", "red", "1"), offset=10, size_bytes=11) is None, "content of a digest has one size"
+    taken = waiting.take(("two", "red", "1"), offset=10, size_bytes=len(DATA))
     assert taken is not None
     await asyncio.sleep(0.5)
     assert waiting.position(("one", "red", "3")) == 0
