@@ -44,7 +44,7 @@ def broken_outputs(tiny: Models, onnx: Path) -> dict[str, Path]:
     engine.mkdir()
     (engine / "model.sm89.engine").write_bytes(b"engine")
     (engine / "engine.json").write_text(json.dumps({"builder": "tensorrt_rtx"}))
-    weak = tiny.scaled("weak", 0.92)
+    weak = tiny.scaled("weak", 0.75)
     (weak / "quantization.json").write_text(json.dumps({"level": "int4"}))
     perturbed = tiny.variant("perturbed", lambda m: m.model.layers[0].self_attn.v_proj.weight.mul_(1.01))
     rounded = tiny.variant("rounded", make_int4)
@@ -169,19 +169,15 @@ class TestOneValidation:
 
     def test_one_changed_matrix(self, report: ValidationReport) -> None:
         assert ("max_abs_diff", "reference") in failed(report, "pytorch-perturbed")
-        assert ("max_abs_diff", "merged") in failed(report, "pytorch-perturbed")
         assert report.output("pytorch-perturbed").to_reference.mean_kl < 1e-2  # type: ignore[union-attr, operator]
 
     def test_wrong_scale(self, report: ValidationReport) -> None:
         assert {("max_abs_diff", "reference"), ("mean_kl", "reference")} <= failed(report, "pytorch-scaled")
-        assert "scale" in report.output("pytorch-scaled").explanation
+        assert "the scale is wrong: all 14 adapted modules hold 1.50" in report.output("pytorch-scaled").explanation
 
-    def test_a_scale_a_little_wrong_shows_even_within_the_kl_of_4_bits(self, report: ValidationReport) -> None:
-        names = {name for name, _ in failed(report, "pytorch-int4")}
-        assert "adapter_strength_error" in names
-        assert not {"mean_kl", "perplexity_ratio"} & names
-        assert report.output("pytorch-int4").adapter_strength == pytest.approx(0.95, abs=0.02)
-        assert "times the adapter's effect" in report.output("pytorch-int4").explanation
+    def test_a_wrong_scale_shows_in_stored_weights_even_within_what_4_bits_cost(self, report: ValidationReport) -> None:
+        assert {name for name, _ in failed(report, "pytorch-int4")} == {"module_strength_error"}
+        assert "the scale is wrong: all 14 adapted modules hold 0.75" in report.output("pytorch-int4").explanation
 
     def test_lost_adapter_is_recognised(self, report: ValidationReport) -> None:
         output = report.output("pytorch-base")
@@ -198,7 +194,7 @@ class TestOneValidation:
 
     def test_rounding_beyond_the_level(self, report: ValidationReport) -> None:
         assert ("mean_kl", "reference") in failed(report, "pytorch-fp16")
-        assert "16-bit" in report.output("pytorch-fp16").explanation
+        assert "rounded more coarsely than its type" in report.output("pytorch-fp16").explanation
 
     @pytest.mark.parametrize("name", ["pytorch-truncated", "pytorch-empty", "onnx-corrupt"])
     def test_files_that_do_not_load(self, report: ValidationReport, name: str) -> None:
@@ -217,7 +213,7 @@ class TestOneValidation:
     def test_ignored_mask(self, report: ValidationReport, name: str) -> None:
         assert report.output(name).to_reference.max_abs_diff < 1e-3  # type: ignore[union-attr, operator]
         names = failed(report, name)
-        assert {("left_padded.max_abs_diff", "itself"), ("left_padded.mean_kl", "reference")} <= names
+        assert {("left_padded.max_abs_diff", "itself"), ("left_padded.mean_kl", "itself")} <= names
         assert all(name.startswith(("left_padded", "decode_left_padded")) for name, _ in names)
         assert "attention_mask" in report.output(name).explanation
 

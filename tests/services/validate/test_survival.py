@@ -399,7 +399,10 @@ def test_another_base_of_the_same_shapes_is_named_as_such() -> None:
     limits = LIMITS[level_of("bfloat16")]
     every = survival.judged(AdapterSurvival(modules=tuple(far)), limits)
     said, remedy = survival.explain(every)
-    assert "made of another base of the same shapes: 4 of 4 adapted modules" in said
+    assert (
+        "made of another base of the same shapes, or rounded more coarsely than its type: 4 of 4 adapted modules"
+        in said
+    )
     assert "merge again onto this base" in remedy
     one = survival.judged(
         AdapterSurvival(modules=(far[0], *(each.model_copy(update={"weight_error": 1e-4}) for each in far[1:]))),

@@ -58,9 +58,11 @@ def room_of(source: ModelSource) -> int:
     config = source.config if source.family in (ENCODER_DECODER, SPEECH) else source.text_config
     names = ("max_position_embeddings", "max_target_positions", "max_decoder_position_embeddings", "n_positions")
     room = min((limit for name in names if (limit := getattr(config, name, None))), default=1 << 20)
-    # Some encoders number positions from after the padding token's id.
-    reserved = 1 + (token_of(config, "pad_token_id") or 0) if source.family is not DECODER else 0
-    return max(int(room) - reserved, 1)
+    if source.family in (DECODER, ENCODER_DECODER, SPEECH):
+        return int(room)
+    # RoBERTa and its kin number positions from after the padding token's id, which is then one of the first.
+    reserved = 1 + (token_of(config, "pad_token_id") or 0)
+    return int(room) - reserved if reserved < room else int(room)
 
 
 def describe_sizes(sizes: Mapping[str, int]) -> str:

@@ -21,6 +21,8 @@ _SHOWN = 4
 _OTHER_WEIGHT = "holds a weight that is"
 _OF_ANOTHER_BASE = 0.5
 """Share of the modules with other weights, from which the base as a whole is another."""
+_ALIKE = 0.05
+"""Largest difference of the modules' strengths, relative to them, at which one scale is wrong for all."""
 
 
 def judged(survival: AdapterSurvival, limits: Limits) -> AdapterSurvival:
@@ -94,9 +96,15 @@ def _modules(faulty: Sequence[ModuleSurvival], every: Sequence[ModuleSurvival]) 
     other = [each for each in faulty if each.fault.startswith(_OTHER_WEIGHT)]
     if len(other) > len(every) * _OF_ANOTHER_BASE:
         return (
-            f"it was made of another base of the same shapes: {len(other)} of {counted(len(every), 'adapted module')} hold other "
-            f"weights than this base with the update, first {worst(other, 1)[0].module}"
+            f"it was made of another base of the same shapes, or rounded more coarsely than its type: {len(other)} of "
+            f"{counted(len(every), 'adapted module')} hold other weights than this base with the update, first {worst(other, 1)[0].module}"
         )
+    held = [_Judged(each) for each in every]
+    if len(faulty) == len(every) > 1 and all(held) and not any(each.weight_of or each.update_of for each in faulty):
+        strengths = sorted(known.strength / (each.expected or 1.0) for known, each in zip(held, every, strict=True))
+        middle = strengths[len(strengths) // 2]
+        if strengths[-1] - strengths[0] <= _ALIKE * abs(middle):
+            return f"the scale is wrong: all {counted(len(every), 'adapted module')} hold {middle:.2f} of their update"
     whole = _whole_layers(lost, every)
     said = [
         f"layer {number} has lost the adapter in {counted(len(found), 'module')}" for number, found in whole.items()
