@@ -41,7 +41,7 @@ from slipway_onnx_export.writing.graph import axes_of, declare_interface, normal
 from slipway_onnx_export.writing.left_out import leave_out
 from slipway_onnx_export.writing.package import complete_folder, folder_of_graphs, metadata_of
 from slipway_onnx_export.writing.places import WeightsNeededError
-from slipway_onnx_export.writing.weights import stream_weights, take_weights_in
+from slipway_onnx_export.writing.weights import stream_weights, take_data_in
 
 _MOST_APPROXIMATE = 0.05
 """Largest difference of results with approximated GELUs, relative to the largest; more is a fault."""
@@ -171,7 +171,7 @@ def _write(
         LeftOutWeights(stage="onnx_export", model="pytorch", graphs=left_out).write(folder)
     components = []
     if not params.external_data:
-        take_weights_in([(made.component.file, made.model) for made in graphs], folder=folder)
+        take_data_in([(made.component.file, made.model) for made in graphs], folder=folder)
     metadata = metadata_of(source, lineage=ctx.input_digests.get("pytorch", ""))
     for made in graphs:
         made.model.metadata_props.update({**metadata, **made.component.promise.metadata})

@@ -16,6 +16,7 @@ class Purpose(StrEnum):
 
     CALIBRATION = "calibration"
     HELD_OUT = "heldout"
+    OWN_TEXT = "own_text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class _Fault:
 _FAULTS: Mapping[Purpose, _Fault] = {
     Purpose.CALIBRATION: _Fault("text for calibration", QuantizationError, "CALIBRATION_DATA_INVALID"),
     Purpose.HELD_OUT: _Fault("held-out text", ValidationError, "VALIDATION_IMPOSSIBLE"),
+    Purpose.OWN_TEXT: _Fault("text beside the run", ValidationError, "VALIDATION_IMPOSSIBLE"),
 }
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +18,12 @@ from slipway.sizes import format_size
 MOST_TEXT = 32 << 20
 """Characters that are taken from all files together: far more text than a calibration or a comparison uses."""
 LARGEST_LINE = 1 << 20
+COLUMNS = ("text", "messages", "prompt", "completion")
+"""Names of the values of a document."""
 _READER = "slipway.documents.whole_files:rows"
+
+Row = tuple[Any, str]
+"""A text or a JSON value, with its file and line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +76,36 @@ def read_file(path: Path, name: str, purpose: Purpose, *, most: int) -> Iterator
     Raises:
         ModelExportError: As :func:`read_documents`.
     """
-    documents = _READERS[path.suffix.lower()](path, name, purpose)
-    try:
-        while most > 0 and (document := next(documents, None)) is not None:
+    with closing(read_rows(path, name, purpose)) as rows:
+        while most > 0 and (row := next(rows, None)) is not None:
+            document = document_of(*row, purpose)
             yield replace(document, text=document.text[:most])
             most -= document.size
+
+
+def read_rows(path: Path, name: str, purpose: Purpose, *, columns: tuple[str, ...] = COLUMNS) -> Generator[Row]:
+    """Yield what a file holds, row by row, whether or not it is a document; a plain text is one row. Close it to end its process.
+
+    Args:
+        path: The file; what it holds follows from how its name ends.
+        name: Its name in errors.
+        purpose: What the text is for, by which errors have their reason.
+        columns: Names of the values that are read of a file that is decoded whole.
+
+    Raises:
+        ModelExportError: The file cannot be read, with the reason of the purpose.
+    """
+    try:
+        yield from _READERS[path.suffix.lower()](path, name, purpose, columns)
     except OSError as error:
         raise invalid(purpose, f"{name} cannot be read ({error.strerror or error})", file=name) from error
 
 
-def _texts(path: Path, name: str, purpose: Purpose) -> Iterator[Document]:
+def _texts(path: Path, name: str, purpose: Purpose, _columns: tuple[str, ...]) -> Iterator[Row]:
     with open_regular(path) as file:
         data = file.read(MOST_TEXT)
         whole = not file.read(1)
-    yield Document(name, text=_decoded(data, name, purpose, whole=whole))
+    yield _decoded(data, name, purpose, whole=whole), name
 
 
 def _decoded(data: bytes, where: str, purpose: Purpose, *, whole: bool) -> str:
@@ -96,12 +118,12 @@ def _decoded(data: bytes, where: str, purpose: Purpose, *, whole: bool) -> str:
         raise invalid(purpose, f"{where} is not UTF-8 (byte {error.start})", file=where) from error
 
 
-def _lines(path: Path, name: str, purpose: Purpose) -> Iterator[Document]:
+def _lines(path: Path, name: str, purpose: Purpose, _columns: tuple[str, ...]) -> Iterator[Row]:
     with open_regular(path) as file:
         for number, line in enumerate(_limited_lines(file, name, purpose), 1):
             if line.strip():
                 where = f"{name}, line {number}"
-                yield document_of(_parsed(line, where, purpose), where, purpose)
+                yield _parsed(line, where, purpose), where
 
 
 def _limited_lines(file: BinaryIO, name: str, purpose: Purpose) -> Iterator[bytes]:
@@ -118,7 +140,7 @@ def _parsed(data: bytes, where: str, purpose: Purpose) -> Any:
         raise invalid(purpose, f"{where} is not JSON ({error})", file=where) from error
 
 
-def _whole(path: Path, name: str, purpose: Purpose) -> Iterator[Document]:
+def _whole(path: Path, name: str, purpose: Purpose, columns: tuple[str, ...]) -> Iterator[Row]:
     """Read a file that cannot be read in part: what it holds when it is decoded is known only then, so a process with limits does it."""
     parquet = path.suffix.lower() == ".parquet"
     if parquet and not find_spec("pyarrow"):
@@ -127,8 +149,7 @@ def _whole(path: Path, name: str, purpose: Purpose) -> Iterator[Document]:
     imports = ("pyarrow.parquet", "pyarrow.compute") if parquet else ()
     with BoundedProcess(_READER, Bounds(seconds=60.0), imports=imports) as process:
         try:
-            for where, text, messages in process.items(str(path.absolute()), name, purpose.value):
-                yield Document(where, text, tuple(messages))
+            yield from process.items(str(path.absolute()), name, purpose.value, columns)
         except UnboundedWorkError as error:
             raise invalid(
                 purpose, f"to decode {name} {error}", "give a smaller sample of the data", file=name
@@ -161,7 +182,7 @@ def _is_message(value: Any) -> bool:
     return isinstance(value, dict) and isinstance(value.get("role"), str)
 
 
-_READERS: dict[str, Callable[[Path, str, Purpose], Iterator[Document]]] = {
+_READERS: dict[str, Callable[[Path, str, Purpose, tuple[str, ...]], Iterator[Row]]] = {
     ".txt": _texts,
     ".jsonl": _lines,
     ".json": _whole,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.documents.purposes import Purpose, invalid
-from slipway.documents.reading import LARGEST_LINE, MOST_TEXT, document_of
+from slipway.documents.reading import LARGEST_LINE, MOST_TEXT, Row
 from slipway.files.json_documents import read_json
 from slipway.files.regular_file import open_regular
 from slipway.sizes import format_size
@@ -20,49 +20,59 @@ _LARGEST = 64 << 20
 _MOST_VALUES = 4 << 20
 """Most values in the columns that are read; a value that is repeated takes a bit in the file, and a hundred bytes here."""
 _ROWS = 32
-_COLUMNS = ("text", "messages", "prompt", "completion")
-
-Row = tuple[str, str, Sequence[dict[str, Any]]]
 
 
-def rows(path: str, name: str, purpose: str) -> Iterator[Row]:
-    """Yield the place, text and messages of each document of a file.
+def rows(path: str, name: str, purpose: str, columns: Sequence[str]) -> Iterator[Row]:
+    """Yield each row of a file with its place. Of an object, only the named values are kept, or if it has none of them, its names.
 
     Raises:
         ModelExportError: The file cannot be used, with the reason of the purpose.
     """
     use = Purpose(purpose)
-    read = _parquet if path.lower().endswith(".parquet") else _list
+    read = (
+        _parquet(Path(path), name, use, columns) if path.lower().endswith(".parquet") else _list(Path(path), name, use)
+    )
     try:
-        for row, where in read(Path(path), name, use):
-            document = document_of(row, where, use)
-            messages = _known_to_json(document.messages)
-            if len(json.dumps(messages)) > LARGEST_LINE:
-                raise invalid(use, f"{where} is a conversation of more than {format_size(LARGEST_LINE)}", file=where)
-            yield document.where, document.text[:MOST_TEXT], messages
+        for row, where in read:
+            yield _kept(row, where, use, columns), where
     except OSError as error:
         raise invalid(use, f"{name} cannot be read ({error.strerror or error})", file=name) from error
 
 
-def _known_to_json(messages: Any) -> Any:
-    """Return messages with text in place of what only Parquet has, such as bytes and times."""
-    return json.loads(json.dumps(messages, default=lambda value: f"<{type(value).__name__}>"))
+def _kept(row: Any, where: str, purpose: Purpose, columns: Sequence[str]) -> Any:
+    if not isinstance(row, dict):
+        return row[:MOST_TEXT] if isinstance(row, str) else None
+    kept: dict[str, Any] = {key: row[key] for key in columns if key in row} or dict.fromkeys(sorted(row)[:8])
+    text = kept.pop("text", None)
+    kept = _known_to_json(kept)
+    if len(json.dumps(kept)) > LARGEST_LINE:
+        raise invalid(purpose, f"{where} has more than {format_size(LARGEST_LINE)} beside its text", file=where)
+    return kept | ({"text": text[:MOST_TEXT]} if isinstance(text, str) else {})
 
 
-def _list(path: Path, name: str, purpose: Purpose) -> Iterator[tuple[Any, str]]:
+def _known_to_json(values: Any) -> Any:
+    """Return values with text in place of what only Parquet has, such as bytes and times."""
+    return json.loads(json.dumps(values, default=lambda value: f"<{type(value).__name__}>"))
+
+
+def _list(path: Path, name: str, purpose: Purpose) -> Iterator[Row]:
     try:
         found = read_json(path, largest=_LARGEST, lenient=True)
     except ValueError as error:
         raise invalid(purpose, f"{name} is not JSON ({error})", file=name) from error
-    if isinstance(found, dict) and "messages" in found:
-        found = [found]
+    if isinstance(found, dict):
+        found = [found] if "messages" in found else next(filter(_is_rows, found.values()), None)
     if not isinstance(found, list):
         raise invalid(purpose, f"{name} holds no list of documents", file=name)
     for number, row in enumerate(found, 1):
         yield row, f"{name}, entry {number}"
 
 
-def _parquet(path: Path, name: str, purpose: Purpose) -> Iterator[tuple[Any, str]]:
+def _is_rows(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(each, dict) for each in value)
+
+
+def _parquet(path: Path, name: str, purpose: Purpose, wanted: Sequence[str]) -> Iterator[Row]:
     from pyarrow import ArrowException, parquet  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
     with open_regular(path) as file:
@@ -71,7 +81,7 @@ def _parquet(path: Path, name: str, purpose: Purpose) -> Iterator[tuple[Any, str
         raise OSError(errno.EFBIG, f"larger than {format_size(_LARGEST)}", name)
     try:
         table = parquet.ParquetFile(BytesIO(data))
-        columns = [column for column in table.schema_arrow.names if column in _COLUMNS]
+        columns = [column for column in table.schema_arrow.names if column in wanted]
         _check_unpacked(table.metadata, columns, name)
         # Texts that are stored once stay so until their size is known; the library cannot do that for those of messages.
         flat = [name for name in columns if _is_text(table.schema_arrow.field(name).type)]

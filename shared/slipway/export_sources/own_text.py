@@ -7,10 +7,12 @@ from pathlib import Path
 from slipway.base_match import BaseMatch, BaseMatchStatus
 from slipway.configuration import ExportConfiguration
 from slipway.configuration.calibration import SAMPLE_OF_RUN
+from slipway.documents.reading import SUFFIXES, document_files
+from slipway.errors import ArtifactError
+from slipway.files.links import file_in
 
 LARGEST = 64 << 20
 """Largest file, bytes: a few passages are read of it, and all of it is stored."""
-SUFFIXES = (".jsonl", ".json", ".txt")
 _STEMS = ("train", "training", "train_data", "training_data", "dataset", "data")
 _FOLDERS = ("", "data", "dataset")
 
@@ -35,9 +37,7 @@ def find_own_text(
 
 def _of_calibration(path: Path | None) -> list[Path]:
     """Return the files of the text for calibration: every file of a folder may be enough."""
-    if path is None:
-        return []
-    return sorted(path.rglob("*")) if path.is_dir() else [path]
+    return [] if path is None else document_files(path)
 
 
 def _beside(checkpoint: Path | None) -> list[Path]:
@@ -50,7 +50,11 @@ def _beside(checkpoint: Path | None) -> list[Path]:
 
 
 def _is_usable(path: Path) -> bool:
+    """Return whether a file can be stored and read. Nobody named it, so one that cannot, such as a link to elsewhere, ends nothing."""
+    if path.suffix.lower() not in SUFFIXES:
+        return False
     try:
-        return path.suffix in SUFFIXES and path.is_file() and 0 < path.stat().st_size <= LARGEST
-    except OSError:
+        found = file_in(path.parent, path.name)
+        return found is not None and 0 < found.stat().st_size <= LARGEST
+    except (OSError, ArtifactError):
         return False

@@ -14,9 +14,11 @@ import onnxruntime
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 
 from slipway.errors import ModelExportError, ONNXExportError, TracerWarningError
 from slipway_onnx_export.engines import legacy
+from slipway_onnx_export.forms.shapes import room_of
 from slipway_onnx_export.loading import weightless
 from slipway_onnx_export.parity.lengths import lengths_of, room_beyond
 from slipway_onnx_export.source import open_source
@@ -165,3 +167,21 @@ def test_how_each_threshold_is_passed(tmp_path: Path) -> None:
     assert room_beyond(source) == 0
     grows = open_source(_dynamic(tmp_path / "dynamic"))
     assert lengths_of(grows, room=room_beyond(grows)).texts == (16,)
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "settings", "room"),
+    [
+        ("Whisper", "ForConditionalGeneration", {"pad_token_id": 50257}, 448),
+        ("Bart", "ForConditionalGeneration", {"pad_token_id": 1}, 1024),
+        ("ModernBert", "ForMaskedLM", {"pad_token_id": 50283}, 8192),
+        ("Roberta", "ForMaskedLM", {"max_position_embeddings": 514, "pad_token_id": 1}, 512),
+    ],
+)
+def test_only_encoders_that_count_from_their_padding_token_lose_places(
+    name: str, model: str, settings: dict[str, Any], room: int, tmp_path: Path
+) -> None:
+    config = getattr(transformers, f"{name}Config")(architectures=[name + model], **settings)
+    config.save_pretrained(tmp_path)
+    save_file({"unused": torch.zeros(1)}, tmp_path / "model.safetensors")
+    assert room_of(open_source(tmp_path)) == room

@@ -103,11 +103,13 @@ def test_test_inputs_with_answers_are_text_of_the_adapters_kind(trained: tuple[P
     assert "on your test inputs" in found.reason
 
 
-def written(tmp_path: Path, family: Family, data: str, *, name: str, labels: dict[str, str] | None = None) -> list[Any]:
+def written(
+    tmp_path: Path, family: Family, data: str | bytes, *, name: str, labels: dict[str, str] | None = None
+) -> list[Any]:
     own, base = tmp_path / "own", tmp_path / "base"
     for folder in (own, base):
         folder.mkdir()
-    (own / name).write_text(data)
+    (own / name).write_bytes(data.encode() if isinstance(data, str) else data)
     (base / "config.json").write_text(json.dumps({"id2label": labels or {}}))
     warnings: list[str] = []
     inputs = {"base": base, "adapter": tmp_path, "own_text": own}
@@ -144,6 +146,33 @@ LABELS = {"0": "bad", "1": "good"}
 def test_rows_of_many_forms_are_read(family: Family, row: Any, found: Any, tmp_path: Path) -> None:
     given = written(tmp_path, family, json.dumps(row) + "\n", name="train.jsonl", labels=LABELS)
     assert given == ([found] if found else [])
+
+
+@pytest.mark.parametrize("form", ["list.json", "object.json", "rows.parquet"])
+@pytest.mark.parametrize(
+    ("family", "row", "found"),
+    [
+        (
+            DECODER,
+            {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
+            {"messages": CHAT},
+        ),
+        (TOKEN_CLASSIFIER, {"tokens": ["a", "b"], "ner_tags": [0, 1]}, {"tokens": ["a", "b"], "labels": [0, 1]}),
+    ],
+)
+def test_files_that_are_decoded_whole_are_read_as_lines_are(
+    family: Family, row: Any, found: Any, form: str, tmp_path: Path
+) -> None:
+    if form.endswith(".parquet"):
+        pyarrow = pytest.importorskip("pyarrow")
+        from pyarrow import parquet
+
+        sink = pyarrow.BufferOutputStream()
+        parquet.write_table(pyarrow.Table.from_pylist([{**row, "other": b"x"}]), sink)
+        data = sink.getvalue().to_pybytes()
+    else:
+        data = json.dumps([row] if form == "list.json" else {"version": 1, "data": [row]}).encode()
+    assert written(tmp_path, family, data, name=form, labels=LABELS) == [found]
 
 
 def test_a_plain_text_is_cut_into_pieces(tmp_path: Path) -> None:

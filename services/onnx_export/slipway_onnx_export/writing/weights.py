@@ -10,10 +10,10 @@ import onnx_ir as ir
 import torch
 
 from slipway.errors import ONNXExportError
-from slipway.sizes import format_size
+from slipway.models.graphs.inline import take_weights_in
 from slipway_onnx_export.loading.conversion import Stack, Weight, place_of
 from slipway_onnx_export.writing.data_file import DataFile
-from slipway_onnx_export.writing.sizes import INLINE_BYTES, MOST_INLINE_BYTES
+from slipway_onnx_export.writing.sizes import INLINE_BYTES
 
 DATA_SUFFIX = ".data"
 
@@ -119,24 +119,14 @@ class _Stored:
         return "constant", id(constant)
 
 
-def take_weights_in(graphs: Sequence[tuple[str, ir.Model]], *, folder: Path) -> None:
+def take_data_in(graphs: Sequence[tuple[str, ir.Model]], *, folder: Path) -> None:
     """Move the weights from the data files into the graphs, in memory, and delete the files.
 
     Raises:
         ONNXExportError: ``ONNX_TOO_LARGE`` if a graph would exceed the 2 GB that a protobuf file can have.
     """
     for file_name, model in graphs:
-        size = sum(
-            value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None
-        )
-        if size > MOST_INLINE_BYTES:
-            raise ONNXExportError(
-                f"{file_name} has {format_size(size)} of weights, and a graph can hold {format_size(MOST_INLINE_BYTES)}",
-                reason="ONNX_TOO_LARGE",
-                remedy="set external_data to true",
-                about={"file": file_name, "size_bytes": size},
-            )
-        ir.external_data.load_to_model(model)
+        take_weights_in(model, file_name, error=ONNXExportError)
     for file_name, _ in graphs:
         (folder / (file_name + DATA_SUFFIX)).unlink()
 

@@ -5,16 +5,18 @@ Such files have many forms. A row that is not understood is left out, because no
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from slipway.documents.purposes import Purpose
+from slipway.documents.reading import COLUMNS, read_rows
 from slipway.errors import ModelExportError
-from slipway.files.json_documents import LARGEST_LIST, parse_json
-from slipway.files.regular_file import read_regular
 from slipway.models.base_format import read_config
 from slipway.models.families import DECODER, ENCODER_DECODER, SEQUENCE_CLASSIFIER, TOKEN_CLASSIFIER, Comparison, Family
 from slipway.validation.inputs import OWN_TEXT
@@ -23,8 +25,6 @@ from slipway_validate.answers.records import LabelledText, LabelledTokens, Promp
 MOST_TEXTS = 12
 MOST_LABELLED = 60
 """Labelled examples are short, and a share of them is known worse than a mean."""
-_LARGEST = 64 << 20
-_LARGEST_LINE = 1 << 20
 _MOST_ROWS = 20_000
 _PIECE = 2000
 """Characters of a piece of a long text."""
@@ -38,6 +38,10 @@ _PAIRS = (
 _READ = (Comparison.NEXT_TOKEN, Comparison.MASKED_TOKENS, Comparison.TEACHER_FORCED, Comparison.CLASSES)
 _LABELS = ("label", "labels", "target")
 _TAGS = ("labels", "ner_tags", "tags", "pos_tags")
+_COLUMNS = (
+    *COLUMNS, *_LABELS, *_TAGS, *(name for pair in _PAIRS for name in pair),
+    "conversations", "translation", "sentence", "tokens",
+)  # fmt: skip
 _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 
 Row = dict[str, Any]
@@ -88,40 +92,14 @@ def _drawn(rows: Iterable[Row | None], family: Family, *, seed: int) -> list[Row
 
 def _documents(path: Path) -> Iterator[Any]:
     """Yield the documents of a file: rows of a dataset, or pieces of a plain text."""
-    data = read_regular(path, largest=_LARGEST)
-    if path.suffix == ".txt":
-        yield from _pieces(data.decode("utf-8"))
-        return
-    if path.suffix == ".json":
-        whole = parse_json(data, lenient=True, most_values=LARGEST_LIST // 16)
-        rows: Iterable[Any] = (
-            whole
-            if isinstance(whole, list)
-            else next(filter(_is_rows, whole.values()), [])
-            if isinstance(whole, dict)
-            else []
-        )
-    else:
-        lines = (
-            line
-            for line in data.removeprefix(b"\xef\xbb\xbf").splitlines()
-            if line.strip() and len(line) <= _LARGEST_LINE
-        )
-        rows = (parse_json(line, lenient=True) for line in lines)
-    for _, row in zip(range(_MOST_ROWS), rows, strict=False):
-        text = row.get("text") if isinstance(row, dict) else row
-        if (
-            isinstance(text, str)
-            and len(text) > _PIECE
-            and not (isinstance(row, dict) and any(name in row for name in _LABELS))
-        ):
-            yield from _pieces(text)
-        else:
-            yield row
-
-
-def _is_rows(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
+    with closing(read_rows(path, path.name, Purpose.OWN_TEXT, columns=_COLUMNS)) as rows:
+        for row, _ in itertools.islice(rows, _MOST_ROWS):
+            labelled = isinstance(row, dict) and any(name in row for name in _LABELS)
+            text = row.get("text") if isinstance(row, dict) else row
+            if isinstance(text, str) and len(text) > _PIECE and not labelled:
+                yield from _pieces(text)
+            else:
+                yield row
 
 
 def _pieces(text: str) -> Iterator[str]:

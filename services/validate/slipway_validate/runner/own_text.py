@@ -19,7 +19,6 @@ from slipway_validate.lengths import longest_text
 from slipway_validate.numerics import Ints, Logits, finite, perplexity_of, window_losses
 from slipway_validate.protocol.messages import RunSpec, TokenizeSpec
 from slipway_validate.runner.collect import Collector
-from slipway_validate.runner.model import Unusable
 from slipway_validate.runner.sampling import decoder_inputs, masked
 from slipway_validate.runner.windows import cut
 from slipway_validate.samples import EVIDENCE_FILE, OWN_FILE, OWN_FOLDER, Samples
@@ -45,9 +44,7 @@ def make_own_samples(tokenizer: Any, spec: TokenizeSpec) -> None:
 def _samples(tokenizer: Any, row: Mapping[str, Any], spec: TokenizeSpec, templates: ChatTemplates) -> Samples | None:
     try:
         return _made(tokenizer, row, spec, templates)
-    except Unusable:  # too short a text
-        return None
-    except Exception:  # noqa: BLE001 - a tokenizer's code may raise anything, and others of the texts may do
+    except Exception:  # noqa: BLE001 - too short a text, or what a tokenizer's code raises: others of the texts may do
         return None
 
 
