@@ -82,6 +82,7 @@ def test_tokens_have_the_same_labels_in_both(tmp_path: Path, shown: Shown) -> No
     ]
 
 
+@pytest.mark.slow
 def test_a_sound_file_is_transcribed_alike_in_both(tmp_path: Path, shown: Shown) -> None:
     shutil.copytree(make("whisper", tmp_path / "whisper").base, tmp_path / "pytorch")
     write_sound(tmp_path / "speech.wav", seconds=1.0)

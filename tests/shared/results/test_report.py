@@ -1,60 +1,23 @@
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import example, given
-from hypothesis import strategies as st
-from markdown_it import MarkdownIt
-from markdown_it.token import Token
 
 from slipway.cli.export.measured import cells as measured_cells
 from slipway.results.report import figures, write_report
-from slipway.results.report.environment import markdown_text
 from slipway.results.report.plots import Bar, bar_chart
 from slipway.results.result import ExportResult, FailedFormat
 from slipway.validation.comparisons import LogitComparison
 from slipway.validation.findings import Reference, ValidationReport
 from slipway.validation.speed import Engine, Machine
+from support.commands.markdown import MARKDOWN, kinds, shown
+from support.commands.report_page import Page
 from support.commands.report_parts import LINEAGE, not_run, output, result, validation
 from support.commands.usage_examples import usage_examples
 
 HOSTILE = '<script>alert("1")</script>|`x` & </title>\n# [a](javascript:b)'
-MARKDOWN = MarkdownIt("gfm-like", {"linkify": False})
-VOID = {"meta", "br", "link", "img", "input", "hr"}
-
-
-class Page(HTMLParser):
-    """Check nesting while reading; collect tags, attributes and text."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.seen: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open, f"</{tag}> closes nothing"
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-    def tags(self, name: str) -> list[dict[str, str | None]]:
-        return [attributes for tag, attributes in self.seen if tag == name]
 
 
 @pytest.fixture
@@ -222,36 +185,6 @@ def test_the_gain_of_an_optimization_is_shown(
     page = Page((tmp_path / "report.html").read_text()).text
     assert "Optimization of graphs" in page
     assert shown in page
-
-
-def kinds(tokens: list[Token]) -> set[str]:
-    """Return the kinds of all tokens in a parsed Markdown text, also inside lines."""
-    return {token.type for token in tokens} | {one.type for token in tokens for one in token.children or ()}
-
-
-def shown(tokens: list[Token]) -> str:
-    """Return the visible text of parsed Markdown, one line per paragraph or cell."""
-    lines = (token.children for token in tokens if token.children is not None)
-    return "\n".join("".join(one.content for one in line) for line in lines)
-
-
-@given(st.text(st.characters(categories=["L", "N", "P", "S", "Z", "M"]), min_size=1))
-@example("held-out text, 1 file(s)")
-@example("1. a_b __c__ *d* `e` [f](g) <h> &amp; i|j ~~k~~ $l$ \\(m\\) \\")
-@example("- a")
-@example("C:\\_x")
-def test_text_is_shown_as_it_is(text: str) -> None:
-    expected = " ".join(text.split())
-    rendered = MARKDOWN.parse(markdown_text(text))
-    assert shown(rendered) == expected
-    assert kinds(rendered) <= {"paragraph_open", "inline", "paragraph_close", "text", "text_special"}
-    cell = MARKDOWN.parse(f"| a | b |\n|---|---|\n| {markdown_text(text)} | c |\n")
-    assert shown(cell).split("\n") == ["a", "b", expected, "c"]
-
-
-@pytest.mark.parametrize("text", ["held-out text, 1 file(s)", "pytorch-int4", "a_b (c) #1 {d} 50 % e! R&D", "x > 0.5"])
-def test_text_that_is_no_markup_has_no_escapes(text: str) -> None:
-    assert markdown_text(text) == text
 
 
 def test_names_cannot_break_out(tmp_path: Path) -> None:

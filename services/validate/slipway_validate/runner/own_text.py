@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from slipway.documents.purposes import Purpose
+from slipway.documents.reading import Document
+from slipway.documents.rendering import Contents, Renderer, Writer
 from slipway.files.json_documents import LARGEST_LIST, read_json
-from slipway.models.chat_templates import ChatTemplates
 from slipway.models.families import Comparison
 from slipway.validation.findings import AdapterEvidence
 from slipway_validate.cases import family_named
@@ -32,23 +34,24 @@ def make_own_samples(tokenizer: Any, spec: TokenizeSpec) -> None:
     if not file.is_file():
         return
     folder = spec.samples.with_name(OWN_FOLDER)
-    with ChatTemplates() as templates:
+    with Renderer(tokenizer, Purpose.OWN_TEXT) as renderer:
+        writer: Writer = renderer if getattr(tokenizer, "chat_template", None) else Contents()
         for place, (name, rows) in enumerate(read_json(file, largest=LARGEST_LIST).items()):
-            made = [each for row in rows if (each := _samples(tokenizer, row, spec, templates)) is not None]
+            made = [each for row in rows if (each := _samples(tokenizer, row, spec, writer)) is not None]
             for number, samples in enumerate(made):
                 samples.write(folder / str(place) / f"{number:03}")
             if made:
                 (folder / str(place) / "name").write_text(name, encoding="utf-8")
 
 
-def _samples(tokenizer: Any, row: Mapping[str, Any], spec: TokenizeSpec, templates: ChatTemplates) -> Samples | None:
+def _samples(tokenizer: Any, row: Mapping[str, Any], spec: TokenizeSpec, writer: Writer) -> Samples | None:
     try:
-        return _made(tokenizer, row, spec, templates)
+        return _made(tokenizer, row, spec, writer)
     except Exception:  # noqa: BLE001 - too short a text, or what a tokenizer's code raises: others of the texts may do
         return None
 
 
-def _made(tokenizer: Any, row: Mapping[str, Any], spec: TokenizeSpec, templates: ChatTemplates) -> Samples | None:
+def _made(tokenizer: Any, row: Mapping[str, Any], spec: TokenizeSpec, writer: Writer) -> Samples | None:
     family = family_named(spec.family)
     longest = min(longest_text(spec.model, family), 512)
     match family.comparison:
@@ -61,7 +64,8 @@ def _made(tokenizer: Any, row: Mapping[str, Any], spec: TokenizeSpec, templates:
             source = tokenizer(row["source"], truncation=True, max_length=longest)["input_ids"]
             labels = _row(tokenizer(text_target=row["target"], truncation=True, max_length=longest)["input_ids"])
             return Samples(decoder_inputs(labels, spec.model), source=_row(source), labels=labels)
-    windows = cut(tokenizer, _text(tokenizer, row, templates), spec=spec.model_copy(update={"windows": 1}))
+    document = Document("", text=row.get("text", ""), messages=tuple(row.get("messages", ())))
+    windows = cut(tokenizer, writer.text(document), spec=spec.model_copy(update={"windows": 1}))
     if family.comparison is Comparison.MASKED_TOKENS:
         return masked(tokenizer, windows, spec)
     return Samples(windows, labels=windows[:, 1:])
@@ -69,12 +73,6 @@ def _made(tokenizer: Any, row: Mapping[str, Any], spec: TokenizeSpec, templates:
 
 def _row(values: Any) -> Ints:
     return np.array([values], dtype=np.int64)
-
-
-def _text(tokenizer: Any, row: Mapping[str, Any], templates: ChatTemplates) -> str:
-    if "messages" in row and getattr(tokenizer, "chat_template", None):
-        return templates.text(tokenizer, row["messages"])
-    return str(row["text"]) if "text" in row else "\n".join(each["content"] for each in row["messages"])
 
 
 def _of_tokens(tokenizer: Any, row: Mapping[str, Any], longest: int) -> Samples | None:
