@@ -177,13 +177,11 @@ class ProjectArtifacts:
         """Do nothing, for the same reason."""
 
     def _send(self, file: ManifestFile, path: Path, opened: _Opened, tell: OnBytes) -> None:
-        begun = False
+        asks = file.size_bytes > CHUNK_BYTES  # of a small file, the question would take as long as sending it
         told = 0  # bytes of the file whose sending was reported; sending them again is not
 
         def attempt(progress: Callable[[], None]) -> None:
-            nonlocal begun
-            offset = self._kept_of(file) if begun else 0
-            begun = True
+            offset = self._kept_of(file) if asks else 0
             with _readable(path, opened) as source:
 
                 def on(sent: int) -> None:

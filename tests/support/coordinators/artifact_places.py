@@ -46,6 +46,12 @@ class Place(Harness):
         usual = "blue" if name != "submitter" else "red"
         return Client(self.address, security=self.security_of(name), project=project or usual)
 
+    def forgotten_uploads(self) -> int:
+        """Return how many files of uploads are left that no interrupted upload may go on with."""
+        return len(list((self.home / "store" / "uploads").iterdir())) - len(
+            self.server._artifacts.transfers.interrupted
+        )
+
     def security_of(self, name: str) -> Security:
         path = self.home / f"{name}.token"
         path.write_text(self.tokens[name])

@@ -242,7 +242,7 @@ def test_one_client_that_stalls_leaves_turns_to_others(place: Place, folder: Pat
         for call in calls:
             call.cancel()
         ended.set()
-    wait_for(lambda: not list((place.home / "store" / "uploads").iterdir()))
+    wait_for(lambda: not place.forgotten_uploads())
 
 
 def test_a_cancelled_transfer_ends_soon(place: Place, folder: Path, tmp_path: Path) -> None:
@@ -264,9 +264,13 @@ def test_a_cancelled_transfer_ends_soon(place: Place, folder: Path, tmp_path: Pa
             cancelled.set()
 
     asyncio.run(run())
-    wait_for(lambda: not list((place.home / "store" / "uploads").iterdir()))
+    wait_for(lambda: not place.forgotten_uploads())
     large = place.store.blob_path(digest_bytes((folder / "larger").read_bytes()))
     assert not large.exists()
+    with place.client_of("submitter", project="red") as client:
+        client.push_artifact(folder)
+    assert large.exists()
+    wait_for(lambda: not place.forgotten_uploads())
 
 
 def test_the_asyncio_client_has_the_same(place: Place, folder: Path, tmp_path: Path) -> None:
