@@ -13,13 +13,11 @@ compose() {
     fi
 }
 
-if [[ ! -e .env ]]; then
-    umask 077
-    for name in POSTGRES_PASSWORD MINIO_ROOT_PASSWORD GRAFANA_PASSWORD; do
-        printf '%s=%s\n' "$name" "$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')"
-    done >.env
-    echo "wrote deploy/.env with new passwords" >&2
-fi
+for name in POSTGRES_PASSWORD S3_SECRET_KEY GRAFANA_PASSWORD; do
+    grep -qs "^$name=" .env && continue
+    (umask 077 && printf '%s=%s\n' "$name" "$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')" >>.env)
+    echo "wrote a new $name into deploy/.env" >&2
+done
 if (($# == 0)); then set -- up --detach; fi
 compose "$@"
 if [[ $1 == up ]]; then

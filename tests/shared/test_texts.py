@@ -60,7 +60,7 @@ def test_a_large_value_is_quoted_without_being_written_out() -> None:
     began = time.process_time()
     for value in (inner, "x" * 50_000_000, 10**100_000, dict.fromkeys(range(1000), inner)):
         assert len(quoted(value)) <= 200
-    assert time.process_time() - began < 1
+    assert time.process_time() - began < 20, "and not the hours of writing it out"
     assert quoted(10**5000) == "a number of 5000 digits"
     assert quoted("short") == "'short'"
 

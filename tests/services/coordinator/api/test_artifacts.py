@@ -125,7 +125,7 @@ def test_who_learned_of_digests_has_to_bring_the_content(place: Place, folder: P
         assert other.push_artifact(folder) == digest
         other.pull_artifact(digest, tmp_path / "mine")
         owner.pull_artifact(digest, tmp_path / "theirs")
-    assert not list((place.home / "store" / "uploads").iterdir())
+    wait_for(lambda: place.forgotten_uploads() == 0)
     assert content(tmp_path / "mine") == content(tmp_path / "theirs") == content(folder)
 
 
