@@ -131,7 +131,7 @@ def test_references_of_the_compose_file_exist() -> None:
 
 def test_ports_are_published_on_loopback_alone() -> None:
     ports = [port for service in SERVICES.values() for port in service.get("ports", ())]
-    assert len(ports) >= 6
+    assert len(ports) >= 5
     assert all(port.startswith("127.0.0.1:") for port in ports)
 
 
