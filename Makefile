@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 DOCS_INSTALLED := $(VENV)/.docs-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-real test test-all test-orders test-cluster test-k8s lint format docs protos bench bench-merge bench-onnx bench-formats bench-quantize bench-quality bench-depth bench-proof images test-images up clean
+.PHONY: help install demo demo-real test test-trained test-all test-orders test-cluster test-k8s lint format docs protos bench bench-merge bench-onnx bench-formats bench-quantize bench-quality bench-depth bench-proof images test-images up clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,18 +32,23 @@ demo-real: $(INSTALLED) ## Train a LoRA on a real model, fetched once from the p
 WORKERS ?= 2
 SEED ?=
 PYTEST = $(BIN)/python -P -m pytest $(if $(SEED),--randomly-seed=$(SEED))
+# Python keeps what it compiled, though an image may forbid it: each test that starts a process would compile everything again.
+export PYTHONDONTWRITEBYTECODE :=
 SHUFFLED = $(PYTEST) -n $(WORKERS) --dist worksteal
 
-test: $(INSTALLED) ## Run the tests, but for the slow ones, within 10 minutes on 2 cores; SEED=… repeats an order, WORKERS=4 takes more cores
-	$(SHUFFLED) -m 'not slow and not cluster'
+test: $(INSTALLED) ## Run the tests, but for those that are slow or train a model, within 10 minutes on 2 cores; SEED=… repeats an order, WORKERS=4 takes more cores
+	$(SHUFFLED) -m 'not slow and not trained and not cluster'
 
-test-all: $(INSTALLED) test-cluster ## Run all tests, the slow ones and those of a cluster too
+test-trained: $(INSTALLED) ## Run the tests of a sample that is trained for them: the whole chain, calibration, levels of activations
+	$(SHUFFLED) -m 'trained and not slow' tests/integration tests/services/quantize tests/shared/sample
+
+test-all: $(INSTALLED) test-cluster ## Run all tests, the slow, the trained and those of a cluster too
 	$(SHUFFLED)
 
 # Native runtimes and servers keep state in a process, so the order of their calls decides what they do.
 STATEFUL = tests/services/gguf tests/services/adapter tests/services/openvino tests/shared/worker tests/services/coordinator
 test-orders: $(INSTALLED) ## Run the tests of what keeps state in a process in another order, printed; SEED=… repeats one
-	$(SHUFFLED) -m 'not slow and not cluster' $(STATEFUL)
+	$(SHUFFLED) -m 'not slow and not trained and not cluster' $(STATEFUL)
 
 test-cluster: $(INSTALLED) ## Run the tests of a cluster of processes that are killed; CLUSTER_FAULT_RUNS=50 for more kills
 	$(PYTEST) -m cluster

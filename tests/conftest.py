@@ -45,7 +45,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whichever test is the first to need the sample trains it, for minutes: begin with them, so that nobody waits at the end."""
     items.sort(key=lambda item: not needs_sample(item))
-    for item in filter(needs_sample, items):
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark what needs the trained sample, before tests are chosen by their marks."""
+    if needs_sample(item):
+        item.add_marker(pytest.mark.trained)
         item.add_marker(pytest.mark.timeout(1800))
 
 

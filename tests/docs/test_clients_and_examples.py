@@ -57,6 +57,7 @@ def delivered(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_result_is_registered_with_its_report(tmp_path: Path, delivered: Path, monkeypatch: Any) -> None:
     store = mlflow_store(tmp_path)
     words = ("mlflow_register.py", str(delivered), "--name", "it's", "--format", "onnx-int8")

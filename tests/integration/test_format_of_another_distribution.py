@@ -83,6 +83,7 @@ def test_its_settings_are_checked_as_others_are(project: Path) -> None:
     assert "formats.npz.enabled" in without.err
 
 
+@pytest.mark.slow
 def test_its_outputs_are_delivered_and_judged_by_its_own_runtime(exported: dict[str, Any], project: Path) -> None:
     assert set(exported["paths"]) == {"npz", "npz-half"}
     assert {entry["status"] for entry in exported["formats"].values()} == {"passed"}
@@ -95,6 +96,7 @@ def test_its_outputs_are_delivered_and_judged_by_its_own_runtime(exported: dict[
     assert run(project, "verify", folder).code == 0
 
 
+@pytest.mark.slow
 def test_the_card_has_its_example_which_runs(exported: dict[str, Any]) -> None:
     from support.commands.usage_examples import usage_examples
 
@@ -116,6 +118,7 @@ def test_its_level_alone_is_delivered_where_it_is_not_wanted_unquantized(project
     assert set(done.json["paths"]) == {"npz-half"}
 
 
+@pytest.mark.slow
 def test_its_media_type_is_in_the_manifest(exported: dict[str, Any], project: Path) -> None:
     digest = exported["formats"]["npz"]["digest"].removeprefix("sha256:")
     manifest = json.loads(next((project / "home" / "store").rglob(f"*{digest[2:]}*")).read_text())
@@ -168,6 +171,7 @@ def coordinator(project: Path, tmp_path: Path) -> Iterator[str]:
         yield address
 
 
+@pytest.mark.slow
 def test_an_export_of_it_goes_through_a_coordinator(project: Path, coordinator: str) -> None:
     done = export(project, *QUICK, "--coordinator", coordinator, "--out", project / "remote", home="client")
     assert done.code == 0, done.err[-3000:]

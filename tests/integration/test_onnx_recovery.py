@@ -190,7 +190,6 @@ FAULTS = {
         reasons=("OPERATOR_UNSUPPORTED", "OPERATOR_UNSUPPORTED"), fails="OPERATOR_UNSUPPORTED",
     ),
 }  # fmt: skip
-FAST = {"weights too large for a graph"}
 
 
 def run(root: Path, fault: Fault) -> Done:
@@ -209,7 +208,8 @@ def run(root: Path, fault: Fault) -> Done:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in FAST else SLOW) for name in FAULTS])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_ends_well_without_a_hand(tmp_path: Path, name: str) -> None:
     fault = FAULTS[name]
     done = run(tmp_path, fault)

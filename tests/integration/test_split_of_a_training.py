@@ -55,6 +55,7 @@ def export(project: Path, calibration: str, heldout: str, *options: str, home: s
     return slipway("export", *options, *where, *settings, home=project / home)
 
 
+@pytest.mark.slow
 def test_a_split_calibrates_and_judges_without_overlap(project: Path) -> None:
     done = export(project, "train.jsonl", "eval.jsonl", "--json", home="split")
     assert done.code == 0, done.err

@@ -67,6 +67,7 @@ def in_own_order(tensors: Tensors) -> None:
             tensors[name] = values.reshape(heads, -1, 2, values.shape[-1]).swapaxes(1, 2).reshape(values.shape)
 
 
+@pytest.mark.slow
 def test_a_good_file_passes(tiny: _Tiny, tmp_path: Path) -> None:
     found = tiny.verdict(tiny.good, tmp_path / "work")
     assert (found["status"], found["explanation"]) == ("passed", "")

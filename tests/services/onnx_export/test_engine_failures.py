@@ -95,7 +95,7 @@ def test_learning_the_interface_leaves_a_model_as_it_was(
     assert [set(vars(module)) | set(module._buffers) for module in model.modules()] == before
 
 
-@pytest.mark.parametrize("engine", [dynamo, legacy], ids=["dynamo", "legacy"])
+@pytest.mark.parametrize("engine", [pytest.param(dynamo, marks=pytest.mark.slow), legacy], ids=["dynamo", "legacy"])
 def test_an_optimization_that_fails_says_so(
     monkeypatch: pytest.MonkeyPatch, export: Callable[..., Exported], tmp_path: Path, engine: Any
 ) -> None:

@@ -123,6 +123,7 @@ def test_a_static_graph_without_a_cache_uses_every_position(
     assert exported.facts["checks"]["caches"] == "passed"
 
 
+@pytest.mark.slow
 def test_attention_is_the_one_that_is_asked_for(family: Callable[[str], Path], export: Callable[..., Exported]) -> None:
     fused, plain = (
         export(family("qwen3"), attention=attention, opset=23, engine="dynamo") for attention in ("sdpa", "eager")

@@ -20,6 +20,7 @@ def operators(folder: Path) -> list[str]:
     return [node.op_type for node in onnx.load(folder / "model.onnx", load_external_data=False).graph.node]
 
 
+@pytest.mark.slow
 def test_graphs_for_tensorrt_have_no_guards(
     family: Callable[[str], Path], export: Callable[..., Exported], tmp_path: Path
 ) -> None:

@@ -20,13 +20,13 @@ from support.models.onnx_table import (
 )
 from support.models.table_models import ROWS, Row
 
-SAMPLE = (
+SAMPLE: tuple[object, ...] = (
     ("Qwen3", "mobius 14"),
     ("Gemma 3, window", "mobius 17"),
     ("Qwen3-MoE", "mobius 18"),
     ("GPT-2", "legacy 17"),
-    ("Marian, two vocabularies", "legacy 14"),
-    ("MiniLM, features", "dynamo 18"),
+    pytest.param("Marian, two vocabularies", "legacy 14", marks=pytest.mark.slow),
+    pytest.param("MiniLM, features", "dynamo 18", marks=pytest.mark.slow),
 )
 
 

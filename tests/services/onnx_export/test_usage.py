@@ -74,6 +74,7 @@ def test_probabilities_are_the_same_in_both(tmp_path: Path, shown: Shown) -> Non
     assert sum(found["onnx"].values()) == pytest.approx(1, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_tokens_have_the_same_labels_in_both(tmp_path: Path, shown: Shown) -> None:
     make_family_model("bert-tokens", tmp_path / "pytorch")
     found = shown()
@@ -91,6 +92,7 @@ def test_a_sound_file_is_transcribed_alike_in_both(tmp_path: Path, shown: Shown)
     assert set(found) == {"pytorch", "onnx"}
 
 
+@pytest.mark.slow
 def test_a_translator_translates_in_both(tmp_path: Path, shown: Shown) -> None:
     make_family_model("marian", tmp_path / "pytorch")
     assert all(shown().values())

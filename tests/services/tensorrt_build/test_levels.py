@@ -56,7 +56,9 @@ def logits(folder: Path) -> np.ndarray:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("name", ["decoder", pytest.param("traced decoder", marks=SLOW), "classifier"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("decoder", marks=SLOW), pytest.param("traced decoder", marks=SLOW), "classifier"]
+)
 def test_an_engine_of_each_level(
     graphs: dict[str, Path], text: Path, quantize: Quantize, build: Build, name: str, level: str
 ) -> None:

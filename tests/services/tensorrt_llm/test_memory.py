@@ -36,6 +36,7 @@ print((peak[0] - before) // 1024)
 """
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_tensors(tmp_path: Path) -> None:
     sizes = {"vocab_size": 1 << 16, "hidden_size": 1024, "intermediate_size": 1024, "num_hidden_layers": 1}
     config = {"architectures": ["LlamaForCausalLM"], "num_attention_heads": 8, "tie_word_embeddings": True, **sizes}

@@ -151,7 +151,7 @@ def test_a_program_is_compiled_where_a_compiler_is(
     assert "needs a C++ compiler" in ctx.facts["warnings"][0]
 
 
-@pytest.mark.parametrize("stage", ["torchscript", "torch_export"])
+@pytest.mark.parametrize("stage", ["torchscript", pytest.param("torch_export", marks=pytest.mark.slow)])
 def test_rotary_frequencies_follow_the_text(tmp_path: Path, export: Export, stage: str) -> None:
     """transformers' code decides by a branch on values, which a trace loses and torch.export refuses."""
     import torch

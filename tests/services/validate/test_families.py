@@ -253,6 +253,7 @@ class TestAsAStage:
         assert "cannot load onnx/encoder_model.onnx" in onnx.explanation
         assert report.failed_outputs == ("onnx", "pytorch-noop")
 
+    @pytest.mark.slow  # the export of a plain model by the command shows the same
     def test_a_plain_model(self, tmp_path: Path, context: Context) -> None:
         model = judged_families.make("gpt2", tmp_path / "gpt2")
         report = self.run({"base": model.base, "pytorch": model.base}, context)

@@ -82,6 +82,7 @@ def judged(file: ReferenceFile) -> Any:
     return measure(ValidationReport(reference=reference, inputs=inputs, outputs=()))
 
 
+@pytest.mark.slow
 def test_the_runs_own_text_answers_where_the_built_in_text_does_not(trained: tuple[Path, Path], tmp_path: Path) -> None:
     base, adapter = trained
     own = tmp_path / "own"
@@ -238,6 +239,7 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 EXAMPLES = [(f"the {'a' if place % 2 else 'b'} of {'cdef'[place % 4]} is not in m", place % 2) for place in range(16)]
 
 
+@pytest.mark.slow
 def test_a_classifier_is_judged_by_its_labels(classifier: tuple[Path, Path], tmp_path: Path) -> None:
     base, adapter = classifier
     own = tmp_path / "own"

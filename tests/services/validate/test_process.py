@@ -103,6 +103,7 @@ def test_a_crash_is_that_outputs_failure(
     assert not running.report.passed
 
 
+@pytest.mark.slow
 def test_an_output_that_is_killed_beside_another_process_is_run_again_alone(
     inputs: dict[str, Path], tiny_onnx: Path, context: Context
 ) -> None:

@@ -25,6 +25,7 @@ def bucket(s3: S3Server) -> S3Bucket:
     return S3Bucket(s3.options(), BUCKET, prefix=f"uses-{uuid.uuid4().hex}")
 
 
+@pytest.mark.slow
 def test_long_work_keeps_what_it_used_until_it_ends(bucket: S3Bucket, tmp_path: Path) -> None:
     store = S3Store(bucket, grace_seconds=GRACE)
     (tmp_path / "weights").write_bytes(b"weights")
