@@ -16,6 +16,8 @@ _PROGRAM = """
 import sys, threading
 from pathlib import Path
 import ml_dtypes, numpy, slipway_tensorrt_llm.export
+import pytest
+
 from slipway.stage import Context
 from slipway_tensorrt_llm.params import TensorRTLLMParams
 from slipway_tensorrt_llm.stage import STAGE
