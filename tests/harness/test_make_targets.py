@@ -39,7 +39,9 @@ def test_the_tests_are_shuffled_anew_unless_a_seed_is_given() -> None:
 
 def test_slow_tests_run_with_all_others_only() -> None:
     (call,) = pytest_calls("test")
-    assert "-m 'not slow and not cluster'" in call
+    assert "-m 'not slow and not trained and not cluster'" in call
+    (trained,) = pytest_calls("test-trained")
+    assert "-m 'trained and not slow'" in trained
     cluster, everything = pytest_calls("test-all")
     assert "-m cluster" in cluster
     assert "-m" not in everything  # but for what pyproject.toml leaves out, which ran before

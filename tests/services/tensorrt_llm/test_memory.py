@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import save_file
 
@@ -16,8 +17,6 @@ _PROGRAM = """
 import sys, threading
 from pathlib import Path
 import ml_dtypes, numpy, slipway_tensorrt_llm.export
-import pytest
-
 from slipway.stage import Context
 from slipway_tensorrt_llm.params import TensorRTLLMParams
 from slipway_tensorrt_llm.stage import STAGE
