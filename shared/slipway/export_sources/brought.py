@@ -19,6 +19,7 @@ from slipway.export_sources.found import (
     name_of_base,
     plain_name,
     text_for_calibration,
+    whole_models_left_out,
 )
 from slipway.export_sources.naming import source_settings
 from slipway.export_sources.own_text import find_own_text
@@ -62,6 +63,7 @@ def _find(configuration: ExportConfiguration, folders: SourceFolders, imports: C
     labels: dict[str, str] = {}
     if "adapter" in checkpoints:
         labels |= checkpoint_labels(checkpoints["adapter"])
+    base: Path | None = None
     if "base" not in imports:
         named = name_of_base(configuration, checkpoints.get("adapter"), here=True)
         base = resolve_base_model(str(folders.find(named)))
@@ -80,6 +82,7 @@ def _find(configuration: ExportConfiguration, folders: SourceFolders, imports: C
     notes += check_apart(configuration, folders, calibration=data, heldout=heldout)
     if data is not None:
         files[CALIBRATION] = files_by_name(folder_of(data), text_files(data))
+    notes += whole_models_left_out(checkpoints.values(), base)
     chosen = checkpoints.get("adapter")
     local = chosen.path if chosen is not None and folders.has_contents(chosen.path) else None
     if chosen is not None and (own := find_own_text(configuration, local, data, None)) is not None:

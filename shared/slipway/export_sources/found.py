@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -33,6 +33,7 @@ from slipway.models.base_format import base_format, check_kind, read_config
 from slipway.models.checkpoints import Checkpoint, find_checkpoint, read_adapter_config
 from slipway.models.families import typed
 from slipway.models.model_files import ADAPTER_CONFIG, model_files, resolve_base_model, travelling_files
+from slipway.models.saved_weights import whole_model_beside
 from slipway.models.trained.trained_model import TrainedModel, trained_model
 from slipway.planning.calibration import SOURCE as CALIBRATION
 from slipway.planning.references import by_source_name
@@ -215,10 +216,26 @@ def _find(
         formats={"base": stored_as} if stored_as else {},
         trained=trained,
         config=config,
-        warnings=(*(warning for each in adapters for warning in each.warnings), *trusted, *left_out, *overlap),
+        warnings=(
+            *(warning for each in adapters for warning in each.warnings),
+            *whole_models_left_out(adapters, base),
+            *trusted,
+            *left_out,
+            *overlap,
+        ),
         folders=folders,
         sounds=sounds,
         own_text=find_own_text(configuration, beside, calibration, base_match),
+    )
+
+
+def whole_models_left_out(adapters: Iterable[Checkpoint], base: Path | None) -> tuple[str, ...]:
+    """Return a warning for each adapter with the weights of a whole model beside it, which are left out unless they are the base's."""
+    return tuple(
+        f"{each.path} also holds the weights of a whole model ({printable(name)}), which are left out: the adapter is merged into "
+        "the base model; to export those instead, name the folder as --base-model with --checkpoint none"
+        for each in adapters
+        if (base is None or each.path.resolve() != base.resolve()) and (name := whole_model_beside(each.path))
     )
 
 

@@ -41,6 +41,12 @@ def weight_problems(folder: Path) -> list[Problem]:
     return [problem] if problem else _more_weights(folder)
 
 
+def whole_model_beside(folder: Path) -> str:
+    """Return the name of a file beside the adapter that holds, or lists, a whole model's weights; empty for none."""
+    names = sorted(path.name for path in folder.iterdir() if path.is_file())
+    return next((name for name in names if not name.startswith("adapter_model") and _MODEL.fullmatch(name)), "")
+
+
 def _more_weights(folder: Path) -> list[Problem]:
     """Return the problem of trained weights in files that nothing reads: without them the model would lack a part of what was trained."""
     found = sorted(
