@@ -159,7 +159,9 @@ def _validated(
         model_bytes = float32_bytes(inputs["base"])
         stopwatch = Stopwatch(begun.waiting, params, ctx, model_bytes=model_bytes, why=begun.alone)
         timeout = params.output_timeout_seconds
-        texts = read_texts(folders, prepared.tokenizer, ctx, folder=work / "texts", timeout_seconds=timeout)
+        texts = read_texts(
+            folders, prepared.tokenizer, inputs["base"], ctx, folder=work / "texts", timeout_seconds=timeout
+        )
         outputs_run = OutputRuns(
             prepared,
             params,

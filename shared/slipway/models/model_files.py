@@ -6,6 +6,7 @@ copied.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -52,6 +53,7 @@ TOKENIZER_FILES = (
 )
 #: Folder of named chat templates beside the default one.
 CHAT_TEMPLATE_FOLDER = "additional_chat_templates"
+_TEMPLATE_NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_PICKLE = "adapter_model.bin"
@@ -83,6 +85,27 @@ def has_chat_template(folder: Path) -> bool:
         return False
     named = template if isinstance(template, list) else []  # as older tokenizers hold several of them
     return isinstance(template, str) or any(isinstance(one, dict) and one.get("name") == "default" for one in named)
+
+
+def templates_among_settings(folder: Path) -> dict[str, bytes]:
+    """Return the chat templates in ``tokenizer_config.json``, where older tokenizers keep them, by the files that hold them elsewhere.
+
+    A template without a usable name, or that is no text, is left out.
+    """
+    try:
+        template = read_json_object(folder / "tokenizer_config.json", lenient=True).get("chat_template")
+    except (OSError, ValueError):
+        return {}
+    named = template if isinstance(template, list) else [{"name": "default", "template": template}]
+    found: dict[str, bytes] = {}
+    for one in named:
+        name, text = (one.get("name"), one.get("template")) if isinstance(one, dict) else (None, None)
+        if not isinstance(text, str) or not isinstance(name, str) or not _TEMPLATE_NAME.fullmatch(name):
+            continue
+        file = CHAT_TEMPLATES[0] if name == "default" else f"{CHAT_TEMPLATE_FOLDER}/{name}.jinja"
+        with contextlib.suppress(UnicodeEncodeError):
+            found[file] = text.encode()
+    return found
 
 
 def companion_files(folder: Path) -> list[Path]:

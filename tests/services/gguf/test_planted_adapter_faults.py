@@ -119,7 +119,7 @@ def test_the_template_is_that_of_the_training(tiny: _Tiny, tmp_path: Path) -> No
     (tmp_path / "work").mkdir()
     ctx = Context(workdir=tmp_path / "work")
     folder = STAGE.run({"base": tiny.base, "adapter": adapter}, AdapterParams(name="tiny"), ctx)["adapter"]
-    write_texts(TextSpec(tokenizer=adapter, file=tmp_path / "texts.json"))
+    write_texts(TextSpec(tokenizer=adapter, base=tiny.base, file=tmp_path / "texts.json"))
     found = compare_texts(load_beside(folder, tiny.base, threads=1), tmp_path / "texts.json")
     assert found is not None
     assert found.conversations > 0

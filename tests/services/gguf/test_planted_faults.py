@@ -39,7 +39,7 @@ class _Tiny:
         self.base, self.adapter, self.merged = save_models(root, tied=tied)
         self.good = write(self.merged, root / "work")
         self.expected = root / "texts.json"
-        write_texts(TextSpec(tokenizer=self.base, file=self.expected))
+        write_texts(TextSpec(tokenizer=self.base, base=self.base, file=self.expected))
 
     def compared(self, folder: Path) -> TextComparison:
         found = compare_texts(load(folder, threads=1), self.expected)

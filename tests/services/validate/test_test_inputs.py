@@ -284,7 +284,7 @@ def test_a_template_that_writes_no_prompt_is_said(tmp_path: Path, template: str,
     with pytest.raises(UnusableInput, match=f"test input 1 cannot be encoded: .*{said}"):
         encode_inputs(tokenizer, spec)
     tokenizer.save_pretrained(tmp_path / "tokenizer")
-    reading = TextSpec(tokenizer=tmp_path / "tokenizer", file=tmp_path / "texts.json")
+    reading = TextSpec(tokenizer=tmp_path / "tokenizer", base=tmp_path / "tokenizer", file=tmp_path / "texts.json")
     if template == GROWS:
         with pytest.raises(Unusable, match=said):
             write_texts(reading)

@@ -20,6 +20,7 @@ from slipway.models.model_files import (
     GENERATION_CONFIG,
     LEFTOVERS,
     PROCESSOR_FILES,
+    templates_among_settings,
     tokenizer_files,
 )
 from slipway.models.sentences.files import (
@@ -102,15 +103,23 @@ def copy_small_files(base: Path, adapter: Path, output: Path, *, tokenizer: bool
     # Files of a sentence encoder would say that this model is one.
     if family_of(made) is FEATURE_EXTRACTION or (same and not is_sentence_encoder(encoder)):
         chosen |= _modules_of(encoder, base)
+    written: dict[str, bytes] = {}
     if tokenizer:
         own, others = _by_kind(adapter), _by_kind(base)
         chosen |= (own["tokenizer"] or others["tokenizer"]) | (own["processor"] or others["processor"])
-        chosen |= own["template"] if _has_template(adapter, own["template"]) else others["template"]
+        has_template = _has_template(adapter, own["template"])
+        chosen |= own["template"] if has_template else others["template"]
+        # The settings of the base's tokenizer do not travel with another tokenizer, but its template does.
+        if own["tokenizer"] and not has_template and not others["template"]:
+            written = templates_among_settings(base)
     for name, path in sorted(chosen.items()):
         target = output / name
         target.parent.mkdir(exist_ok=True)
         shutil.copyfile(path, target)
-    return sorted(chosen)
+    for name, text in written.items():
+        (output / name).parent.mkdir(exist_ok=True)
+        (output / name).write_bytes(text)
+    return sorted({*chosen, *written})
 
 
 def _modules_of(encoder: Path, base: Path) -> dict[str, Path]:

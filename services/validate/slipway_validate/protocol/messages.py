@@ -269,10 +269,12 @@ class TextSpec(_Message):
 
     Attributes:
         tokenizer: Folder with the tokenizer.
+        base: Folder of the base model, whose chat template serves a tokenizer without one.
         file: File in which to write :class:`slipway_validate.protocol.texts.ReadTexts`.
     """
 
     tokenizer: Path
+    base: Path
     file: Path
 
 

@@ -212,14 +212,14 @@ def tokenize(spec: TokenizeSpec) -> RunResult:
     samples, source = make_samples(spec)
     samples.write(spec.samples)
     if spec.text.with_name(OWN_FILE).is_file():
-        from slipway_validate.runner.windows import load_tokenizer
+        from slipway_validate.runner.windows import trained_tokenizer
 
-        make_own_samples(load_tokenizer(spec.tokenizer), spec)
+        make_own_samples(trained_tokenizer(spec.tokenizer, spec.model), spec)
     if spec.records is not None:
         from slipway_validate.runner.encoding.records import encode_inputs
-        from slipway_validate.runner.windows import tokenizer_of
+        from slipway_validate.runner.windows import trained_tokenizer
 
-        encoded = encode_inputs(tokenizer_of(spec), spec)
+        encoded = encode_inputs(trained_tokenizer(spec.tokenizer, spec.model), spec)
         (spec.samples / INPUTS_FILE).write_text(encoded.model_dump_json(), encoding="utf-8")
     return RunResult(source=source)
 

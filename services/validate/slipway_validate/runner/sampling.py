@@ -16,7 +16,7 @@ from slipway_validate.cases import family_named
 from slipway_validate.numerics import Ints
 from slipway_validate.protocol.messages import TokenizeSpec
 from slipway_validate.runner.model import Unusable
-from slipway_validate.runner.windows import cut, tokenizer_of, tokens_around
+from slipway_validate.runner.windows import cut, tokens_around, trained_tokenizer
 from slipway_validate.samples import Samples
 
 MASKED_SHARE = 0.15
@@ -34,7 +34,7 @@ def make_samples(spec: TokenizeSpec) -> tuple[Samples, str]:
     family = family_named(spec.family)
     if family == SPEECH:
         return _speech(spec)
-    tokenizer = tokenizer_of(spec)
+    tokenizer = trained_tokenizer(spec.tokenizer, spec.model)
     windows = cut(tokenizer, rendered(read_written(spec.text), tokenizer), spec=spec)
     if family == SEQUENCE_CLASSIFIER:
         windows = _end_windows(windows, read_config(spec.model))
@@ -98,7 +98,7 @@ def _speech(spec: TokenizeSpec) -> tuple[Samples, str]:
 
     said = "the sound is random and contains no speech"
     if any((spec.tokenizer / name).is_file() for name in TOKENIZER_FILES):
-        tokenizer = tokenizer_of(spec)
+        tokenizer = trained_tokenizer(spec.tokenizer, spec.model)
         labels = cut(tokenizer, rendered(read_written(spec.text), tokenizer), spec=spec)
     else:
         labels, said = _random_labels(spec), f"{said}; there is no tokenizer, so labels are random tokens"

@@ -14,7 +14,7 @@ from slipway.validation.texts import TextComparison, TextKind
 from slipway_validate.protocol.messages import TextSpec
 from slipway_validate.protocol.texts import Conversation, ReadText, ReadTexts
 from slipway_validate.runner.model import LanguageModel, Unusable
-from slipway_validate.runner.windows import load_tokenizer
+from slipway_validate.runner.windows import trained_tokenizer
 
 _MOST_SPECIAL = 24
 _SHOWN = 160
@@ -26,7 +26,7 @@ def write_texts(spec: TextSpec) -> None:
     Raises:
         Unusable: There is no tokenizer, or its chat template does not end.
     """
-    tokenizer = load_tokenizer(spec.tokenizer)
+    tokenizer = trained_tokenizer(spec.tokenizer, spec.base)
     texts = [(kind, text) for kind, several in TEXTS.items() for text in several]
     texts += _special_texts(tokenizer)
     found = ReadTexts(

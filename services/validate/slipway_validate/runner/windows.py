@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from slipway.counts import counted
-from slipway.files.links import files_in
 from slipway.models.families import DECODER
-from slipway.models.model_files import CHAT_TEMPLATES
+from slipway.models.model_files import has_chat_template
 from slipway_validate.cases import MIN_LENGTH
 from slipway_validate.numerics import Ints
 from slipway_validate.protocol.messages import TokenizeSpec
@@ -31,15 +30,15 @@ def load_tokenizer(folder: Path) -> Any:
         raise Unusable(f"transformers cannot load the tokenizer in {folder.name!r}: {error}") from error
 
 
-def tokenizer_of(spec: TokenizeSpec) -> Any:
-    """Load the tokenizer of the samples. If it has no chat template, it has the base's, as in the merged model.
+def trained_tokenizer(folder: Path, base: Path) -> Any:
+    """Load the tokenizer of a training. If it has no chat template, it has the base's, as in the merged model.
 
     Raises:
         Unusable: As :func:`load_tokenizer`.
     """
-    tokenizer = load_tokenizer(spec.tokenizer)
-    if not tokenizer.chat_template and spec.model != spec.tokenizer and files_in(spec.model, CHAT_TEMPLATES):
-        tokenizer.chat_template = load_tokenizer(spec.model).chat_template
+    tokenizer = load_tokenizer(folder)
+    if not tokenizer.chat_template and base != folder and has_chat_template(base):
+        tokenizer.chat_template = load_tokenizer(base).chat_template
     return tokenizer
 
 

@@ -28,6 +28,7 @@ class Texts:
 def read_texts(
     outputs: Mapping[str, Path],
     tokenizer: Path,
+    base: Path,
     ctx: Context,
     *,
     folder: Path,
@@ -42,6 +43,6 @@ def read_texts(
     if not any(runtime is not None and runtime.reads_text for runtime in runtimes):
         return Texts()
     file = folder.with_suffix(".json")
-    spec = Spec(texts=TextSpec(tokenizer=tokenizer.absolute(), file=file.absolute()))
+    spec = Spec(texts=TextSpec(tokenizer=tokenizer.absolute(), base=base.absolute(), file=file.absolute()))
     result = process.run(spec, folder, ctx, label="texts", timeout_seconds=timeout_seconds)
     return Texts(file) if result.status == "done" else Texts(missing=result.message)

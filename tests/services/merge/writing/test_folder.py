@@ -87,6 +87,39 @@ def test_base_tokenizer_serves_a_checkpoint_without(make_case):
     assert (out / "chat_template.jinja").read_text() == "base template"
 
 
+@pytest.mark.parametrize(
+    ("template", "files"),
+    [
+        ("base template", {"chat_template.jinja": "base template"}),
+        (
+            [{"name": "default", "template": "base template"}, {"name": "rag", "template": "rag"}],
+            {"chat_template.jinja": "base template", "additional_chat_templates/rag.jinja": "rag"},
+        ),
+        ([{"name": "../../evil", "template": "x"}, {"name": "default", "template": 7}, "default", None], {}),
+        ("a lone surrogate: \ud800", {}),
+    ],
+)
+def test_a_template_among_the_bases_settings_serves_a_tokenizer_without_one(make_case, template, files):
+    case = make_case("llama", target_modules=["q_proj"])
+    write(case.base, tokenizer_DOT_json="{}")
+    write(case.base, tokenizer_config_DOT_json=json.dumps({"chat_template": template, "model_max_length": 7}))
+    write(case.adapter, tokenizer_DOT_json='{"model": {}}', tokenizer_config_DOT_json="{}")
+    out, ctx = case.merge()
+    found = {path.relative_to(out).as_posix(): path.read_text() for path in out.rglob("*.jinja")}
+    assert found == files
+    assert (out / "tokenizer_config.json").read_text() == "{}"
+    assert set(files) <= set(ctx.facts["small_files"])
+
+
+def test_a_template_of_the_checkpoints_settings_is_not_replaced(make_case):
+    case = make_case("llama", target_modules=["q_proj"])
+    write(case.base, tokenizer_DOT_json="{}", tokenizer_config_DOT_json='{"chat_template": "base template"}')
+    write(case.adapter, tokenizer_DOT_json="{}", tokenizer_config_DOT_json='{"chat_template": "tuned template"}')
+    out, _ = case.merge()
+    assert not list(out.rglob("*.jinja"))
+    assert json.loads((out / "tokenizer_config.json").read_text()) == {"chat_template": "tuned template"}
+
+
 def test_without_tokenizer(make_case):
     case = make_case("llama", target_modules=["q_proj"])
     write(case.base, tokenizer_DOT_json="{}", chat_template_DOT_jinja="base template")
