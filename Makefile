@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 DOCS_INSTALLED := $(VENV)/.docs-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-real test test-trained test-all test-orders test-cluster test-k8s lint format docs protos bench bench-merge bench-onnx bench-formats bench-quantize bench-quality bench-depth bench-proof images test-images up clean
+.PHONY: help install demo demo-real test test-trained test-all test-orders test-cluster test-k8s test-deepspeed lint format docs protos bench bench-merge bench-onnx bench-formats bench-quantize bench-quality bench-depth bench-proof images test-images up clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,10 @@ test-cluster: $(INSTALLED) ## Run the tests of a cluster of processes that are k
 test-k8s: $(INSTALLED) ## Install the checkers of manifests that npm and checkov have, and run all tests of k8s/ with them
 	PYTHON=$(PYTHON) tests/k8s/tools/tools.sh
 	$(SHUFFLED) tests/k8s tests/deploy/test_alerts.py
+
+test-deepspeed: $(INSTALLED) ## Install DeepSpeed beside the environment and run the tests of its checkpoints
+	tests/shared/models/tools/deepspeed.sh
+	[ ! -d .deepspeed ] || PYTHONPATH=$(CURDIR)/.deepspeed $(SHUFFLED) tests/shared/models/test_deepspeed_checkpoint.py
 
 lint: $(INSTALLED) ## Check style, types and protos
 	$(BIN)/ruff check .
@@ -115,5 +119,5 @@ test-images: ## Build the images on bases made here and look into each (IMAGES="
 up: ## Start coordinators, workers and everything around them, with compose
 	deploy/up.sh
 
-clean: ## Remove the environment, the checkers of manifests, the documentation site and the demo
-	rm -rf $(VENV) .k8s-tools .site demo demo-real
+clean: ## Remove the environment, the checkers of manifests, DeepSpeed, the documentation site and the demo
+	rm -rf $(VENV) .k8s-tools .deepspeed .site demo demo-real

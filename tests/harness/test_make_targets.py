@@ -56,14 +56,14 @@ def test_the_tests_of_manifests_are_shuffled_and_spread_as_all_others() -> None:
 
 def test_the_check_of_a_change_pins_the_order() -> None:
     text = CHECK.read_text()
-    for target in ("test", "test-k8s"):
+    for target in ("test", "test-trained", "test-k8s", "test-deepspeed"):
         assert re.findall(rf"^make {target} (.*)$", text, flags=re.MULTILINE) == ["SEED=1"]
 
 
 def test_what_make_installs_it_removes() -> None:
     done = subprocess.run(["make", "--dry-run", "clean"], cwd=ROOT, capture_output=True, text=True, check=True)
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("rm ")]
-    assert {".venv", "demo", "demo-real", ".k8s-tools", ".site"} <= set(line.split())
+    assert {".venv", "demo", "demo-real", ".k8s-tools", ".deepspeed", ".site"} <= set(line.split())
 
 
 def test_the_site_is_built_strictly_and_is_part_of_the_check_of_a_change() -> None:
@@ -91,7 +91,7 @@ def checked_with(folder: Path, **programs: str) -> subprocess.CompletedProcess[s
 def test_the_check_of_a_change_says_what_was_not_tested_for_want_of_a_tool(tmp_path: Path) -> None:
     done = checked_with(tmp_path, id="echo 1000")
     assert done.returncode == 0
-    for tool in ("chromium", "promtool", "kubectl", "npm", "buildah or debootstrap"):
+    for tool in ("chromium", "promtool", "grpcurl", "kubectl", "npm", "buildah or debootstrap"):
         assert f"skipped, as there is no {tool}: " in done.stderr
     (tmp_path / "kubectl").symlink_to(tmp_path / "make")
     again = subprocess.run([CHECK], env={"PATH": str(tmp_path)}, capture_output=True, text=True)
@@ -100,11 +100,12 @@ def test_the_check_of_a_change_says_what_was_not_tested_for_want_of_a_tool(tmp_p
 
 def test_a_package_that_cannot_be_had_keeps_no_other_away(tmp_path: Path) -> None:
     calls = tmp_path / "calls"
-    apt = f'echo "$@" >>{calls}; case "$*" in *chromium*) exit 100;; esac'
+    apt = f'echo "$@" >>{calls}; case "$*" in *chromium*|*grpcurl*) exit 100;; esac'
     done = checked_with(tmp_path, **{"id": "echo 0", "apt-get": apt})
     assert done.returncode == 0
-    assert "not installed: chromium" in done.stderr
+    for package in ("chromium", "grpcurl"):
+        assert f"not installed: {package}" in done.stderr
     made = calls.read_text().splitlines()
     installed = [line.split()[-1] for line in made if " install " in line]
-    assert installed == ["chromium", "fonts-dejavu-core", "nodejs", "npm"]
+    assert installed == ["chromium", "fonts-dejavu-core", "grpcurl", "nodejs", "npm"]
     assert [line for line in made if "prometheus" in line] == ["-qq download prometheus"], "it is a service"

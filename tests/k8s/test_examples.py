@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -191,10 +192,12 @@ def test_pods_that_only_name_sources_have_neither_room_nor_credentials_for_them(
 
 @pytest.fixture
 def importing(tmp_path: Path) -> Cluster:
-    """``production`` with the component that turns imports on."""
+    """``production`` with the component that turns imports on, and the documented addresses."""
     (tmp_path / "slipway").symlink_to(ROOT)
-    lines = ["namespace: slipway", "resources: [slipway/k8s/overlays/production]"]
-    (tmp_path / "kustomization.yaml").write_text("\n".join([*lines, "components: [slipway/k8s/components/import]"]))
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    (documented,) = re.findall(r"```yaml\n(components:\n  - slipway/k8s/components/import.*?)```", page, re.DOTALL)
+    lines = ["namespace: slipway", "resources: [slipway/k8s/overlays/production]", documented]
+    (tmp_path / "kustomization.yaml").write_text("\n".join(lines))
     return Cluster(render(tmp_path))
 
 
@@ -208,6 +211,7 @@ def test_the_component_gives_importing_workers_work_a_list_and_a_way(importing: 
         (workload,) = (one for one in importing.workloads() if one.name == name)
         allowed = Allowed.parse(workload.settings["SLIPWAY_IMPORT_FROM"])
         allowed.check("s3://training/default/run-17", project="default")
+        allowed.check("hf://Qwen/Qwen3-8B", project="default")
     (policy,) = (
         one for one in importing.objects if one["kind"] == "NetworkPolicy" and one["metadata"]["name"] == "hub"
     )

@@ -12,7 +12,7 @@ import pytest
 from support.manifests import pod_rules as k8s_pod_rules
 from support.manifests import store_rules as k8s_store_rules
 from support.manifests import wiring_rules as k8s_wiring_rules
-from support.manifests.overlay import OVERLAYS, Cluster, Object, rendered
+from support.manifests.overlay import OVERLAYS, Cluster, Object, data_of, rendered
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
 
@@ -101,12 +101,17 @@ def argument(cluster: Cluster, old: str, new: str, *, name: str = "slipway-merge
     arguments[arguments.index(old)] = new
 
 
+def with_data(cluster: Cluster, key: str) -> Object:
+    """The ConfigMap that has a key."""
+    return next(one for one in cluster.of("ConfigMap") if key in data_of(one))
+
+
 def settings(cluster: Cluster) -> Any:
-    return next(one for one in cluster.of("ConfigMap") if "SLIPWAY_LOG_LEVEL" in one["data"])["data"]
+    return with_data(cluster, "SLIPWAY_LOG_LEVEL")["data"]
 
 
 def access_file(cluster: Cluster) -> Any:
-    return next(one for one in cluster.of("ConfigMap") if "access.yaml" in one["data"])["data"]
+    return with_data(cluster, "access.yaml")["data"]
 
 
 COORDINATOR, CLEANUP = "slipway-coordinator", "slipway-cleanup"
@@ -162,7 +167,7 @@ BREAKS: list[tuple[str, Callable[[Cluster], object]]] = [
     ("edges", lambda c: jobs(c)["template"]["metadata"]["labels"].pop("slipway.dev/client")),
     ("edges", lambda c: policy(c, "coordinator")["ingress"][0]["from"][0].update(podSelector={})),
     ("edges", lambda c: settings(c).update(AWS_ENDPOINT_URL_S3="http://minio.minio.svc:9001")),
-    ("edges", lambda c: settings(c).pop("SLIPWAY_TRACING")),
+    ("edges", lambda c: with_data(c, "SLIPWAY_TRACING")["data"].pop("SLIPWAY_TRACING")),
     ("service_accounts", lambda c: pod(c).pop("automountServiceAccountToken")),
     ("service_accounts", lambda c: pod(c).update(serviceAccountName="slipway-quantize")),
     ("service_accounts", lambda c: remove(c, "ServiceAccount", "slipway-merge")),
@@ -189,7 +194,7 @@ BREAKS: list[tuple[str, Callable[[Cluster], object]]] = [
     ("references", lambda c: container(c)["envFrom"][0]["configMapRef"].update(name="slipway-settings")),
     ("references", lambda c: pod(c)["volumes"][-1]["secret"].update(secretName="slipway-s4")),
     ("references", lambda c: container(c)["env"].append(from_secret("PGPASSWORD", "slipway-state", "password"))),
-    ("references", lambda c: c.objects.remove(next(o for o in c.of("ConfigMap") if "access.yaml" in o["data"]))),
+    ("references", lambda c: c.objects.remove(with_data(c, "access.yaml"))),
     (
         "references",
         lambda c: pod(c)["volumes"].append({"name": "x", "persistentVolumeClaim": {"claimName": "nowhere"}}),

@@ -133,6 +133,11 @@ def test_on_eks_no_pod_has_a_key(own: Path) -> None:
     assert "slipway-s3" in EXTERNAL_SECRETS
     for one in cluster.workloads():
         assert "slipway-s3" not in str(one.object)
+        if one.name != "slipway-migrate":
+            assert (one.environment["SLIPWAY_STORE"], one.environment["AWS_REGION"]) == (
+                "s3://models/slipway",
+                "eu-central-1",
+            )
         account = cluster.named("ServiceAccount", one.pod["serviceAccountName"])
         needs_role = one.name != "slipway-migrate"
         assert ("eks.amazonaws.com/role-arn" in account["metadata"].get("annotations", {})) == needs_role

@@ -82,7 +82,7 @@ class Here:
                 name: f"{place}{value.removeprefix(path)}" if value.startswith(path + "/") else value
                 for name, value in found.items()
             }
-        del found["SLIPWAY_TRACING"]  # no collector is here
+        found.pop("SLIPWAY_TRACING", None)  # no collector is here
         return found
 
     def write(self, place: Path, certificate: trustme.LeafCert) -> None:

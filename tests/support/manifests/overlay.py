@@ -156,8 +156,13 @@ class Cluster:
         for source in pod["containers"][0].get("envFrom", ()):
             name = source["configMapRef"]["name"]
             if name in self.names("ConfigMap"):
-                found.update(self.named("ConfigMap", name)["data"])
+                found.update(data_of(self.named("ConfigMap", name)))
         return found
+
+
+def data_of(config_map: Object) -> dict[str, str]:
+    """Return what a ConfigMap holds; one that nothing was added to has no field for it."""
+    return dict(config_map.get("data", {}))
 
 
 def understood(words: list[str]) -> argparse.Namespace:

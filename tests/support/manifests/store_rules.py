@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from support.manifests.overlay import Cluster, Object, Workload
+from support.manifests.overlay import Cluster, Object, Workload, data_of
 
 Rule = Callable[[Cluster], Iterator[str]]
 
@@ -69,7 +69,7 @@ def _days(age: str | None) -> float:
 
 def _sees_everything(cluster: Cluster, one: Workload) -> bool:
     """Return whether the access file, if there is one, lets it read the artifacts of all projects and nothing more."""
-    files = [file["data"]["access.yaml"] for file in cluster.of("ConfigMap") if "access.yaml" in file["data"]]
+    files = [data_of(file)["access.yaml"] for file in cluster.of("ConfigMap") if "access.yaml" in data_of(file)]
     return all(_views_all(text, _certificates(cluster, one)) for text in files)
 
 

@@ -17,6 +17,7 @@ from support.manifests.overlay import (
     Cluster,
     Object,
     Workload,
+    data_of,
     host_of,
     matches,
     place_of,
@@ -242,7 +243,7 @@ def access(cluster: Cluster) -> Iterator[str]:
         for name in one["spec"]["dnsNames"]
     }
     for one in cluster.of("ConfigMap"):
-        if "access.yaml" not in one["data"]:
+        if "access.yaml" not in data_of(one):
             continue
         if one["metadata"]["name"] != "slipway-access":
             yield f"{one['metadata']['name']} has another name with every change, which replaces the coordinators"

@@ -35,12 +35,21 @@ class Lease:
 
 @dataclass
 class KnownWorker:
-    """A worker's last report. ``draining``: it takes no new tasks now; ``ending``: it never will again."""
+    """A worker's last report, and when it was made."""
 
+    report: WorkerReport
     abilities: Abilities
     seen: float
-    draining: bool = False
-    ending: bool = False
+
+    @property
+    def draining(self) -> bool:
+        """Return whether it takes no new tasks now."""
+        return self.report.draining
+
+    @property
+    def ending(self) -> bool:
+        """Return whether it never takes a task again."""
+        return self.report.ending
 
 
 @dataclass
@@ -79,7 +88,7 @@ class Board:
         if report.ending and not report.running:
             self.workers.pop(report.worker, None)
             return
-        self.workers[report.worker] = KnownWorker(report.abilities, self.clock(), report.draining, report.ending)
+        self.workers[report.worker] = KnownWorker(report, report.abilities, self.clock())
 
     # Changes of an attempt
 
@@ -168,6 +177,11 @@ class Board:
             for key, offer in self.waiting.items()
             if self.waiting.is_held_back(key, importing) and self._offered_since[key] < before
         ]
+
+    def is_latest(self, report: WorkerReport) -> bool:
+        """Return whether a report is its worker's last one."""
+        known = self.workers.get(report.worker)
+        return known is not None and known.report is report
 
     def is_ending(self, worker: str) -> bool:
         """Return whether a worker reported that it is shutting down."""

@@ -116,12 +116,15 @@ class Broker:
 
         Waits up to ``wait_seconds`` while there is nothing to return. Only the arrival of a call renews leases, because the
         worker may die while its call is parked. A worker that runs something therefore gets a response early enough to call again.
+        A call ends once its worker has made another one, which a broken connection may hide from the server.
         """
         deadline = self.clock() + (min(wait_seconds, self.ttl / 3) if report.running else wait_seconds)
         arriving = True
         while True:
             seen = self._generation
             answer = await self._synchronize(report, arriving=arriving)
+            if answer is None:
+                return Answer()
             if arriving and on_renewed is not None:
                 await on_renewed()
             arriving = False
@@ -135,9 +138,12 @@ class Broker:
                 deadline = self.clock()
 
     @shielded
-    async def _synchronize(self, report: WorkerReport, *, arriving: bool) -> Answer:
+    async def _synchronize(self, report: WorkerReport, *, arriving: bool) -> Answer | None:
+        """Return the answer to a report of now, or to a parked one; None if its worker has reported again since."""
         async with self._turn(f"worker {report.worker}"):
             board = self.board
+            if not arriving and not board.is_latest(report):
+                return None
             board.record_report(report)
             for held in report.running if arriving else ():
                 await self._renew(report.worker, held)

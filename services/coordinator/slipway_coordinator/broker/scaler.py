@@ -1,9 +1,9 @@
 """KEDA's external scaler: report how many workers of a stage have work.
 
 The metric counts the waiting and running tasks that the trigger's workers can take; the target is one task per replica.
-Running tasks count, or KEDA would remove workers while they run; the metric is zero only when nothing waits or runs. Those of workers
-that are shutting down do not: their pods are no replicas any more. While tasks
-wait, workers that take none (their disks are full) count too: otherwise they would fill the replicas meant for those tasks.
+Running tasks count, or KEDA would remove workers while they run. Tasks of workers that are shutting down do not count: their pods are no
+replicas any more, so a replica would be kept or added for nothing. While tasks wait, workers that take none (their disks are full) count
+too: otherwise they would fill the replicas meant for those tasks.
 
 A trigger names all stages of its workers, because Kubernetes takes the highest metric of several triggers, not the sum.
 """

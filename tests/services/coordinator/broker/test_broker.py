@@ -126,6 +126,24 @@ async def test_a_parked_call_does_not_renew_leases(setup: Setup) -> None:
     assert [one.epoch for one in (await broker.synchronize(B)).granted] == [2]
 
 
+async def test_a_parked_call_of_a_worker_that_has_called_again_changes_nothing(setup: Setup) -> None:
+    """Its connection may be broken, which the coordinator has not noticed; what it said before is not so any more."""
+    broker = setup.broker()
+    granted = await lease(broker)
+    busy = holding(A, granted)
+    parked = [asyncio.create_task(broker.synchronize(report, wait_seconds=50)) for report in (busy, B)]
+    await asyncio.sleep(0.05)
+    assert broker.board.demand(STAGES) == 1
+    await broker.synchronize(replace(busy, draining=True, ending=True))
+    await broker.synchronize(replace(B, draining=True, ending=True))
+    await broker.expire()  # which wakes parked calls
+    assert await asyncio.wait_for(asyncio.gather(*parked), 5) == [Answer(), Answer()]
+    assert broker.board.demand(STAGES) == 0, "a worker that ends is no replica"
+    await broker.set_offers(EXPORT, [offer(), offer("n")])
+    assert broker.board.waiting.keys() == {offer("n").key}, "no worker is left that takes it"
+    assert broker.board.workers.keys() == {"a"}
+
+
 async def test_a_parked_call_hears_of_a_cancellation(setup: Setup) -> None:
     broker = setup.broker()
     granted = await lease(broker)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import pytest
 
+from slipway.execution.runner import TaskRunner
 from slipway.requirements import Needs, Requirements
+from slipway.worker.machine import probe
+from slipway.worker.pull import Worker, WorkerOptions
 from slipway_protos.v1 import worker_pb2, worker_pb2_grpc
-from support.coordinators.harness import Harness, tiny_export, tiny_task, wait_for
+from support.coordinators.harness import STAGE as TINY
+from support.coordinators.harness import Harness, state, tiny_export, tiny_task, wait_for
 
 STAGE = "leased"
 OFTEN_ENOUGH = {"lease_seconds": 36_000.0, "workers_gone": False}  # nobody is forgotten for being silent
@@ -48,6 +53,26 @@ def test_a_worker_that_ends_says_so_last_even_when_it_was_idle(tmp_path: Path) -
         assert board.workers
         harness.loop.call_soon_threadsafe(harness.worker.stop)
         wait_for(lambda: not board.workers)
+
+
+def test_a_task_is_no_demand_while_its_worker_drains(tmp_path: Path) -> None:
+    """As Kubernetes ends a worker that runs something: its pod is no replica from then on."""
+    with Harness(tmp_path, with_worker=False, options=OFTEN_ENOUGH) as harness:
+        options = WorkerOptions(harness.address, (TINY,), report_seconds=0.1, drain_seconds=3600)
+        worker = Worker(options, TaskRunner(harness.store, tmp_path / "scratch"), probe(tmp_path, (TINY,)))
+        running = asyncio.run_coroutine_threadsafe(worker.run(), harness.loop)
+        board = harness.server.coordinator.broker.board
+        task = tiny_task("t", sleep_seconds=120, unless=str(tmp_path / "gate"))
+        name = harness.submit(tiny_export("long", task, base=harness.base()))
+        wait_for(worker.running)
+        assert board.demand({TINY}) == 1
+        harness.loop.call_soon_threadsafe(worker.stop)
+        wait_for(lambda: board.demand({TINY}) == 0)
+        assert worker.running(), "it goes on with it"
+        (tmp_path / "gate").touch()
+        running.result(60)
+        assert state(harness.finished(name)) == "succeeded"
+        assert not board.workers
 
 
 def test_nothing_waits_for_a_worker_that_has_ended(harness: Harness, stub: worker_pb2_grpc.WorkerServiceStub) -> None:
