@@ -33,8 +33,20 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Models:
 
 
 @pytest.fixture(scope="module")
-def outputs(tiny: Models) -> dict[str, Path]:
-    return every_level(tiny.merged, tiny.root / "levels")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make("bert-classes", tmp_path_factory.mktemp("classifier")).outputs()["pytorch"]
+
+
+@pytest.fixture(scope="module")
+def graphs(tiny: Models, classifier: Path) -> dict[str, tuple[Path, Path]]:
+    """The folders of models and their graphs."""
+    sources = {"decoder": tiny.merged, "classifier": classifier}
+    return {kind: (source, exported(source, source.parent / "graph")) for kind, source in sources.items()}
+
+
+@pytest.fixture(scope="module")
+def outputs(tiny: Models, graphs: dict[str, tuple[Path, Path]]) -> dict[str, Path]:
+    return every_level(graphs["decoder"][1], tiny.root / "levels")
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -78,18 +90,6 @@ def dequantized(graph: Path, name: str) -> tuple[torch.Tensor, int]:
     scales = constants[f"{stem}.scale"].astype(np.float16).astype(np.float32).reshape(*codes.shape[:2], 1)
     values = ((codes.astype(np.float32) - (1 << (bits - 1))) * scales).reshape(len(codes), -1)
     return torch.from_numpy(values), bits
-
-
-@pytest.fixture(scope="module")
-def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make("bert-classes", tmp_path_factory.mktemp("classifier")).outputs()["pytorch"]
-
-
-@pytest.fixture(scope="module")
-def graphs(tiny: Models, classifier: Path) -> dict[str, tuple[Path, Path]]:
-    """The folders of models and their graphs."""
-    sources = {"decoder": tiny.merged, "classifier": classifier}
-    return {kind: (source, exported(source, source.parent / "graph")) for kind, source in sources.items()}
 
 
 @pytest.mark.parametrize("level", ["int8", "int4"])

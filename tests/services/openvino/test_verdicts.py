@@ -15,7 +15,7 @@ from slipway.validation.verdicts import Answer
 from slipway_openvino.files import DECODER_MODEL
 from slipway_validate.judging.yardsticks import Measured
 from support.models.judged_families import make
-from support.models.openvino_models import LEVELS, Ir, every_level
+from support.models.openvino_models import LEVELS, Ir, every_level, exported
 from support.models.validated_here import Validated
 from support.models.validation_models import Models
 
@@ -94,7 +94,7 @@ FAULTS: dict[str, tuple[str, Change]] = {
 @pytest.fixture(scope="module")
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> Judged:
     tiny = Models(tmp_path_factory.mktemp("tiny"))
-    outputs = every_level(tiny.merged, tiny.root / "levels")
+    outputs = every_level(exported(tiny.merged, tiny.root / "graph"), tiny.root / "levels")
     right = {level: outputs[name] for name, level in LEVELS.items()}
     for name, (level, plant) in FAULTS.items():
         plant(Ir(right[level], tiny.root / name))
@@ -133,6 +133,7 @@ def check_faithful(found: OutputValidation) -> None:
         ("openvino-int8_scale", rf"{DOWN} holds (2|1\.9\d) of its update instead of 1"),
         ("openvino-int4_scale", rf"{DOWN} holds (2|1\.9\d) of its update instead of 1"),
     ],
+    ids=["zeroed", "transposed", "fp16-zeroed", "int8-scale", "int4-scale"],
 )
 def test_a_fault_of_stored_weights_is_named(decoder: Judged, name: str, said: str) -> None:
     """The module is called, and only that one; the graph does compute with what is stored."""
@@ -165,13 +166,14 @@ def test_weights_without_names_are_not_read_and_the_merged_model_is_the_yardstic
     assert any("was not compared" in note for note in found.notes)
 
 
+@pytest.mark.slow
 def test_a_classifier_is_judged_against_its_stored_weights(tmp_path: Path) -> None:
     model = make("bert-classes", tmp_path / "model")
     assert model.adapter is not None
     merged = model.outputs()["pytorch"]
     (work := tmp_path / "work").mkdir()
     run = Validated(model.base, model.adapter, work, merged=merged)
-    judged = Judged(run, every_level(merged, tmp_path / "levels")).judge(merged)
+    judged = Judged(run, every_level(exported(merged, tmp_path / "graph"), tmp_path / "levels")).judge(merged)
     assert not judged.measured.missing
     for name in LEVELS:
         found = judged.found[name]
@@ -188,7 +190,7 @@ def test_both_models_of_a_pair_are_judged_against_what_they_store(name: str, tmp
     model = make(name, tmp_path / "model")
     assert model.adapter is not None
     merged = model.outputs()["pytorch"]
-    outputs = every_level(merged, tmp_path / "levels")
+    outputs = every_level(exported(merged, tmp_path / "graph"), tmp_path / "levels")
     ir = Ir(outputs["openvino"], tmp_path / "fault", DECODER_MODEL)
     text = ir.path.read_text()
     (weight, *_) = re.findall(r'name="([^"]+(?:v_proj|SelfAttention\.v)\.weight\.T)"', text)

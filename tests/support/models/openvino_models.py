@@ -45,9 +45,8 @@ def rounded(graph: Path, work: Path, level: str) -> Path:
     return QUANTIZE.run({"model": graph}, asked, Context(workdir=work))["model"]
 
 
-def every_level(source: Path, work: Path) -> dict[str, Path]:
-    """Return the folders of all outputs of a PyTorch model, by name."""
-    graph = exported(source, work / "export")
+def every_level(graph: Path, work: Path) -> dict[str, Path]:
+    """Return the folders of all outputs that are made of a graph, by name."""
     found = {}
     for name, level in LEVELS.items():
         chosen = rounded(graph, work / f"quantize-{level}", level) if level.startswith("int") else graph
