@@ -12,6 +12,8 @@ import onnx_ir
 import pytest
 import torch
 
+from slipway_openvino.graphs.integers import sign_integers
+from slipway_openvino.graphs.lookups import readable_graph
 from slipway_openvino.library import ops, ov
 from slipway_openvino.stored import description
 from slipway_openvino.stored.weights import stored
@@ -19,10 +21,11 @@ from slipway_validate.runner.survival.checkpoints import Checkpoint
 from slipway_validate.runner.survival.measuring import measure
 from slipway_validate.runner.survival.stored import Names, NotUnderstoodError
 from support.models.judged_families import make
-from support.models.openvino_models import Ir, converted, every_level, exported, rounded
+from support.models.openvino_models import Ir, converted, every_level, exported, rounded, tied_graph
 from support.models.validation_models import Models
 
 ALL = slice(None)
+CONFIG = '{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}'
 EXACT = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
 DOWN = "model.layers.0.mlp.down_proj.weight"
 
@@ -128,7 +131,7 @@ def save_product(folder: Path, kind: str, *, zero: str, groups: int) -> np.ndarr
     model = ov.Model([ops.result(made)], [given])
     folder.mkdir()
     ov.save_model(model, folder / "openvino_model.xml", compress_to_fp16=False)
-    (folder / "config.json").write_text('{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}')
+    (folder / "config.json").write_text(CONFIG)
     compiled = ov.Core().compile_model(folder / "openvino_model.xml", "CPU", dict(EXACT))
     return np.asarray(compiled(np.eye(groups * size, dtype=np.float32))[0]).T
 
@@ -155,6 +158,24 @@ def test_integers_are_what_openvino_multiplies_with(kind: str, zero: str, groups
     assert found.changed_from(found.values + 2 * found.scales) > 0  # type: ignore[operator]
 
 
+@pytest.mark.parametrize("groups", [4, 3], ids=["even", "odd"])
+@pytest.mark.parametrize("zeros", [False, True], ids=["signed", "zero_points"])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_table_that_is_looked_up_and_multiplied_is_read(bits: int, zeros: bool, groups: int, tmp_path: Path) -> None:
+    """In the form that the conversion gives it, also with the zero points of a calibration."""
+    (work := tmp_path / "work").mkdir()
+    data = f"model.embed_tokens.weight.q{bits}"
+    wanted = tied_graph(tmp_path / "model.onnx", bits=bits, groups=groups, zeros=zeros, data=data)
+    model = ov.Core().read_model(readable_graph(tmp_path / "model.onnx", work))
+    memory = sign_integers(model, work)
+    (tmp_path / "ir").mkdir()
+    ov.save_model(model, tmp_path / "ir" / "openvino_model.xml", compress_to_fp16=False)
+    del memory
+    (tmp_path / "ir" / "config.json").write_text(CONFIG)
+    found = stored(tmp_path / "ir", tmp_path, lambda _: 0).weight("model.embed_tokens.weight", turned=False).take(ALL)
+    assert np.array_equal(found.values.numpy(), wanted)
+
+
 @pytest.mark.parametrize(("kind", "dtype"), [("bf16", torch.bfloat16), ("f64", torch.float64)])
 def test_other_floats_at_any_byte(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """Writers put a constant right behind the one before, whatever its size."""
@@ -166,7 +187,7 @@ def test_other_floats_at_any_byte(kind: str, dtype: torch.dtype, tmp_path: Path)
     product = ops.matmul(given, ops.convert(table, "f32"), transpose_a=False, transpose_b=True)
     model = ov.Model([ops.result(product)], [given])
     ov.save_model(model, tmp_path / "openvino_model.xml", compress_to_fp16=False)
-    (tmp_path / "config.json").write_text('{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}')
+    (tmp_path / "config.json").write_text(CONFIG)
     path, raw_file = tmp_path / "openvino_model.xml", tmp_path / "openvino_model.bin"
     raw_file.write_bytes(bytes(3) + raw_file.read_bytes())
     path.write_text(re.sub(r'offset="(\d+)"', lambda found: f'offset="{int(found[1]) + 3}"', path.read_text()))
@@ -218,8 +239,26 @@ def test_integers_with_two_scales_are_not_read(outputs: dict[str, Path], tmp_pat
     model.add_results([ops.result(product)])
     ov.save_model(model, tmp_path / "openvino_model.xml", compress_to_fp16=False)
     (tmp_path / "config.json").write_bytes((outputs["openvino"] / "config.json").read_bytes())
-    with pytest.raises(NotUnderstoodError, match="2 kinds of scales"):
+    with pytest.raises(NotUnderstoodError, match="several scales"):
         stored(tmp_path, tmp_path, lambda _: 0).weight(DOWN, turned=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "where"), [("openvino", ""), ("openvino-fp16", "_compressed"), ("openvino-int8", ".q8")]
+)
+def test_what_is_no_number_is_named(
+    tiny: Models, outputs: dict[str, Path], tmp_path: Path, name: str, where: str
+) -> None:
+    """Also a scale; masks hold infinity rightly."""
+
+    def plant(values: np.ndarray) -> None:
+        values.reshape(-1)[5] = np.nan
+
+    ir = Ir(outputs[name], tmp_path / "ir")
+    ir.change(ir.scale(f"{DOWN}.T.q8") if name.endswith("int8") else ir.constant(f"{DOWN}.T{where}"), plant)
+    held = measure(tiny.base, tiny.adapter, {name: ir.folder, "right": outputs[name]}, report=lambda *_: None)
+    assert held[name].non_finite == {f"{DOWN}.T{where.removesuffix('_compressed')}": 1}
+    assert not held["right"].non_finite
 
 
 def place(**changed: str) -> tuple[str, str]:

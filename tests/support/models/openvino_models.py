@@ -11,6 +11,8 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
 
 from slipway.stage import Context
 from slipway_onnx_export.params import OnnxExportParams
@@ -21,6 +23,8 @@ from slipway_quantize.stage import STAGE as QUANTIZE
 
 LEVELS = {"openvino": "", "openvino-fp16": "fp16", "openvino-int8": "int8", "openvino-int4": "int4"}
 """Level of each output of the format."""
+ROWS, SIZE = 64, 32
+"""Of a tied table: its rows, and the columns of a group."""
 _TYPES = {"f32": np.float32, "f16": np.float16, "i8": np.int8, "i4": np.uint8}
 
 
@@ -52,6 +56,46 @@ def every_level(graph: Path, work: Path) -> dict[str, Path]:
         chosen = rounded(graph, work / f"quantize-{level}", level) if level.startswith("int") else graph
         found[name] = converted(chosen, work / name, level=level, tokenizer=False)[0]
     return found
+
+
+def tied_graph(path: Path, *, bits: int, groups: int, zeros: bool, seed: int = 0, data: str = "data") -> np.ndarray:
+    """Write a graph as the quantize stage does, whose rows are looked up and multiplied; return its weights (rows, columns)."""
+    random = np.random.default_rng(seed)
+    packed_codes = random.integers(0, 256, (ROWS, groups, SIZE * bits // 8), dtype=np.uint8)
+    scales = random.random((ROWS, groups), dtype=np.float32).astype(np.float16).astype(np.float32)
+    points = random.integers(0, 2**bits, (ROWS, groups), dtype=np.uint8)
+    even = np.pad(points, ((0, 0), (0, groups % 2)))
+    packed = points if bits == 8 else even[:, 0::2] | (even[:, 1::2] << 4)
+    columns = groups * SIZE
+    stored = {
+        data: packed_codes,
+        "scale": scales,
+        "shape": np.array([ROWS, groups, 1]),
+        "whole": np.array([0, 0, columns]),
+    }
+    stored |= {"point": points[:, :, None], "packed": packed} if zeros else {}
+    shared, row_zero, zero = {"bits": bits, "block_size": SIZE}, ["point"] * zeros, ["packed"] * zeros
+    nodes = [
+        helper.make_node("Reshape", ["scale", "shape"], ["row_scale"]),
+        helper.make_node("GatherBlockQuantized", [data, "ids", "row_scale", *row_zero], ["groups"], domain="com.microsoft", gather_axis=0, quantize_axis=2, **shared),
+        helper.make_node("Reshape", ["groups", "whole"], ["rows"]),
+        helper.make_node("MatMulNBits", ["rows", data, "scale", *zero], ["out"], domain="com.microsoft", K=columns, N=ROWS, **shared),
+    ]  # fmt: skip
+    save_graph(path, nodes, ["a", "b"], ["out"], stored)
+    codes = (
+        packed_codes if bits == 8 else np.stack([packed_codes & 15, packed_codes >> 4], -1).reshape(ROWS, groups, SIZE)
+    )
+    middle = points[:, :, None] if zeros else 2 ** (bits - 1)
+    return ((codes.astype(np.float32) - middle) * scales[:, :, None]).reshape(ROWS, columns)
+
+
+def save_graph(path: Path, nodes: list[Any], ids: list[Any], outputs: list[str], stored: dict[str, np.ndarray]) -> None:
+    given = [helper.make_tensor_value_info("ids", TensorProto.INT64, ids)]
+    made = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
+    constants = [numpy_helper.from_array(values, name) for name, values in stored.items()]
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    graph = helper.make_graph(nodes, "g", given, made, constants)
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
 
 
 @dataclass(frozen=True)

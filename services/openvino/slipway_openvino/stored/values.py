@@ -27,6 +27,8 @@ FLOATS: dict[str, tuple[Any, torch.dtype]] = {
 """How numpy holds a type of floats, and what it is to PyTorch."""
 INTEGERS: dict[str, tuple[int, bool]] = {"i8": (8, True), "u8": (8, False), "i4": (4, True), "u4": (4, False)}
 """Bits of a type of integers, and whether it is signed."""
+_NUMBERS: dict[str, Any] = {"i32": np.int32, "i64": np.int64}
+_MOST_NUMBERS = 16
 _PIECE_VALUES = 1 << 22
 
 
@@ -55,6 +57,8 @@ class Values:
             bits = INTEGERS[place.kind][0]
         elif place.kind in FLOATS:
             bits = 8 * FLOATS[place.kind][1].itemsize
+        elif place.kind in _NUMBERS:
+            bits = 8 * np.dtype(_NUMBERS[place.kind]).itemsize
         else:  # of another type, which is not read
             return
         if place.size != (math.prod(place.shape) * bits + 7) // 8:
@@ -76,6 +80,23 @@ class Values:
         if math.prod(place.shape[1:]) * INTEGERS[place.kind][0] % 8:
             raise NotUnderstoodError(f"rows of constant {shown(name)} do not end with a byte")
         return self._raw(place).reshape(rows, place.size // max(1, rows))
+
+    def whole(self, name: str, place: Place) -> Tensor | None:
+        """Return all of a constant in its shape: floats in their type, integers as int32, two of 4 bits in a byte without gaps; None for others."""
+        if place.kind in FLOATS:
+            return tensor_of(self.floats(place), place.kind)
+        if place.kind not in INTEGERS:
+            return None
+        count = place.size * 8 // INTEGERS[place.kind][0]  # an odd number of 4 bits ends with half a byte
+        codes = codes_of(self.packed(name, Place(place.kind, (1, count), place.offset, place.size)), place.kind)
+        return codes.reshape(-1)[: math.prod(place.shape)].reshape(place.shape)
+
+    def numbers(self, place: Place) -> list[int]:
+        """Return the few numbers of a constant of sizes or places; none if it is none."""
+        kind = _NUMBERS.get(place.kind)
+        if kind is None or place.size > _MOST_NUMBERS * np.dtype(kind).itemsize:
+            return []
+        return [int(each) for each in np.array(self._raw(place)).view(kind)]
 
     def _raw(self, place: Place) -> np.ndarray:
         return self._bytes[place.offset : place.offset + place.size]
