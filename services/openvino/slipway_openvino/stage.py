@@ -26,7 +26,7 @@ def run(inputs: Mapping[str, Path], params: OpenVinoParams, ctx: Context) -> dic
 
 STAGE = Stage(
     name="openvino",
-    version=3,
+    version=4,
     inputs=("onnx",),
     outputs=("openvino",),
     params=OpenVinoParams,

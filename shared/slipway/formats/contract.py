@@ -71,9 +71,9 @@ class Runtime:
         explain: ``module:attribute`` of a function ``explain(folder, model)`` that says in words how the weights of an output differ from the
             merged model's, asked if its results do; with ``exact=False`` where the export delivers no merged model: then the model is the base,
             of which the adapter's layers differ rightly. Empty for none.
-        stored: ``module:attribute`` of a function ``stored(folder, model) -> StoredModel`` (``slipway_validate.runner.survival.stored``) that reads
-            the weights which an output stores, by the names that the model in ``model`` gives them. Empty where the validation reads them itself
-            (safetensors, ONNX), or nothing does.
+        stored: ``module:attribute`` of a function ``stored(folder, model, rows) -> StoredModel`` (``slipway_validate.runner.survival.stored``) that
+            reads the weights which an output stores, by the names that the model in ``model`` gives them; ``rows(name)`` is the number of output
+            features of one of its weights, 0 if it has none of this name. Empty where the validation reads them itself, or nothing does.
         rounds_inputs: How the runtime rounds what goes into a product while results are compared, by level; ``""`` stands for all other levels:
             ``float16``, ``bfloat16``, ``int8/N`` (blocks of N values), ``int8/row``, ``int8/tensor``, ``float8/row``, or ``static`` for ranges
             that lie in the output. A level without an entry rounds nothing: it computes in float32.

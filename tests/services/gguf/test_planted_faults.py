@@ -152,4 +152,4 @@ def test_validation_names_each_of_them(tiny: _Tiny, tmp_path: Path) -> None:
         found = report.output(name)
         assert found.status is OutputStatus.FAILED, name
         assert said in found.explanation, (name, found.explanation)
-    assert {check.name for check in report.output("gguf-q6_k").failed_checks} >= {"mean_kl"}
+    assert {check.name for check in report.output("gguf-q6_k").failed_checks} >= {"module_strength_error"}

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from slipway.models.base_format import read_config
+from slipway.models.families import auto_model, family_of
 from slipway.stage import Context
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.stage import STAGE as EXPORT
@@ -14,8 +17,11 @@ from slipway_validate.judging.compare import compare_windows, load_logits
 from slipway_validate.judging.yardsticks import cost_pass, inputs_pass, read_measured, yardsticks
 from slipway_validate.protocol.messages import pass_file
 from slipway_validate.reference.running import RUNTIME
+from slipway_validate.runner.survival.checkpoints import Checkpoint
 from slipway_validate.runner.yardsticks.computing import compute_yardsticks
 from slipway_validate.runner.yardsticks.roundings import input_rounding, weight_rounding
+from slipway_validate.runner.yardsticks.weights import Products
+from support.models.judged_families import make
 from support.models.validated_here import Validated
 from support.models.validation_models import Models
 
@@ -71,6 +77,32 @@ def test_pytorch_computes_with_what_an_output_stores(tiny: Models, graph: Path, 
     assert found.noise("") == found.cost("float32") == 0.0
     assert found.cost("int4") is None
     assert cost_pass("int4") not in found.figures
+
+
+@pytest.mark.parametrize("name", ["marian", "bart", "whisper"])
+@torch.no_grad()
+def test_tables_of_positions_keep_their_own_lookup(name: str, tmp_path: Path) -> None:
+    """They are asked for a shape, or for where it begins, and not for rows; the base computes with them what the merged model does."""
+    model = make(name, tmp_path)
+    merged = model.outputs()["pytorch"]
+    family = family_of(read_config(model.base))
+    assert family is not None
+    base, wanted = (
+        auto_model(family).from_pretrained(each, dtype=torch.float32).eval() for each in (model.base, merged)
+    )
+    random = torch.Generator().manual_seed(4)
+    ids = torch.randint(3, 60, (2, 7), generator=random)
+    given = {"input_features": torch.randn(2, 16, 200, generator=random)} if name == "whisper" else {"input_ids": ids}
+    table = base.model.decoder.embed_positions.weight
+    before = base(**given, decoder_input_ids=ids).logits
+    (whole := tmp_path / "whole").mkdir()  # with the tables that a checkpoint lacks because they are computed
+    save_file({key: each.clone() for key, each in wanted.state_dict().items()}, whole / "model.safetensors")
+    with Products(base).stored(Checkpoint(whole)):
+        found = base(**given, decoder_input_ids=ids).logits
+    assert (found - wanted(**given, decoder_input_ids=ids).logits).abs().max() < 1e-5
+    assert (found - before).abs().max() > 1e-2
+    assert base.model.decoder.embed_positions.weight is table
+    assert torch.equal(base(**given, decoder_input_ids=ids).logits, before)
 
 
 def test_weights_that_are_not_understood_are_named_and_the_others_measured(

@@ -16,12 +16,15 @@ from slipway_validate.judging.compare import CaseResults, compare_case
 from slipway_validate.judging.evaluate import Evaluator
 from slipway_validate.judging.limits import LIMITS, level_of
 from slipway_validate.judging.reference_run import ReferenceRun
+from slipway_validate.judging.yardsticks import Measured, read_measured, yardsticks
 from slipway_validate.outputs.same_code import why_shapes_are_known
 from slipway_validate.params import ValidateParams
 from slipway_validate.preparation import Prepared, _affordable, _embeds, padding_token, settings_of
 from slipway_validate.protocol.messages import RunResult, RunSpec, Spec, TokenizeSpec
 from slipway_validate.reference.running import RUNTIME
 from slipway_validate.runner.main import execute
+from slipway_validate.runner.survival.measuring import measure
+from slipway_validate.runner.yardsticks.computing import compute_yardsticks
 from slipway_validate.samples import Samples
 from support.models.validation_models import TEXT
 
@@ -40,7 +43,7 @@ class Validated:
     def __init__(
         self, base: Path, adapter: Path | None, work: Path, *, merged: Path, params: Mapping[str, Any] = {}
     ) -> None:
-        self.work = work
+        self.work, self._base, self._adapter = work, base, adapter
         self.params = ValidateParams(**{**PARAMS, **params})
         settings, _ = settings_of({"base": base} | ({"adapter": adapter} if adapter else {}), work)
         self.settings = settings
@@ -72,6 +75,27 @@ class Validated:
 
     def spec(self, runtime: str, folder: Path) -> RunSpec:
         return self.prepared.spec(runtime, folder, params=self.params, threads=1)
+
+    def read_weights(self, outputs: Mapping[str, Path]) -> Measured:
+        """Read what outputs store, and compute with it, as the stage does in a process beside them; they are judged by that from here on."""
+        inputs = {"base": self._base} | ({"adapter": self._adapter} if self._adapter else {})
+        asked = yardsticks(
+            inputs, outputs, self.reference, self.spec(RUNTIME, self._base), threads=1, logit_bytes=1 << 30
+        )
+        assert asked is not None
+        (folder := self.work / "weights").mkdir()
+        compute_yardsticks(asked, folder, report=lambda *_: None)
+        measured = read_measured(folder, asked, self.reference)
+        held = measure(self._base, self._adapter, outputs, report=lambda *_: None) if self._adapter else {}
+        self.evaluator = Evaluator(
+            self.reference,
+            self.prepared.family,
+            LIMITS,
+            decode=lambda _: "",
+            survival=lambda: held,
+            measured=lambda: measured,
+        )
+        return measured
 
     def output(self, name: str, folder: Path) -> OutputValidation:
         runtime = runtime_for(name, folder)

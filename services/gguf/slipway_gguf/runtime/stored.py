@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import gguf
@@ -24,12 +25,13 @@ _MATRIX = 2
 _EXACT = {gguf.GGMLQuantizationType.F32: torch.float32, gguf.GGMLQuantizationType.F16: torch.float16}
 
 
-def stored(folder: Path, model: Path) -> StoredFile:
+def stored(folder: Path, model: Path, _rows: Callable[[str], int]) -> StoredFile:
     """Open the file in a folder.
 
     Args:
         folder: Folder of the output.
         model: Folder of a model of its architecture, whose names and order of rows are given.
+        _rows: Function that returns the number of output features of a weight, which is not asked: no tensor of a file joins layers.
 
     Raises:
         NotUnderstoodError: The folder has no file, or several.

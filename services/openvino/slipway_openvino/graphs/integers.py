@@ -21,7 +21,8 @@ def sign_integers(model: ov.Model, work: Path) -> np.ndarray | None:
 
     An integer less the middle of its range is the same bits with the highest one turned. The plugins then need no subtraction, which
     some of them refuse. Integers with other zero points stay as they are, with scales in half precision. What has scales that half
-    precision cannot hold stays. The new integers lie in a mapped file below ``work``, so that they take no other memory.
+    precision cannot hold stays. The new integers lie in a mapped file below ``work``, so that they take no other memory. They have the names
+    of the old ones, by which their weights are found in the IR.
     """
     found = []
     for node in model.get_ordered_ops():
@@ -34,13 +35,18 @@ def sign_integers(model: ov.Model, work: Path) -> np.ndarray | None:
     if not found:
         return None
     place = np.memmap(work / "integers.bin", np.uint8, mode="w+", shape=(total,))
-    begin = 0
+    begin, named = 0, set[str]()
     for product, stored, scale in found:
         kind, _, turned = _SIGNED[stored.get_element_type().get_type_name()]
         own = place[begin : begin + stored.get_byte_size()]
         np.bitwise_xor(stored.data.view(np.uint8).reshape(-1), np.uint8(turned), out=own)
         begin += len(own)
         integers = ops.constant(ov.Tensor(own, stored.get_output_shape(0), kind), shared_memory=True)
+        if (
+            name := stored.get_friendly_name()
+        ) not in named:  # of two of one name, the IR would number one as this process counts
+            integers.set_friendly_name(name)
+            named.add(name)
         _replace(product, ops.multiply(ops.convert(integers, "f16"), ops.constant(scale)))
     model.validate_nodes_and_infer_types()
     return place

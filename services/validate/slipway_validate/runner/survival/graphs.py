@@ -1,15 +1,8 @@
-"""Read the weights of an ONNX folder: constants of products and lookups, dense, in blocks of ``MatMulNBits``, or int8 per output feature.
-
-``onnx_export`` names a constant after its PyTorch weight, with ``.T`` if it is stored (in, out), and joins layers that read the same
-values as ``layers.0.q_proj+k_proj+v_proj.weight.T``. ``quantize`` adds ``.q4`` or ``.q8``, with ``.scale`` beside it, ``.i8`` with ``.i8_scale``
-per output feature, or ``.fp16``.
-"""
+"""Read the weights of an ONNX folder: constants of products and lookups, dense, in blocks of ``MatMulNBits``, or int8 per output feature."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,35 +14,22 @@ from onnx_ir.serde import SerdeError
 from torch import Tensor
 
 from slipway.files.links import file_in
+from slipway_validate.runner.survival.constants import Constant, NamedConstants
 from slipway_validate.runner.survival.stored import (
     Coded,
     Dense,
     NotUnderstoodError,
-    Part,
     Smoothed,
     StoredWeight,
     count_non_finite,
 )
 
-_NAME = re.compile(r"(?P<weight>.+?)(?P<turned>\.T)?(?:\.(?:q(?P<bits>4|8)|(?P<channels>i8)|fp16))?")
-_JOINED = re.compile(r"(?P<path>(?:.+\.)?)(?P<modules>[^.+]+(?:\+[^.+]+)+)\.weight")
 _FLOATS = {
     ir.DataType.FLOAT: torch.float32,
     ir.DataType.FLOAT16: torch.float16,
     ir.DataType.BFLOAT16: torch.bfloat16,
     ir.DataType.DOUBLE: torch.float64,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class _Constant:
-    """A constant of a weight's name. ``bits`` is 0 for dense values and ``channels``, ``turned`` says that they are stored (in, out)."""
-
-    name: str
-    turned: bool
-    bits: int
-    channels: bool
-    joined: tuple[str, ...] = ()
 
 
 class Graphs:
@@ -65,7 +45,6 @@ class Graphs:
 
     def __init__(self, folder: Path, rows: Callable[[str], int]) -> None:
         self._folder = folder
-        self._rows = rows
         self._tensors: dict[str, Any] = {}
         self._zeros: dict[str, str] = {}
         self._smoothing: dict[str, str] = {}
@@ -74,10 +53,8 @@ class Graphs:
             raise NotUnderstoodError("the folder has one graph per layer, or none")
         for path in paths:
             self._read(path)
-        self._constants: dict[str, _Constant] = {}
-        for name in self._tensors:
-            self._note(name)
-        self.names = frozenset(self._constants)
+        self._constants = NamedConstants(self._tensors, rows)
+        self.names = self._constants.names
 
     def weight(self, name: str, *, turned: bool) -> StoredWeight:
         """As :meth:`slipway_validate.runner.survival.stored.StoredModel.weight`."""
@@ -91,13 +68,7 @@ class Graphs:
             if values.dim() != 2 or not values.is_floating_point():
                 raise NotUnderstoodError(f"the graph has it as {tuple(values.shape)} of {values.dtype}")
             whole = Dense(values.T) if turned != constant.turned else Dense(values)
-        if not constant.joined:
-            return whole
-        sizes = [self._rows(part) for part in constant.joined]
-        if not all(sizes) or sum(sizes) != whole.shape[0]:
-            raise NotUnderstoodError("it is joined with layers of unknown sizes")
-        at = constant.joined.index(name)
-        return Part(whole, sum(sizes[:at]), sum(sizes[: at + 1]))
+        return self._constants.part(name, whole)
 
     def non_finite(self) -> dict[str, int]:
         """As :meth:`slipway_validate.runner.survival.stored.StoredModel.non_finite`."""
@@ -131,22 +102,7 @@ class Graphs:
         if codes is not None and inverse is not None and str(inverse.name).endswith(".smoothing"):
             self._smoothing[str(codes.name)] = str(inverse.name)
 
-    def _note(self, name: str) -> None:
-        found = _NAME.fullmatch(name)
-        assert found is not None
-        bits, turned, weight = int(found["bits"] or 0), bool(found["turned"]), found["weight"]
-        channels = bool(found["channels"])
-        if not weight.endswith(".weight"):
-            return
-        joined = _JOINED.fullmatch(weight)
-        if joined is None:
-            self._constants.setdefault(weight, _Constant(name, turned, bits, channels))
-            return
-        parts = tuple(f"{joined['path']}{module}.weight" for module in joined["modules"].split("+"))
-        for part in parts:
-            self._constants.setdefault(part, _Constant(name, turned, bits, channels, parts))
-
-    def _blocks(self, constant: _Constant) -> StoredWeight:
+    def _blocks(self, constant: Constant) -> StoredWeight:
         scale = f"{constant.name.rpartition('.')[0]}.scale"
         packed = self._values(constant.name)
         if scale not in self._tensors or packed.dim() != 3 or packed.dtype != torch.uint8:
@@ -171,7 +127,7 @@ class Graphs:
             (rows, columns),
         )
 
-    def _channels(self, constant: _Constant) -> StoredWeight:
+    def _channels(self, constant: Constant) -> StoredWeight:
         codes, scale = self._values(constant.name), f"{constant.name}_scale"
         if scale not in self._tensors or codes.dim() != 2 or codes.dtype != torch.int8:
             raise NotUnderstoodError("its integers are not int8 with a scale per output feature")

@@ -203,7 +203,7 @@ def open_stored(folder: Path, model: Path, rows: Callable[[str], int], runtime: 
     if runtime is not None and runtime.stored:
         module, _, name = runtime.stored.partition(":")
         try:
-            found: StoredModel = getattr(import_module(module), name)(folder, model)
+            found: StoredModel = getattr(import_module(module), name)(folder, model, rows)
         except ImportError as error:
             raise NotUnderstoodError(f"its weights cannot be read here: pip install {error.name}") from error
         return found

@@ -15,6 +15,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from slipway.models.pytorch.wide_layers import WideEmbedding
 from slipway_validate.runner.survival.stored import Names, NotUnderstoodError, StoredModel, StoredWeight
 from slipway_validate.runner.yardsticks.roundings import Rounding
 
@@ -26,6 +27,7 @@ _PIECE_VALUES = 1 << 22
 _FUSED = 3
 """Axes of a weight that holds several experts."""
 _SMALL = 1 << 16
+_PLAIN_TABLES = (nn.Embedding, WideEmbedding)
 
 Rows = Callable[[slice], Tensor]
 """Reads rows of a weight, float32 (R, K)."""
@@ -107,13 +109,20 @@ class Products:
 
     @contextmanager
     def _replaced(self, weights: dict[str, Rows]) -> Iterator[None]:
-        kept = {name: layer.__dict__.get("forward") for name, layer in self.layers.items()}
+        tables = {name: layer for name, layer in self.layers.items() if _looks_up_otherwise(layer)}
+        others = {name: layer for name, layer in self.layers.items() if name not in tables}
+        kept = {name: layer.__dict__.get("forward") for name, layer in others.items()}
+        own = {name: layer.weight for name, layer in tables.items()}
         try:
-            for name, layer in self.layers.items():
+            for name, layer in others.items():
                 layer.__dict__["forward"] = _forward(layer, weights[name])
+            for name, layer in tables.items():
+                layer.weight = nn.Parameter(weights[name](slice(None)), requires_grad=False)
             yield
         finally:
-            for name, layer in self.layers.items():
+            for name, layer in tables.items():
+                layer.weight = own[name]
+            for name, layer in others.items():
                 layer.__dict__.pop("forward", None)
                 if kept[name] is not None:
                     layer.__dict__["forward"] = kept[name]
@@ -125,6 +134,14 @@ def _reader(weight: StoredWeight) -> Rows:
 
 def _is_outer(layer: Any, outer: set[int], wrapper: Any) -> bool:
     return id(layer) in outer or id(wrapper) in outer or isinstance(layer, nn.Embedding)
+
+
+def _looks_up_otherwise(layer: Any) -> bool:
+    """Return whether a table is asked for something else than its rows: those of positions for the tokens' shape, and how many came before.
+
+    Its code stays, and its weight is replaced: such tables are small. A table that only scales its rows is none of these.
+    """
+    return isinstance(layer, nn.Embedding) and type(layer) not in _PLAIN_TABLES and not hasattr(layer, "embed_scale")
 
 
 def _shape(layer: Any) -> tuple[int, int]:

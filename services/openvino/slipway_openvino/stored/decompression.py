@@ -1,0 +1,162 @@
+"""Find what makes weights of integers: ``(integers - zero point) x scale``, as NNCF and the ONNX graph's own operators are written.
+
+Axes: N output features, G groups of a row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from slipway_openvino.stored.description import Layer, Place
+from slipway_openvino.stored.readers import require_few, require_readers
+from slipway_openvino.stored.values import Values, shown
+from slipway_validate.runner.survival.stored import NotUnderstoodError
+
+_DEEPEST = 3
+"""Operations between scales or zero points and their constant."""
+_MOST_INPUTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Decompression:
+    """Scales and zero points, in the shapes in which they are multiplied and subtracted.
+
+    Attributes:
+        scales: In their stored type.
+        zeros: float32; None for none.
+    """
+
+    scales: Tensor
+    zeros: Tensor | None
+
+    def per_group(self, codes: Place) -> tuple[Tensor, Tensor | None]:
+        """Return both as (N, G), with one for 1.
+
+        Raises:
+            NotUnderstoodError: They are not one for whole groups of a row.
+        """
+        return _per_group(self.scales, codes), None if self.zeros is None else _per_group(self.zeros, codes)
+
+    def equals(self, other: Decompression) -> bool:
+        """Return whether another one makes the same weights."""
+        if (self.zeros is None) != (other.zeros is None) or not _equal(self.scales, other.scales):
+            return False
+        return self.zeros is None or other.zeros is None or _equal(self.zeros, other.zeros)
+
+
+def decompression_of(layers: Mapping[int, Layer], values: Values, number: int) -> Decompression:
+    """Return what makes weights of the integers of a constant, in every place that reads them.
+
+    Args:
+        layers: The operations of the model.
+        values: Its constants.
+        number: The constant.
+
+    Raises:
+        NotUnderstoodError: They are read in another way, or with several scales.
+    """
+    found: list[Decompression] = []
+    waiting: list[tuple[int, int | None]] = [(number, None)]
+    seen = set(waiting)
+    while waiting:
+        at, zero = waiting.pop()
+        for reader in dict.fromkeys(layers[at].readers):
+            layer, other = layers[reader], _other_input(layers[reader], at)
+            require_few(seen)
+            if layer.kind == "Convert":
+                further = (reader, zero)
+            elif layer.kind == "Subtract" and zero is None and layer.inputs.get(0) == at and other is not None:
+                further = (reader, other)
+            elif layer.kind == "Multiply" and other is not None:
+                require_readers(layers, reader)
+                found.append(_read(layers, values, scale=other, zero=zero))
+                continue
+            else:
+                raise NotUnderstoodError(f"its integers are read by {shown(layer.kind)}")
+            if further not in seen:
+                seen.add(further)
+                waiting.append(further)
+    if not found or not all(each.equals(found[0]) for each in found[1:]):
+        raise NotUnderstoodError("its integers have several scales, or none")
+    return found[0]
+
+
+def _other_input(layer: Layer, first: int) -> int | None:
+    others = [source for _, source in sorted(layer.inputs.items()) if source != first]
+    return others[0] if len(others) == 1 else None
+
+
+def _read(layers: Mapping[int, Layer], values: Values, *, scale: int, zero: int | None) -> Decompression:
+    scales = _constant(layers, values, scale)
+    zeros = None if zero is None else _constant(layers, values, zero)
+    if scales is None or not scales.is_floating_point() or (zero is not None and zeros is None):
+        raise NotUnderstoodError("the scales or zero points of its integers are no constants")
+    return Decompression(scales, None if zeros is None else zeros.float())
+
+
+def _constant(layers: Mapping[int, Layer], values: Values, number: int, *, steps: int = _DEEPEST) -> Tensor | None:
+    """Return the constant that a value is, maybe of another type or shape, or the beginning of one; None if it is computed otherwise."""
+    layer = layers[number]
+    if layer.place is not None:
+        return values.whole(layer.name, layer.place)
+    inputs = [layer.inputs[port] for port in sorted(layer.inputs)]
+    if not steps or not 0 < len(inputs) <= _MOST_INPUTS:
+        return None
+    if layer.kind == "Convert":
+        return _constant(layers, values, inputs[0], steps=steps - 1)
+    if layer.kind not in ("Reshape", "Slice"):
+        return None
+    given = _constant(layers, values, inputs[0], steps=steps - 1)
+    by = [_numbers(layers, values, each) for each in inputs[1:]]
+    if given is None:
+        return None
+    return _reshaped(given, by) if layer.kind == "Reshape" else _cut(given, by)
+
+
+def _numbers(layers: Mapping[int, Layer], values: Values, number: int) -> list[int]:
+    """Return sizes or places from a constant; none if it is none."""
+    place = layers[number].place
+    return [] if place is None else values.numbers(place)
+
+
+def _reshaped(given: Tensor, by: list[list[int]]) -> Tensor | None:
+    sizes = by[0] if len(by) == 1 else []
+    fits = bool(sizes) and min(sizes) > 0 and math.prod(sizes) == given.numel()
+    return given.reshape(sizes) if fits else None
+
+
+def _cut(given: Tensor, by: list[list[int]]) -> Tensor | None:
+    """Return the beginning of an axis: an odd number of zero points of 4 bits has one more, for a whole byte."""
+    if len(by) != 4 or any(len(each) != 1 for each in by):
+        return None
+    (start,), (stop,), (step,), (axis,) = by
+    if start != 0 or step != 1 or not 0 <= axis < given.dim() or not 0 < stop <= given.shape[axis]:
+        return None
+    return given.narrow(axis, 0, stop)
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and torch.equal(one, other)
+
+
+def _per_group(given: Tensor, codes: Place) -> Tensor:
+    if given.numel() == 1:
+        return given.reshape(1, 1)
+    if not _are_of_groups(tuple(given.shape), codes.shape):
+        raise NotUnderstoodError(
+            f"scales or zero points of {tuple(given.shape)} are not those of groups of {codes.shape}"
+        )
+    return given.reshape(given.shape[0], -1)
+
+
+def _are_of_groups(scales: tuple[int, ...], codes: tuple[int, ...]) -> bool:
+    """Return whether scales are one for whole groups of a row, one after the other: as the codes (N, …), and from some axis on 1."""
+    if len(scales) != len(codes) or any(size not in (1, whole) for size, whole in zip(scales, codes, strict=True)):
+        return False
+    within = [size for size, whole in zip(scales[1:], codes[1:], strict=True) if whole > 1]
+    return within[-1:] in ([], [1]) and sorted(within, key=lambda size: size == 1) == within
