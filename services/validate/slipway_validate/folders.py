@@ -53,6 +53,12 @@ def runtime_for(name: str, folder: Path) -> Runtime | None:
     return next((runtime for runtime in (own, *others) if runtime is not None and runtime.recognises(folder)), None)
 
 
+def stands_beside(name: str) -> bool:
+    """Return whether an output's format delivers the adapter beside the base's weights: those of both are what it computes with."""
+    runtime = runtime_of_output(name)
+    return runtime is not None and runtime.on_base
+
+
 def why_not_run(name: str, folder: Path, runtime: Runtime | None, family: Family) -> RunResult | None:
     """Return the result of an output that cannot be run: failed if its files are wrong, otherwise not run. None if it can be run."""
     if runtime is None:

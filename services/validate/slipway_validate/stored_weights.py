@@ -7,10 +7,10 @@ from functools import cached_property
 from pathlib import Path
 
 from slipway.files.json_documents import LARGEST_LIST, read_json_object
-from slipway.formats.registry import runtime_of_output
 from slipway.stage import Context
 from slipway.validation.inputs import NOT_OUTPUTS, input_of, output_of
 from slipway.validation.survival import AdapterSurvival
+from slipway_validate.folders import stands_beside
 from slipway_validate.judging.reference_run import ReferenceRun
 from slipway_validate.judging.yardsticks import Measured, read_measured
 from slipway_validate.protocol import process
@@ -25,7 +25,7 @@ def survival_spec(inputs: Mapping[str, Path]) -> SurvivalSpec | None:
     return SurvivalSpec(
         base=inputs["base"].absolute(),
         adapter=inputs["adapter"].absolute(),
-        outputs={name: inputs[input_of(name)].absolute() for name in names if not _stands_beside(name)},
+        outputs={name: inputs[input_of(name)].absolute() for name in names if not stands_beside(name)},
     )
 
 
@@ -105,9 +105,3 @@ def _read(folder: Path) -> dict[str, AdapterSurvival] | None:
     except (OSError, ValueError):
         return None
     return {name: AdapterSurvival.model_validate(each) for name, each in found.items()}
-
-
-def _stands_beside(name: str) -> bool:
-    """Return whether an output's format delivers the adapter beside the base's weights, which then hold nothing of it."""
-    runtime = runtime_of_output(name)
-    return runtime is not None and runtime.on_base

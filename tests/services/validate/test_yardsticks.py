@@ -13,8 +13,9 @@ from slipway.models.families import auto_model, family_of
 from slipway.stage import Context
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.stage import STAGE as EXPORT
+from slipway_validate.folders import runtime_for
 from slipway_validate.judging.compare import compare_windows, load_logits
-from slipway_validate.judging.yardsticks import cost_pass, inputs_pass, read_measured, yardsticks
+from slipway_validate.judging.yardsticks import _passes, cost_pass, inputs_pass, read_measured, yardsticks
 from slipway_validate.protocol.messages import pass_file
 from slipway_validate.reference.running import RUNTIME
 from slipway_validate.runner.survival.checkpoints import Checkpoint
@@ -125,3 +126,11 @@ def test_weights_that_are_not_understood_are_named_and_the_others_measured(
     assert found.results("onnx-fp16") is None
     assert load_logits(folder / pass_file("onnx")).shape[0] == asked.windows
     assert read_measured(tmp_path, asked, run.reference).missing["onnx"] == "the process that computed it ended early"
+
+
+def test_an_adapter_beside_a_graph_of_its_base_is_not_measured_with_the_graphs_weights_alone(tmp_path: Path) -> None:
+    """ONNX Runtime runs it, from weights that are the base's: without the factors beside them they are another model."""
+    (tmp_path / "model.onnx").touch()
+    assert runtime_for("adapter-onnx", tmp_path) is runtime_for("onnx", tmp_path)
+    assert not any(each.output for each in _passes({"adapter-onnx": tmp_path}))
+    assert [each.name for each in _passes({"onnx": tmp_path}) if each.output] == ["onnx"]

@@ -19,6 +19,7 @@ from slipway.validation.survival import AdapterSurvival
 from slipway.validation.verdicts import kept_share
 from slipway_validate import folders
 from slipway_validate.cases import native_case
+from slipway_validate.folders import stands_beside
 from slipway_validate.judging import explain, survival, texts
 from slipway_validate.judging.answers import Scorer
 from slipway_validate.judging.compare import CaseResults, compare_case, compare_greedy, compare_windows, load_logits
@@ -29,7 +30,7 @@ from slipway_validate.judging.limits import coarser, own_level
 from slipway_validate.judging.measures import choose_measure, distance_of
 from slipway_validate.judging.reference_run import ReferenceRun
 from slipway_validate.judging.together import Together, compare_together
-from slipway_validate.judging.yardsticks import STATIC, Measured, is_own_code, rounding_of, stands_beside
+from slipway_validate.judging.yardsticks import STATIC, Measured, is_own_code, rounding_of
 from slipway_validate.numerics import Logits
 from slipway_validate.protocol.messages import LOGITS_FILE, RunResult, RunSpec
 
@@ -235,7 +236,7 @@ def _yardstick(
     output: OutputValidation, measured: Measured, *, own: str, folder: Path
 ) -> tuple[Against | None, float | None, str]:
     """Return what an output is compared with, the cost of its level beside that, and why it is not compared; empty if it is."""
-    if stands_beside(output.name, folder):
+    if stands_beside(output.name):
         return "reference", 0.0, ""
     if output.to_stored is not None:
         return "stored", 0.0, ""

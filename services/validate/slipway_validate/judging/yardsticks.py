@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slipway.files.json_documents import LARGEST_LIST, read_json_object
-from slipway_validate.folders import format_and_level, runtime_for, stored_dtype
+from slipway_validate.folders import format_and_level, runtime_for, stands_beside, stored_dtype
 from slipway_validate.judging.compare import compare_windows, load_logits
 from slipway_validate.judging.limits import level_of
 from slipway_validate.judging.measures import distance_of
@@ -45,12 +45,6 @@ def is_own_code(name: str, folder: Path) -> bool:
     """Return whether transformers runs the output itself, from the weights that it stores: then it is its own yardstick."""
     runtime = runtime_for(name, folder)
     return runtime is not None and runtime.load == _OURS
-
-
-def stands_beside(name: str, folder: Path) -> bool:
-    """Return whether an output is the adapter alone: base and adapter are then the weights that it computes with."""
-    runtime = runtime_for(name, folder)
-    return runtime is not None and runtime.on_base
 
 
 def rounding_of(name: str, folder: Path) -> str:
@@ -100,7 +94,7 @@ def _passes(outputs: Mapping[str, Path]) -> Iterator[Pass]:
         if runtime_for(name, folder) is None:
             continue
         level = level_of(stored_dtype(folder))
-        own, beside = is_own_code(name, folder), stands_beside(name, folder)
+        own, beside = is_own_code(name, folder), stands_beside(name)
         if not own and not beside:
             yield Pass(name=name, output=folder.absolute())
         if level in _COSTS and not beside:
