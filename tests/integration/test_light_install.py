@@ -192,6 +192,7 @@ def test_doctor_says_what_each_stage_lacks(light: LightInstall) -> None:
     assert told["machine"]["memory_bytes"] > 1 << 30
 
 
+@pytest.mark.slow
 def test_exports_of_a_coordinator(light: LightInstall, harness: Harness, run_folder: Path) -> None:
     where = ("--coordinator", harness.address)
     ended = harness.submit(tiny_export("ended", tiny_task("onnx"), base=harness.base()))

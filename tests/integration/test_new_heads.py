@@ -62,6 +62,7 @@ def test_the_plan_names_the_class(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_model_type_without_such_a_class_is_refused_in_the_plan(tmp_path: Path) -> None:
     base, adapter = make_headless("qwen3-tied", tmp_path)
     config = json.loads((base / "config.json").read_text())

@@ -148,6 +148,7 @@ def test_a_branch_is_not_proven_where_nothing_is_compared(
     assert "beyond 600 tokens, where the model computes otherwise" in caught.value.message
 
 
+@pytest.mark.slow
 def test_static_graphs_end_where_positions_count_otherwise(export: Callable[..., Exported], tmp_path: Path) -> None:
     """Calls of a fixed length cut a text, and cached keys keep the rotation of their call."""
     source = _long(tmp_path / "model")

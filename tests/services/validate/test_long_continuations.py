@@ -116,6 +116,7 @@ def test_a_banned_token_that_does_not_exist_changes_nothing(tiny: Models) -> Non
     assert generate(model, PROMPT, 4, banned=(1 << 20,)) == generate(model, PROMPT, 4)
 
 
+@pytest.mark.slow
 def test_they_stay_within_the_disk_space_for_logits(tiny: Models, held_out: Path, tmp_path: Path) -> None:
     params = SampleParams(
         sequence_length=16, test_samples=16, continuation_tokens=100, continuation_prompts=16, max_logit_bytes=1 << 20

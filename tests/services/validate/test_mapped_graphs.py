@@ -13,6 +13,7 @@ from slipway_validate.runner.model import plain_step
 from slipway_validate.runner.onnx_graphs.load import load
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "content", "mapped"),
     [

@@ -46,6 +46,7 @@ def test_short_work_writes_no_mark(bucket: S3Bucket) -> None:
         assert bucket.listing("uses/") == []
 
 
+@pytest.mark.slow
 def test_a_mark_that_cannot_be_understood_keeps_everything(bucket: S3Bucket, tmp_path: Path) -> None:
     store = S3Store(bucket, grace_seconds=GRACE)
     (tmp_path / "weights").write_bytes(b"weights")

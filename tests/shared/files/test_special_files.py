@@ -51,8 +51,16 @@ PLACES = ("state.db", "state.db.lock", "state.db-wal", "state.db-shm", "state.db
 COMMANDS = (("cache", "gc", "--json"), ("cache", "ls", "--json"), ("list", "--json"), ("get", "mine", "--json"))
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS))
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("place", "kind"),
+    [
+        pytest.param(
+            place, kind, marks=() if kind == "pipe" or place in ("state.db", "store/lock") else pytest.mark.slow
+        )
+        for place in PLACES
+        for kind in sorted(KINDS)
+    ],
+)
 def test_no_command_waits_for_a_file_that_is_none(
     home: Path, place: str, kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

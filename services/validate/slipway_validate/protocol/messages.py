@@ -268,8 +268,7 @@ class TextSpec(_Message):
     """Hard texts and conversations for transformers to read.
 
     Attributes:
-        tokenizer: Folder with the tokenizer.
-        base: Folder of the base model, whose chat template serves a tokenizer without one.
+        tokenizer, base: Folders of the tokenizer, and of the base, whose chat template serves a tokenizer without one.
         file: File in which to write :class:`slipway_validate.protocol.texts.ReadTexts`.
     """
 

@@ -76,6 +76,7 @@ def stack_of_integers(folder: Path) -> None:
     onnx.save(model, folder / "model.onnx", save_as_external_data=True, location="model.onnx.data")
 
 
+@pytest.mark.slow
 @on_linux
 def test_weights_become_floats_one_at_a_time(tmp_path: Path) -> None:
     """All of them as floats are 160 MiB, one is 4."""

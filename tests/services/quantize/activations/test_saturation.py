@@ -52,7 +52,7 @@ def write_product(folder: Path, weight: Any, *, turned: bool) -> Path:
 
 
 @pytest.mark.skipif(VALGRIND is None, reason="valgrind is not installed")
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("turned", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_products_do_not_saturate(quantize: Quantize, tmp_path: Path, turned: bool) -> None:
     """The largest weights side by side and the largest activations: the sum of two products does not fit without room for it."""
     chance = np.random.default_rng(1)
