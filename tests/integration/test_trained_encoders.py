@@ -86,7 +86,11 @@ def test_four_bits_keep_the_classes(made: tuple[str, Done]) -> None:
 
 
 def test_an_exceeded_limit_fails_that_output_alone_and_by_name(root: Path) -> None:
-    done = export(root, "failed", **{"validation.limits": "int4.mean_kl=1e-12", "formats.onnx.enabled": "false"})
+    done = export(
+        root,
+        "failed",
+        **{"validation.limits": "int4.mean_kl=1e-12", "validation.on_failure": "fail", "formats.onnx.enabled": "false"},
+    )
     assert done.code == 4, done.err
     found = judged(done)
     assert found["pytorch"]["status"] == "passed"
