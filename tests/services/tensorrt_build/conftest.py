@@ -42,18 +42,29 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return graph
 
 
+class Graphs(dict[str, Path]):
+    """Graphs with a tokenizer, each made when it is first asked for: a decoder that is built, the same traced, and a classifier (BERT)."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def __missing__(self, name: str) -> Path:
+        folder = self._folder / name
+        folder.mkdir()
+        if name == "classifier":
+            found = exported(make_family_model("bert-classes", folder / "bert"), folder / "graph", parity="always")
+        else:
+            source = save_tiny(folder / "qwen3")
+            save_tokenizer(source)
+            found = exported(source, folder / "graph", **({"engine": "dynamo"} if name == "traced decoder" else {}))
+        self[name] = found
+        return found
+
+
 @pytest.fixture(scope="session")
-def graphs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Graphs with a tokenizer: a decoder that is built, the same traced, and a classifier (BERT)."""
-    folder = tmp_path_factory.mktemp("graphs")
-    source = save_tiny(folder / "qwen3")
-    save_tokenizer(source)
-    classifier = make_family_model("bert-classes", folder / "bert")
-    return {
-        "decoder": exported(source, folder / "built"),
-        "traced decoder": exported(source, folder / "traced", engine="dynamo"),
-        "classifier": exported(classifier, folder / "classifier", parity="always"),
-    }
+def graphs(tmp_path_factory: pytest.TempPathFactory) -> Graphs:
+    return Graphs(tmp_path_factory.mktemp("graphs"))
 
 
 @pytest.fixture(scope="session")

@@ -95,6 +95,7 @@ def test_the_runs_own_text_answers_where_the_built_in_text_does_not(trained: tup
     assert "on text beside the run (train.jsonl)" in found.reason
 
 
+@pytest.mark.slow
 def test_test_inputs_with_answers_are_text_of_the_adapters_kind(trained: tuple[Path, Path], tmp_path: Path) -> None:
     base, adapter = trained
     asked = [{"prompt": each[:120], "expected": each[120:]} for each in PASSAGES]
