@@ -211,7 +211,7 @@ class ValidationConfiguration(Section):
             float16, bfloat16, int8, int4 and others): ``{int4: {mean_kl: 0.03}}``, or as text ``int4.mean_kl=0.03,int8.top1_agreement=0.97``. The limits are
             ``max_abs_diff``, ``mean_kl``, ``top1_agreement``, ``perplexity_ratio``, ``case_mean_kl``, ``adapter_strength_error``, ``cosine_distance``,
             ``relative_error``, ``module_strength_error``, ``module_weight_error`` and ``quality_loss``.
-        on_failure: What follows if a quantized output fails. ``fallback`` makes it again by rule (smaller groups, integers chosen by a calibration,
+        on_failure: What follows if a quantized output fails. ``fallback`` makes it again by rule (integers chosen by a calibration, or smaller groups,
             the worst layers kept wider, the next wider level), validates it again, and fails if no rule is left. ``fail`` fails the
             export, and still delivers the output for examination. ``keep`` delivers it with a warning, and the export succeeds.
             Whatever else fails validation (the merged model, an output that crashes) fails the export.

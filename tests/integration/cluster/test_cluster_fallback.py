@@ -14,7 +14,7 @@ from support.coordinators.harness import state, wait_for
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 CONFIGURATION = parse({"optimization": {"quantization": "int4"}, "validation": {"on_failure": "fallback"}})
-RULES = ["", *(f"quantize-rejected-{how}" for how in ("groups-of-16", "calibrated", "mixed", "int8"))]
+RULES = ["", *(f"quantize-rejected-{how}" for how in ("calibrated", "mixed", "int8"))]
 
 
 def quantized(export: export_pb2.Export) -> list[export_pb2.Task]:

@@ -49,6 +49,7 @@ def test_every_rule_is_reachable(rule: Rule) -> None:
             small = {"level": "int4", "group_size": 32}
             starts += [{**starts[0], "format": each, **small} for each in ("pytorch", "onnx")]
             starts.append({**starts[0], "format": "pytorch", "level": "int3", "group_size": 32})
+            starts += [{**starts[0], "format": "pytorch", "level": "int8", "group_size": size} for size in (32, 128)]
             starts.append({**starts[0], "format": "onnx", **small, "external_data": False})
         engines = ("auto", "mobius", "dynamo", "legacy") if stage == "onnx_export" else ("",)
         for start, engine in itertools.product(starts, engines):
