@@ -7,10 +7,9 @@ from pathlib import Path
 
 from slipway.files.links import real_file
 from slipway.models.model_files import (
-    CHAT_TEMPLATE_FOLDER,
-    CHAT_TEMPLATES,
+    chat_templates,
     has_chat_template,
-    templates_among_settings,
+    is_chat_template,
     tokenizer_files,
 )
 
@@ -21,14 +20,15 @@ def copy_tokenizer(adapter: Path, base: Path, output: Path) -> list[str]:
     Returns:
         Names of the copied files, sorted.
     """
-    own = _names(adapter)
-    source = adapter if any(not _is_template(name) for name in own) else base
-    chosen = {name: source for name in _names(source) if not _is_template(name)}
-    templates = adapter if has_chat_template(adapter) else base
-    chosen |= {name: templates for name in _names(templates) if _is_template(name)}
-    among_settings = templates is not source and not any(map(_is_template, chosen))
-    written = templates_among_settings(templates) if among_settings else {}
-    for name, folder in sorted(chosen.items()):
+    tokenizer = adapter if any(not is_chat_template(name) for name in _names(adapter)) else base
+    chosen = {name: tokenizer for name in _names(tokenizer) if not is_chat_template(name)}
+    written: dict[str, bytes] = {}
+    if tokenizer is adapter and not has_chat_template(adapter):
+        written = chat_templates(base)  # also those among the settings of the base's tokenizer, which do not travel
+    else:
+        templates = adapter if has_chat_template(adapter) else base
+        chosen |= {name: templates for name in _names(templates) if is_chat_template(name)}
+    for name, folder in chosen.items():
         target = output / name
         target.parent.mkdir(exist_ok=True)
         shutil.copyfile(real_file(folder, name), target)
@@ -40,7 +40,3 @@ def copy_tokenizer(adapter: Path, base: Path, output: Path) -> list[str]:
 
 def _names(folder: Path) -> list[str]:
     return [path.relative_to(folder).as_posix() for path in tokenizer_files(folder)]
-
-
-def _is_template(name: str) -> bool:
-    return name in CHAT_TEMPLATES or name.startswith(f"{CHAT_TEMPLATE_FOLDER}/")

@@ -87,11 +87,23 @@ def has_chat_template(folder: Path) -> bool:
     return isinstance(template, str) or any(isinstance(one, dict) and one.get("name") == "default" for one in named)
 
 
-def templates_among_settings(folder: Path) -> dict[str, bytes]:
-    """Return the chat templates in ``tokenizer_config.json``, where older tokenizers keep them, by the files that hold them elsewhere.
+def chat_templates(folder: Path) -> dict[str, bytes]:
+    """Return a tokenizer's chat templates by the names of their files, also those that older ones keep in ``tokenizer_config.json``.
 
-    A template without a usable name, or that is no text, is left out.
+    Of two of one name, the file counts. A template among the settings without a usable name, or that is no text, is left out.
     """
+    files = ((path.relative_to(folder).as_posix(), path) for path in tokenizer_files(folder))
+    return _templates_among_settings(folder) | {
+        name: path.read_bytes() for name, path in files if is_chat_template(name)
+    }
+
+
+def is_chat_template(name: str) -> bool:
+    """Return whether a file of a tokenizer, named as within its folder, holds a chat template."""
+    return name in CHAT_TEMPLATES or name.startswith(f"{CHAT_TEMPLATE_FOLDER}/")
+
+
+def _templates_among_settings(folder: Path) -> dict[str, bytes]:
     try:
         template = read_json_object(folder / "tokenizer_config.json", lenient=True).get("chat_template")
     except (OSError, ValueError):

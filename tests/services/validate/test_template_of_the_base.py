@@ -63,3 +63,12 @@ def test_an_adapter_that_is_delivered_unmerged_has_it(base: Path, adapter: Path,
     assert json.loads((output / "tokenizer_config.json").read_text()) == json.loads(
         (adapter / "tokenizer_config.json").read_text()
     )
+
+
+def test_a_template_alone_is_the_adapters_own(base: Path, tmp_path: Path) -> None:
+    adapter, output = tmp_path / "template", tmp_path / "output"
+    adapter.mkdir()
+    output.mkdir()
+    (adapter / "chat_template.jinja").write_text("tuned")
+    assert "tokenizer.json" in copy_tokenizer(adapter, base, output)
+    assert (output / "chat_template.jinja").read_text() == "tuned"

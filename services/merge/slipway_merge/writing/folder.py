@@ -14,13 +14,12 @@ from slipway.models import base_format
 from slipway.models.dtypes import DTYPES, FLOATS
 from slipway.models.families import FEATURE_EXTRACTION, family_of
 from slipway.models.model_files import (
-    CHAT_TEMPLATE_FOLDER,
-    CHAT_TEMPLATES,
     CONFIG,
     GENERATION_CONFIG,
     LEFTOVERS,
     PROCESSOR_FILES,
-    templates_among_settings,
+    chat_templates,
+    is_chat_template,
     tokenizer_files,
 )
 from slipway.models.sentences.files import (
@@ -107,11 +106,12 @@ def copy_small_files(base: Path, adapter: Path, output: Path, *, tokenizer: bool
     if tokenizer:
         own, others = _by_kind(adapter), _by_kind(base)
         chosen |= (own["tokenizer"] or others["tokenizer"]) | (own["processor"] or others["processor"])
-        has_template = _has_template(adapter, own["template"])
-        chosen |= own["template"] if has_template else others["template"]
-        # The settings of the base's tokenizer do not travel with another tokenizer, but its template does.
-        if own["tokenizer"] and not has_template and not others["template"]:
-            written = templates_among_settings(base)
+        if _has_template(adapter, own["template"]):
+            chosen |= own["template"]
+        elif own["tokenizer"]:  # the settings of the base's do not travel with it, but the templates among them do
+            written = chat_templates(base)
+        else:
+            chosen |= others["template"]
     for name, path in sorted(chosen.items()):
         target = output / name
         target.parent.mkdir(exist_ok=True)
@@ -152,8 +152,9 @@ def _by_kind(folder: Path) -> dict[str, dict[str, Path]]:
     found: dict[str, dict[str, Path]] = {"tokenizer": {}, "template": {}, "processor": {}}
     for path in tokenizer_files(folder):
         name = path.relative_to(folder).as_posix()
-        template = name in CHAT_TEMPLATES or name.startswith(f"{CHAT_TEMPLATE_FOLDER}/")
-        found["template" if template else "processor" if name in PROCESSOR_FILES else "tokenizer"][name] = path
+        found["template" if is_chat_template(name) else "processor" if name in PROCESSOR_FILES else "tokenizer"][
+            name
+        ] = path
     return found
 
 

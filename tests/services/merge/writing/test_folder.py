@@ -111,6 +111,16 @@ def test_a_template_among_the_bases_settings_serves_a_tokenizer_without_one(make
     assert set(files) <= set(ctx.facts["small_files"])
 
 
+def test_files_of_more_templates_do_not_hide_the_one_among_the_settings(make_case):
+    case = make_case("llama", target_modules=["q_proj"])
+    write(case.base, tokenizer_DOT_json="{}", tokenizer_config_DOT_json='{"chat_template": "base template"}')
+    write(case.base, additional_chat_templates__rag_DOT_jinja="rag")
+    write(case.adapter, tokenizer_DOT_json='{"model": {}}', tokenizer_config_DOT_json="{}")
+    out, _ = case.merge()
+    assert (out / "chat_template.jinja").read_text() == "base template"
+    assert (out / "additional_chat_templates/rag.jinja").read_text() == "rag"
+
+
 def test_a_template_of_the_checkpoints_settings_is_not_replaced(make_case):
     case = make_case("llama", target_modules=["q_proj"])
     write(case.base, tokenizer_DOT_json="{}", tokenizer_config_DOT_json='{"chat_template": "base template"}')
