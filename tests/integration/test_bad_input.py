@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from slipway.models.safetensors_file import MOST_TENSORS
 from support.commands.cli import slipway
@@ -94,7 +95,7 @@ def pickle_adapter(project: Project) -> None:
 
 def pickle_base(project: Project) -> None:
     (project.base / "model.safetensors").unlink()
-    (project.base / "pytorch_model.bin").write_bytes(pickle.dumps(Payload(project.root / "executed")))
+    torch.save(Payload(project.root / "executed"), project.base / "pytorch_model.bin")
 
 
 def change_config(project: Project, **options: Any) -> None:

@@ -109,7 +109,7 @@ FORMAT = Format(
             load="slipway_gguf.runtime.beside:load",
             on_base=True,
             reads_text=True,
-            rounds_inputs={"": "float16"},
+            rounds={"": "float16"},
         )
     },
     usage=Usage(

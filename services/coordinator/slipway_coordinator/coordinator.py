@@ -107,7 +107,8 @@ class Coordinator:
         """Open the state and serve; resume the exports that have not ended meanwhile, however many they are.
 
         Raises:
-            ServiceError: reason ``COORDINATOR_LOCKED`` when this process runs a coordinator already.
+            ServiceError: reason ``COORDINATOR_LOCKED`` when this process runs a coordinator already, ``STATE_SCHEMA`` when a newer program
+                wrote an export that has not ended.
         """
         workflow.install_surroundings(self)
         try:
@@ -118,10 +119,10 @@ class Coordinator:
 
     async def _start(self) -> None:
         self.database.prepare()
+        self._unresumed = await self.call(self.database.unended)
         if self.options.workers_gone:
             self.database.leases.expire_all()
         engine.launch(self.options.state, self._engine_executor)
-        self._unresumed = await self.call(self.database.unended)
         self._unended.update(self._unresumed)
         self._spawn(self._resume())
         self._spawn(self._watch_leases())

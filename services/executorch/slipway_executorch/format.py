@@ -89,7 +89,7 @@ FORMAT = Format(
         families=tuple(family.name for family in FAMILIES if family in TAKEN),
         prefers=Needs(libraries=("executorch",)),
         precision_file="executorch.json",
-        rounds_inputs={"8da4w": "int8/row"},
+        rounds={"8da4w": "int8/row"},
     ),
     usage=Usage(
         template=("slipway_executorch", "usage.example.j2"),

@@ -86,7 +86,7 @@ FORMAT = Format(
         reads_text=True,
         explain="slipway_gguf.diagnosis:explain",
         stored="slipway_gguf.runtime.stored:stored",
-        rounds_inputs=INPUT_ROUNDINGS,
+        rounds=INPUT_ROUNDINGS,
         precision_file="gguf.json",
     ),
     usage=Usage(

@@ -61,7 +61,7 @@ FORMAT = Format(
         files=("*.safetensors",),
         load="slipway_validate.runner.runtime_transformers:load",
         # compressed-tensors rounds inputs per token, or in ranges that lie in the output.
-        rounds_inputs={"w8a8": "int8/row", "fp8": "float8/row", "fp8_static": "static"},
+        rounds={"w8a8": "int8/row", "fp8": "float8/row", "fp8_static": "static"},
     ),
     calibrated=True,
     zero_points=False,  # transformers 5.23 unpacks all layers of a model with zero points by one scheme

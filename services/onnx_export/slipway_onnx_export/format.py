@@ -295,8 +295,8 @@ FORMAT = Format(
         precision_file="onnx_export.json",
         stored_dtype="float32",
         # MatMulNBits computes with inputs of 8 bits in blocks of its groups (accuracy_level 4).
-        rounds_inputs={
-            "fp16": "float16",
+        rounds={
+            "fp16": "results/float16",
             "int8": "int8/32",
             "int4": "int8/32",
             "int8_dynamic": "int8/row",

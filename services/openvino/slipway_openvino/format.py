@@ -93,7 +93,7 @@ FORMAT = Format(
         precision_file="openvino_export.json",
         stored_dtype="float32",
         # Norms, biases and tables of angles are float16 too, which the yardstick has in float32. Rounding a norm moves what goes into a product.
-        rounds_inputs={"fp16": "float16"},
+        rounds={"fp16": "float16"},
     ),
     usage=Usage(
         template=("slipway_openvino", "usage.example.j2"),

@@ -189,7 +189,7 @@ FORMAT = Format(
         prefers=Needs(gpu=True),
         precision_file="engine.json",
         # float32 is multiplied in TF32, whose mantissa has 10 bits as in float16.
-        rounds_inputs={"": "float16", "bf16": "bfloat16", "int8_static": "static", "fp8_static": "static"},
+        rounds={"": "results/float16", "bf16": "results/bfloat16", "int8_static": "static", "fp8_static": "static"},
     ),
     usage=Usage(
         template=("slipway_tensorrt_build", "usage.example.j2"),

@@ -12,7 +12,7 @@ from typing import Any
 from slipway.documents import heldout as texts
 from slipway.errors import ModelExportError, StageError, ValidationError
 from slipway.models.base_format import read_config
-from slipway.models.families import FEATURE_EXTRACTION, Comparison, Family
+from slipway.models.families import FEATURE_EXTRACTION, Comparison, Family, described
 from slipway.models.model_files import CONFIG, copy_companions
 from slipway.models.sentences.files import UnknownPoolingError, read_pooling
 from slipway.models.trained.trained_model import trained_model
@@ -201,6 +201,11 @@ def _embeds(inputs: Mapping[str, Path], family: Family, ctx: Context) -> bool:
     except UnknownPoolingError as error:
         ctx.warn(f"sentence embeddings were not compared: {error}")
         return False
+
+
+def unknown_family(config: Mapping[str, Any]) -> str:
+    """Return why a model of this configuration, of no known family, is not validated."""
+    return f"the family of {described(config)} is unknown to the validation, so it was not run"
 
 
 def require_success(result: RunResult, *, what: str, remedy: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from slipway.errors import ValidationError
 from slipway.models.base_format import read_config
-from slipway.models.families import Family, described, family_of
+from slipway.models.families import Family, family_of
 from slipway.stage import Context
 from slipway.validation.findings import (
     OutputStatus,
@@ -45,6 +45,7 @@ from slipway_validate.preparation import (
     require_success,
     settings_of,
     tokenizer_folder,
+    unknown_family,
 )
 from slipway_validate.protocol import process
 from slipway_validate.protocol.messages import (
@@ -54,7 +55,7 @@ from slipway_validate.protocol.messages import (
     Yardsticks,
 )
 from slipway_validate.reference.describing import describe, warn_of_weak_effect
-from slipway_validate.reference.files import read_reference
+from slipway_validate.reference.files import NoReferenceError, read_reference
 from slipway_validate.reference.running import merged_level, reference_spec, run_reference, start_timing
 from slipway_validate.speed.machine import this_machine
 from slipway_validate.speed.slower import note_slower
@@ -130,12 +131,15 @@ def _validated(
     settings, config = settings_of(inputs, work)
     family = family_of(config)
     if family is None:
-        return _not_run(inputs, outputs, params, what=described(config))
+        return _not_run(inputs, outputs, params, why=unknown_family(config))
     with ExitStack() as running:
         folders = {name: inputs[input_of(name)] for name in outputs}
-        begun = _begin(
-            {**inputs, "base": settings}, inputs, family, params, ctx, outputs=folders, work=work, running=running
-        )
+        try:
+            begun = _begin(
+                {**inputs, "base": settings}, inputs, family, params, ctx, outputs=folders, work=work, running=running
+            )
+        except NoReferenceError as none:
+            return _not_run(inputs, outputs, params, why=none.message)
         prepared, reference, params = begun.prepared, begun.reference, begun.params
         stored = StoredWeights(
             survival_spec(inputs) if reference else None,
@@ -298,9 +302,8 @@ def _kept_little(outputs: list[OutputValidation]) -> list[str]:
     return [f"{each.name}: {each.fit.said}" for each in outputs if each.passed and each.fit.answer is Answer.WARNING]
 
 
-def _not_run(inputs: Mapping[str, Path], outputs: list[str], params: ValidateParams, *, what: str) -> ValidationReport:
-    """Return the report on a model of unknown family, whose outputs cannot be compared."""
-    why = f"the family of {what} is unknown to the validation, so it was not run"
+def _not_run(inputs: Mapping[str, Path], outputs: list[str], params: ValidateParams, *, why: str) -> ValidationReport:
+    """Return the report on a model or adapter that the validation does not understand, whose outputs cannot be compared."""
     result = RunResult(status="not_run", message=why)
     return ValidationReport(
         reference=Reference(description=why, engine=Engine(runtime="")),

@@ -74,9 +74,10 @@ class Runtime:
         stored: ``module:attribute`` of a function ``stored(folder, model, rows) -> StoredModel`` (``slipway_validate.runner.survival.stored``) that
             reads the weights which an output stores, by the names that the model in ``model`` gives them; ``rows(name)`` is the number of output
             features of one of its weights, 0 if it has none of this name. Empty where the validation reads them itself, or nothing does.
-        rounds_inputs: How the runtime rounds what goes into a product while results are compared, by level; ``""`` stands for all other levels:
+        rounds: How the runtime rounds values while results are compared, by level; ``""`` stands for all other levels. What goes into a product:
             ``float16``, ``bfloat16``, ``int8/N`` (blocks of N values), ``int8/row``, ``int8/tensor``, ``float8/row``, or ``static`` for ranges
-            that lie in the output. A level without an entry rounds nothing: it computes in float32.
+            that lie in the output. What operations compute: ``results/float16``, ``results/bfloat16``. A level without an entry rounds
+            nothing: it computes in float32.
         inspect: ``module:ATTRIBUTE`` of a stage for ``slipway inspect``: input ``model``, parameter ``file``, and an output
             ``inspection`` as :class:`slipway.models.activations.inspection.Inspection` writes it; empty for none.
     """
@@ -92,7 +93,7 @@ class Runtime:
     reads_text: bool = False
     explain: str = ""
     stored: str = ""
-    rounds_inputs: Mapping[str, str] = field(default_factory=dict)
+    rounds: Mapping[str, str] = field(default_factory=dict)
     inspect: str = ""
 
     def __post_init__(self) -> None:
@@ -106,8 +107,8 @@ class Runtime:
             raise ValueError(f"{wrong[0]!r} cannot be a pattern of files")
 
     def rounding(self, level: str) -> str:
-        """Return how inputs of products are rounded at a level; empty if they are not."""
-        return self.rounds_inputs.get(level, self.rounds_inputs.get("", ""))
+        """Return how values are rounded at a level; empty if they are not."""
+        return self.rounds.get(level, self.rounds.get("", ""))
 
     def recognises(self, folder: Path) -> bool:
         """Return whether a folder holds an output of this format."""

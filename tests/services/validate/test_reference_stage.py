@@ -13,7 +13,10 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
+from slipway.base_match.measurement import measure
 from slipway.errors import ModelExportError
 from slipway.stage import Context
 from slipway.validation.findings import ValidationReport
@@ -186,6 +189,32 @@ def test_a_damaged_reference_is_refused(
         read(folder, sources, tmp_path / "work")
     assert caught.value.reason == "VALIDATION_IMPOSSIBLE"
     assert caught.value.remedy
+
+
+@pytest.mark.parametrize("made_before", [True, False])
+def test_outputs_of_an_adapter_that_is_not_understood_are_not_run(
+    sources: dict[str, Path], tmp_path: Path, made_before: bool
+) -> None:
+    """Nothing shows that they are wrong: the export goes on, and each says why it was not compared."""
+    adapter = Path(shutil.copytree(sources["adapter"], tmp_path / "adapter"))
+    weights = adapter / "adapter_model.safetensors"
+    tensors = {key: value.clone() for key, value in load_file(weights).items()}
+    of = "base_model.model.model.layers.0.self_attn.memory_proj"
+    tensors |= {f"{of}.lora_A.weight": torch.ones(4, 32), f"{of}.lora_B.weight": torch.ones(32, 4)}
+    save_file(tensors, weights, metadata={"format": "pt"})
+    inputs = {**sources, "adapter": adapter}
+    if made_before:
+        ctx = context(tmp_path / "first", **DIGESTS)
+        inputs["reference"] = REFERENCE.run(inputs, SampleParams(**SAMPLES), ctx)["reference"]
+        assert [path.name for path in inputs["reference"].iterdir()] == [FILE]
+        assert "memory_proj" in ctx.facts["reference"]
+    given = {**inputs, "pytorch": sources["base"], "onnx": sources["base"]}
+    ctx = context(tmp_path / "work", **DIGESTS)
+    report = ValidationReport.read(VALIDATE.run(given, ValidateParams(**SAMPLES), ctx)["validation"])
+    assert report.not_run_outputs == ("onnx", "pytorch")
+    assert not report.passed
+    assert all("memory_proj" in each.status_reason for each in report.outputs)
+    assert "memory_proj" in measure(report).reason
 
 
 def test_the_reference_of_another_adapter_is_refused(reference: Path, sources: dict[str, Path], tmp_path: Path) -> None:

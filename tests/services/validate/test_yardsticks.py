@@ -15,12 +15,12 @@ from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.stage import STAGE as EXPORT
 from slipway_validate.folders import runtime_for
 from slipway_validate.judging.compare import compare_windows, load_logits
-from slipway_validate.judging.yardsticks import _passes, cost_pass, inputs_pass, read_measured, yardsticks
+from slipway_validate.judging.yardsticks import _passes, cost_pass, rounding_pass, read_measured, yardsticks
 from slipway_validate.protocol.messages import pass_file
 from slipway_validate.reference.running import RUNTIME
 from slipway_validate.runner.survival.checkpoints import Checkpoint
 from slipway_validate.runner.yardsticks.computing import compute_yardsticks
-from slipway_validate.runner.yardsticks.roundings import input_rounding, weight_rounding
+from slipway_validate.runner.yardsticks.roundings import RoundedResults, input_rounding, weight_rounding
 from slipway_validate.runner.yardsticks.weights import Products
 from support.models.judged_families import make
 from support.models.validated_here import Validated
@@ -64,7 +64,7 @@ def test_pytorch_computes_with_what_an_output_stores(tiny: Models, graph: Path, 
     spec = run.spec(RUNTIME, tiny.base)
     asked = yardsticks(inputs, outputs, run.reference, spec, threads=1, logit_bytes=1 << 30)
     assert asked is not None
-    assert [each.name for each in asked.passes] == ["onnx", "onnx-int8", inputs_pass("int8/32")]
+    assert [each.name for each in asked.passes] == ["onnx", "onnx-int8", rounding_pass("int8/32")]
     assert asked.windows == 4
     folder = tmp_path / "measured"
     folder.mkdir()
@@ -122,7 +122,7 @@ def test_weights_that_are_not_understood_are_named_and_the_others_measured(
     found = read_measured(folder, asked, run.reference)
     assert set(found.missing) == {"onnx-fp16"}
     assert found.results("onnx") is not None
-    assert not (folder / pass_file(inputs_pass("float16"))).exists()  # compared, and removed
+    assert not (folder / pass_file(rounding_pass("float16"))).exists()  # compared, and removed
     assert found.results("onnx-fp16") is None
     assert load_logits(folder / pass_file("onnx")).shape[0] == asked.windows
     assert read_measured(tmp_path, asked, run.reference).missing["onnx"] == "the process that computed it ended early"
@@ -134,3 +134,32 @@ def test_an_adapter_beside_a_graph_of_its_base_is_not_measured_with_the_graphs_w
     assert runtime_for("adapter-onnx", tmp_path) is runtime_for("onnx", tmp_path)
     assert not any(each.output for each in _passes({"adapter-onnx": tmp_path}))
     assert [each.name for each in _passes({"onnx": tmp_path}) if each.output] == ["onnx"]
+
+
+@torch.no_grad()
+def test_only_embedding_and_head_are_rounded_as_such(tmp_path: Path) -> None:
+    """A classifier has no head that makes tokens, and most layers no adapter: neither makes a layer one of the two."""
+    model = make("bert-classes", tmp_path).base_module()
+    products = Products(model)
+    own = {name: layer.weight.clone() for name, layer in products.layers.items()}
+    with products.rounded(model, torch.zeros_like, lambda values: values):
+        ids = torch.tensor([[5, 9, 17]])
+        results = model(ids).logits
+    assert torch.equal(results, model.classifier.bias.expand_as(results))
+    assert all(torch.equal(layer.weight, own[name]) for name, layer in products.layers.items())
+
+
+def test_what_a_graph_in_16_bits_computes_is_rounded_but_not_what_a_norm_sums_up() -> None:
+    values = torch.randn(3, 80, generator=torch.Generator().manual_seed(3)) * 100
+    weight = torch.randn(40, 80, generator=torch.Generator().manual_seed(4))
+    exact, mean = values @ weight.T, values.square().sum(-1, keepdim=True) * 1.5
+    with RoundedResults("results/float16"):
+        product, scaled = values @ weight.T, values.square().sum(-1, keepdim=True) * 1.5
+        large = torch.full((2, 2), 1e6) * 2.0
+        values[:, :1].add_(1.0)
+    assert torch.equal(product, exact.half().float())
+    assert not torch.equal(product, exact)
+    assert torch.equal(scaled, mean)
+    assert (large == torch.finfo(torch.float16).max).all()
+    with RoundedResults("results/bfloat16"):
+        assert torch.equal(values + 0.001, (values + 0.001).bfloat16().float())

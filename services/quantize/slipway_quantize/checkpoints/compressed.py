@@ -37,6 +37,7 @@ from slipway_quantize.report import KEPT, Outcome, warn_unaligned, warn_unknown
 from slipway_quantize.request import QuantizeRequest
 from slipway_quantize.writing import PIECE_WEIGHTS
 
+APART = "it should have more bits than the others, and transformers unpacks all weights of this model with the same"
 _NARROW_FLOATS = ("nvfp4", "mxfp4")
 _SCALE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -46,7 +47,8 @@ class _Plan:
     """The plan for each tensor of the checkpoint: the linear weights made from it, and whether it is copied itself.
 
     ``calibrated`` has the integers of weights that a calibration has chosen, by module. ``asymmetric``: weights have zero points. ``least``
-    has the fewest bits of weights that must have more than the level, by module.
+    has the fewest bits of weights that must have more than the level, by module. ``apart`` are those that would have other bits than the
+    rest, and keep their type.
     """
 
     linear: dict[str, list[LinearWeight]]
@@ -54,6 +56,8 @@ class _Plan:
     unaligned: tuple[LinearWeight, ...]
     kept: tuple[str, ...]
     asked: tuple[LinearWeight, ...]
+    apart: tuple[LinearWeight, ...]
+    one_width: bool
     unpacked: bool
     scale_dtype: torch.dtype
     untied: bool
@@ -67,7 +71,8 @@ def write_compressed(request: QuantizeRequest, weights: Weights) -> Outcome:
 
     A decoder's head that is tied to the embedding stays as it is, because transformers 5.23 cannot load a quantized embedding; with
     fewer ``head_bits`` than 8 it is untied, and the head is quantized. Other heads are not quantized. With a size budget, each weight gets
-    its own number of bits.
+    its own number of bits. A model that transformers unpacks while it loads has one number of bits: version 5.23 unpacks every weight by
+    the first scheme. There, weights that should have more keep their type.
 
     Raises:
         QuantizationError: ``QUANTIZATION_UNSUPPORTED`` if nothing can be quantized, ``NON_FINITE_WEIGHTS``,
@@ -84,7 +89,7 @@ def write_compressed(request: QuantizeRequest, weights: Weights) -> Outcome:
         details={"scale_dtype": str(plan.scale_dtype).removeprefix("torch."), "lm_head_untied": plan.untied},
     )
     planned = partial(_planned, tensors, plan, packed=params.packed)
-    if request.size_budget is not None:
+    if request.size_budget is not None and not plan.one_width:
         assert isinstance(form, PackedIntegers)  # other levels have no budget
         choice, form = choose_mixed(request, layers, form, request.size_budget, planned=planned, tensors=tensors)
         plan = replace(plan, calibrated=form.calibrated)
@@ -139,29 +144,35 @@ def _plan(request: QuantizeRequest, tensors: dict[str, TensorInfo]) -> _Plan:
             remedy="choose a smaller group size, or level bf16",
             about={"group_size": width, "model_type": config.model_type},
         )
+    calibrated = _calibrated(fits, tensors, calibration, but=asked) if calibration else {}
+    asymmetric = calibration is not None and not calibration.symmetric
+    least = {structure.head: request.params.head_bits} if structure.head not in calibrated else {}
+    one_width = request.params.packed and (structure.unpacked or asymmetric)
+    if one_width:
+        _require_no_budget(request, config.model_type)
+    bits = least | {module: given.bits for module, given in calibrated.items()}
+    apart = [each for each in fits if one_width and _has_other_bits(bits.get(each.module), request)]
+    fits = [each for each in fits if each not in apart]
     linear = defaultdict(list)
     for weight in fits:
         linear[weight.source].append(weight)
     replaced = {weight.source for weight in fits if weight.source == f"{weight.module}.weight"}
     first = DTYPES[tensors[fits[0].source].dtype]
     dtype = structure.dtype if structure.dtype in _SCALE_DTYPES else first
-    calibrated = _calibrated(fits, tensors, calibration, but=asked) if calibration else {}
     return _Plan(
         linear=dict(linear),
         dense=frozenset(tensors) - replaced,
         unaligned=tuple(unaligned),
         kept=(*structure.kept, *(weight.module for weight in head)),
         asked=tuple(asked),
+        apart=tuple(apart),
+        one_width=one_width,
         unpacked=structure.unpacked,
         scale_dtype=dtype if dtype in _SCALE_DTYPES else torch.float32,
         untied=any(weight.source != f"{weight.module}.weight" for weight in fits),
-        calibrated=calibrated,
-        asymmetric=calibration is not None and not calibration.symmetric,
-        least={
-            weight.module: request.params.head_bits
-            for weight in fits
-            if weight.module == structure.head and weight.module not in calibrated
-        },
+        calibrated={each.module: calibrated[each.module] for each in fits if each.module in calibrated},
+        asymmetric=asymmetric,
+        least={each.module: least[each.module] for each in fits if each.module in least},
     )
 
 
@@ -173,6 +184,25 @@ def _stays(weight: LinearWeight, structure: Structure, request: QuantizeRequest)
         return False
     tied = weight.source != f"{weight.module}.weight"
     return tied or request.params.level in _NARROW_FLOATS
+
+
+def _has_other_bits(bits: int | None, request: QuantizeRequest) -> bool:
+    """Return whether a weight of which ``bits`` are asked would have others than the level's integers."""
+    level = request.params.integers
+    return level is not None and bits is not None and max(bits, level.bits) != level.bits
+
+
+def _require_no_budget(request: QuantizeRequest, model_type: str) -> None:
+    """Refuse a size for weights of different bits in a model that transformers unpacks while it loads it."""
+    if request.size_budget is None or not request.size_budget.is_asked:
+        return
+    raise QuantizationError(
+        f"a size budget gives weights different numbers of bits, and transformers {version('transformers')} unpacks all weights of this "
+        f"{model_type} with the bits of the first",
+        reason="QUANTIZATION_UNSUPPORTED",
+        remedy="leave optimization.size_budget out, or use the ONNX format",
+        about={"model_type": model_type},
+    )
 
 
 def _calibrated(
@@ -251,6 +281,7 @@ def _record(name: str, plan: _Plan, outcome: Outcome) -> None:
         head = name.removesuffix(".weight") in plan.kept
         why = "a head" if head else "not the weight of a linear layer"
         why = KEPT if any(weight.source == name for weight in plan.asked) else why
+        why = APART if any(weight.source == name for weight in plan.apart) else why
         outcome.kept[name] = "input width is not a multiple of the group size" if unaligned else why
 
 
@@ -275,7 +306,7 @@ def _write_config(path: Path, plan: _Plan, form: Form | None) -> None:
             if isinstance(part, dict):
                 part["tie_word_embeddings"] = False
     if form is not None:
-        ignore = sorted({*plan.kept, *(weight.module for weight in (*plan.unaligned, *plan.asked))})
+        ignore = sorted({*plan.kept, *(weight.module for weight in (*plan.unaligned, *plan.asked, *plan.apart))})
         config["quantization_config"] = _quantization_config(form, ignore=ignore)
         if plan.unpacked or form.dequantize:
             config["quantization_config"]["dequantize"] = True

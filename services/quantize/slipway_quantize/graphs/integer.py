@@ -167,8 +167,10 @@ def _least_bits(
     vocabulary = vocabulary_of(config)
     found = {}
     for graph, weights in fits.items():
+        # Only the last of as many results as tokens: a projection may have their number by chance.
+        head = next((weight for weight in reversed(weights) if weight.features[0] == vocabulary), None)
         for weight in weights:
-            is_head = bool(weight.lookups) or weight.features[0] == vocabulary
+            is_head = bool(weight.lookups) or weight is head
             calibrated = given.get((graph, weight.name))
             usual = max(level.bits, head_bits) if is_head else level.bits
             found[weight.name] = calibrated.bits if calibrated is not None else usual

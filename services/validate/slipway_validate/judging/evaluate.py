@@ -30,7 +30,7 @@ from slipway_validate.judging.limits import coarser, own_level
 from slipway_validate.judging.measures import choose_measure, distance_of
 from slipway_validate.judging.reference_run import ReferenceRun
 from slipway_validate.judging.together import Together, compare_together
-from slipway_validate.judging.yardsticks import STATIC, Measured, is_own_code, rounding_of
+from slipway_validate.judging.yardsticks import HALVES, STATIC, Measured, is_own_code, rounding_of
 from slipway_validate.numerics import Logits
 from slipway_validate.protocol.messages import LOGITS_FILE, RunResult, RunSpec
 
@@ -121,8 +121,8 @@ class Evaluator:
         measured, own = self._yardsticks(), own_level(output.engine)
         rounding = rounding_of(output.name, folder)
         computes = output.engine.compute_dtype if output.engine else ""
-        if not rounding and computes in ("float16", "bfloat16"):
-            rounding = computes
+        if not rounding and computes in HALVES:
+            rounding = f"results/{computes}"
         noise = None if rounding == STATIC else measured.noise(rounding)
         yardstick, cost, unjudged = _yardstick(output, measured, own=own, folder=folder)
         if noise is None and yardstick is not None:
@@ -140,6 +140,7 @@ class Evaluator:
             cost=cost,
             from_reference=_sum(measured.cost(own), measured.cost(reference.merged_level)),
             values=reference.logits.size,
+            measured=reference.logits[: measured.windows].size if measured.windows else reference.logits.size,
             exact=own == "float32" and not rounding and yardstick is not None and not cost,
             logit_scale=reference.logit_scale,
             arithmetic=reference.noise,

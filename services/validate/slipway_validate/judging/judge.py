@@ -21,6 +21,7 @@ from slipway_validate.judging.limits import (
     NOISE_TIMES,
     VALUES_FLOOR,
     absolute_limit,
+    times,
 )
 from slipway_validate.judging.measures import Measure, distance_of
 
@@ -41,6 +42,7 @@ class Rule:
         cost: Distance that rounding the merged weights to its level makes; 0 for the same weights, None if that is unknown.
         from_reference: Distance from the reference that the rounding of the weights makes; None if that is unknown.
         values: Number of values that are compared.
+        measured: Number of values on which noise and cost were measured.
         exact: Whether weights and arithmetic are float32.
         logit_scale: The reference's scale of logits.
         arithmetic: The reference's arithmetic noise, in logits.
@@ -54,6 +56,7 @@ class Rule:
     cost: float | None = 0.0
     from_reference: float | None = None
     values: int = 1 << 30
+    measured: int = 1 << 30
     exact: bool = False
     logit_scale: float = 1.0
     arithmetic: float | None = None
@@ -67,14 +70,14 @@ class Rule:
     def own_noise(self) -> float | None:
         """Return the largest distance between two computations of the same weights; None if it is unknown."""
         floor = FLOOR if self.measure.logits else VALUES_FLOOR
-        return None if self.noise is None else floor + NOISE_TIMES * self.noise
+        return None if self.noise is None else floor + times(NOISE_TIMES, self.measured) * self.noise
 
     @property
     def faithful_limit(self) -> float | None:
         """Return the largest distance from the yardstick; None if it is unknown."""
         if self.own_noise is None or self.cost is None:
             return None
-        return self.own_noise + COST_TIMES * self.cost
+        return self.own_noise + times(COST_TIMES, self.measured) * self.cost
 
 
 class Judge:
@@ -140,7 +143,7 @@ class Judge:
         ):  # there are no windows of it: the vector of a text is compared with the reference's
             if rule.from_reference is None:
                 return []
-            limit = CASE_TIMES * (rule.own_noise + COST_TIMES * rule.from_reference)
+            limit = CASE_TIMES * (rule.own_noise + times(COST_TIMES, rule.measured) * rule.from_reference)
             return [self._distance(_square(case.relative_error), limit, against="reference", prefix=prefix)]
         value = case.self_mean_kl if logits else _square(case.self_relative_error)
         found = [self._distance(value, CASE_TIMES * rule.own_noise, against="itself", prefix=prefix)]

@@ -13,6 +13,7 @@ an update of 0.3 % of the weights bfloat16 holds 92 %, of 0.1 % 52 %; what the b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from slipway.validation.limit_overrides import LimitOverrides, Limits
@@ -26,6 +27,8 @@ VALUES_FLOOR = 1e-8
 NOISE_TIMES, COST_TIMES = 4.0, 4.0
 """Times that measured noise and cost may be exceeded: the runtime rounds at other places than the measurement (attention, norms), and a few
 hundred tokens scatter."""
+_RARE = 4.26
+"""Standard errors that one right output in 100,000 exceeds."""
 CASE_TIMES = 2.0
 """A shape case has few positions, and both sides of it are rounded."""
 EXACT_DIFFERENCE = 1e-4
@@ -84,6 +87,15 @@ def coarser(first: str, second: str) -> str:
     """Return the level that rounds more."""
     order = list(LIMITS)
     return max(first, second, key=order.index)
+
+
+def times(usual: float, values: int) -> float:
+    """Return how many times a measured distance may be exceeded, more than usual if it was measured on few values.
+
+    Distances are sums of squares, so half the logarithm of the ratio of two right ones is nearly normal, with a variance of 1/values
+    (Fisher, "On a Distribution Yielding the Error Functions of Several Well Known Statistics", 1924). A classifier has a few values per text.
+    """
+    return max(usual, math.exp(2 * _RARE / math.sqrt(max(1, values))))
 
 
 def absolute_limit(share: float, *, logit_scale: float, noise: float | None) -> float:

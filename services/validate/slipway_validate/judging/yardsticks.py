@@ -17,6 +17,7 @@ from slipway_validate.protocol.messages import YARDSTICKS_FILE, Pass, RunSpec, Y
 
 MOST_WINDOWS = 4
 """Windows that are computed: a fault of a graph shows in a few hundred tokens."""
+HALVES = ("float16", "bfloat16")
 STATIC = "static"
 """Rounding of inputs in ranges that lie in the output, which are not read."""
 _OURS = "slipway_validate.runner.runtime_transformers:load"
@@ -31,9 +32,9 @@ _COSTS = {
 """The nearest rounding of the merged weights, by stored type: of products, and of embedding and head where it differs."""
 
 
-def inputs_pass(rounding: str) -> str:
-    """Return the name of the pass that rounds inputs."""
-    return f"inputs:{rounding}"
+def rounding_pass(rounding: str) -> str:
+    """Return the name of the pass that rounds values as a runtime does."""
+    return f"rounding:{rounding}"
 
 
 def cost_pass(level: str) -> str:
@@ -48,7 +49,7 @@ def is_own_code(name: str, folder: Path) -> bool:
 
 
 def rounding_of(name: str, folder: Path) -> str:
-    """Return how the output's runtime rounds the inputs of products; empty if it does not."""
+    """Return how the output's runtime rounds values; empty if it does not."""
     runtime = runtime_for(name, folder)
     return runtime.rounding(format_and_level(name)[1]) if runtime is not None else ""
 
@@ -102,9 +103,9 @@ def _passes(outputs: Mapping[str, Path]) -> Iterator[Pass]:
         rounding = rounding_of(name, folder)
         if rounding not in ("", STATIC):
             roundings[rounding] = None
-        if not own and level in ("float16", "bfloat16"):
-            roundings[level] = None  # its runtime may compute in that type
-    yield from (Pass(name=inputs_pass(each), inputs=each) for each in roundings)
+        if not own and level in HALVES:
+            roundings[f"results/{level}"] = None  # its runtime may compute in that type
+    yield from (Pass(name=rounding_pass(each), rounding=each) for each in roundings)
     for each in costs:
         weights, outer = _COSTS[each]
         yield Pass(name=cost_pass(each), weights=weights, outer=outer)
@@ -127,8 +128,8 @@ class Measured:
     missing: Mapping[str, str] = field(default_factory=dict)
 
     def noise(self, rounding: str) -> float | None:
-        """Return the distance that rounded inputs alone make; None if it was not measured."""
-        return self.figures.get(inputs_pass(rounding)) if rounding else 0.0
+        """Return the distance that rounded values alone make; None if it was not measured."""
+        return self.figures.get(rounding_pass(rounding)) if rounding else 0.0
 
     def cost(self, level: str) -> float | None:
         """Return the distance that the nearest rounding of the merged weights to a stored type makes; None if it is not known."""

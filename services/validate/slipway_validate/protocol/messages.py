@@ -315,14 +315,14 @@ class Pass(_Message):
         output: Folder of the output whose stored weights it computes with; None for the reference's own.
         weights: How the merged weights are rounded (``weight_rounding`` of ``slipway_validate.runner.yardsticks.roundings``); empty: not.
         outer: How those of embedding and head are; empty: as the others.
-        inputs: How the inputs of products are rounded (``slipway.formats.contract.Runtime.rounds_inputs``); empty: not.
+        rounding: How values are rounded while it computes (``slipway.formats.contract.Runtime.rounds``); empty: not.
     """
 
     name: str
     output: Path | None = None
     weights: str = ""
     outer: str = ""
-    inputs: str = ""
+    rounding: str = ""
 
 
 class Yardsticks(_Message):

@@ -67,9 +67,10 @@ class ReferenceFile(BaseModel):
 
     Attributes:
         schema_version: Raised when a field changes its meaning.
+        none: Why there are no results; empty if there are.
         inputs: Digests of the inputs by name; empty if the stage ran on plain folders.
         params: Parameters of the stage.
-        family: Name of the model's family; empty if it is unknown, and there are no results.
+        family: Name of the model's family; empty without results.
         with_adapter: Whether it is base + adapter, not a plain model.
         text_source: Origin of the text, in words.
         text_files: Used files, in order.
@@ -85,6 +86,7 @@ class ReferenceFile(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     schema_version: Literal[1] = 1
+    none: str = ""
     inputs: dict[str, str]
     params: SampleParams
     family: str = ""
@@ -100,9 +102,13 @@ class ReferenceFile(BaseModel):
     warnings: tuple[str, ...] = ()
 
 
-def write_nothing(folder: Path, params: SampleParams, ctx: Context) -> None:
-    """Write the reference of a model whose family is unknown: there are no results."""
-    _write(folder, ReferenceFile(inputs=dict(ctx.input_digests), params=_own(params)))
+class NoReferenceError(ValidationError):
+    """There is nothing to compare outputs with, though nothing is known to be wrong: the validation does not understand the model or adapter."""
+
+
+def write_nothing(folder: Path, params: SampleParams, ctx: Context, *, why: str) -> None:
+    """Write the reference of a model or adapter that the validation does not understand: there are no results."""
+    _write(folder, ReferenceFile(inputs=dict(ctx.input_digests), params=_own(params), none=why))
 
 
 def write_reference(folder: Path, run: ReferenceRun, prepared: Prepared, params: SampleParams, ctx: Context) -> None:
@@ -143,22 +149,23 @@ def read_reference(
         ctx: The validation's context, with the digests of its inputs.
 
     Raises:
+        NoReferenceError: It has no results, and says why.
         ValidationError: ``VALIDATION_IMPOSSIBLE``: it is damaged, or it belongs to other inputs.
     """
     try:
         file = ReferenceFile.model_validate_json(read_regular(folder / FILE, largest=LARGEST_LIST))
+    except (OSError, ValueError, SchemaError) as error:
+        raise _unusable(f"its files are damaged: {error}") from error
+    _check_inputs(file, inputs, ctx)
+    if file.none:
+        raise NoReferenceError(file.none, reason="VALIDATION_IMPOSSIBLE")
+    try:
         samples = _read_samples(folder / SAMPLES)
         _check_results(folder, file, samples)
     except (OSError, ValueError, EOFError, SchemaError) as error:
         raise _unusable(f"its files are damaged: {error}") from error
     if file.with_adapter != ("adapter" in inputs):
         raise _unusable("it was made with an adapter" if file.with_adapter else "it was made without an adapter")
-    for name in ("base", "adapter", "heldout", "test_inputs"):
-        ours, theirs = ctx.input_digests.get(name, ""), file.inputs.get(name, "")
-        if ctx.input_digests and ours != theirs:
-            raise _unusable(
-                f"it was made from the {name} {theirs or 'nothing'}, and this validation has {ours or 'none'}"
-            )
     run = ReferenceRun(
         folder=folder,
         result=file.result,
@@ -183,6 +190,15 @@ def read_reference(
         if given and len(given) != len(prepared.prompts(count)):
             raise _unusable(f"its files are damaged: it has {len(given)} {name}")
     return run, prepared, file
+
+
+def _check_inputs(file: ReferenceFile, inputs: Mapping[str, Path], ctx: Context) -> None:
+    for name in ("base", "adapter", "heldout", "test_inputs"):
+        ours, theirs = ctx.input_digests.get(name, ""), file.inputs.get(name, "")
+        if ctx.input_digests and ours != theirs:
+            raise _unusable(
+                f"it was made from the {name} {theirs or 'nothing'}, and this validation has {ours or 'none'}"
+            )
 
 
 def _own(params: SampleParams) -> SampleParams:

@@ -6,12 +6,12 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from slipway.models.families import described, family_of
+from slipway.models.families import family_of
 from slipway.stage import Context
 from slipway_validate.params import SampleParams
-from slipway_validate.preparation import prepare, settings_of
+from slipway_validate.preparation import prepare, settings_of, unknown_family
 from slipway_validate.reference.describing import warn_of_weak_effect
-from slipway_validate.reference.files import write_nothing, write_reference
+from slipway_validate.reference.files import NoReferenceError, write_nothing, write_reference
 from slipway_validate.reference.running import run_reference
 
 
@@ -28,16 +28,17 @@ def make_reference(inputs: Mapping[str, Path], params: SampleParams, ctx: Contex
     try:
         settings, config = settings_of(inputs, work)
         family = family_of(config)
-        if family is None:  # the validation says so of every output
-            write_nothing(folder, params, ctx)
-            ctx.record(reference=f"none: the family of {described(config)} is unknown")
-            return folder
+        if family is None:
+            raise NoReferenceError(unknown_family(config), reason="VALIDATION_IMPOSSIBLE")
         prepared = prepare({**inputs, "base": settings}, family, params, ctx, work=work)
         with run_reference(inputs, prepared, params, ctx, folder=work / "reference") as (run, _):
             pass
         warn_of_weak_effect(run, ctx)
         write_reference(folder, run, prepared, params, ctx)
         ctx.record(samples=len(prepared.samples.tokens), perplexity=run.perplexity, adapter=run.result.adapter)
-        return folder
+    except NoReferenceError as none:  # the validation says so of every output
+        write_nothing(folder, params, ctx, why=none.message)
+        ctx.record(reference=f"none: {none.message}")
     finally:
         shutil.rmtree(work, ignore_errors=True)
+    return folder

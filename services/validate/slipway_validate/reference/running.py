@@ -20,6 +20,7 @@ from slipway_validate.params import SampleParams
 from slipway_validate.preparation import Prepared, require_success
 from slipway_validate.protocol import process
 from slipway_validate.protocol.messages import Benchmark, RunResult, RunSpec, Spec, SurvivalSpec, Yardsticks
+from slipway_validate.reference.files import NoReferenceError
 from slipway_validate.samples import EVIDENCE_FILE
 
 _EVIDENCE = TypeAdapter(tuple[AdapterEvidence, ...])
@@ -39,6 +40,7 @@ def run_reference(
     """Run the reference; within the context, with a benchmark, its process waits to be timed beside the outputs.
 
     Raises:
+        NoReferenceError: The adapter has tensors whose places in the model are unknown.
         ValidationError: ``VALIDATION_IMPOSSIBLE``: the reference cannot be loaded, or its logits are not finite.
         StageError: ``CANCELLED``, ``DISK_FULL``.
     """
@@ -102,6 +104,8 @@ def _checked_run(
     result: RunResult, spec: RunSpec, inputs: Mapping[str, Path], *, prepared: Prepared, folder: Path
 ) -> ReferenceRun:
     """Return the reference's run after checking that outputs can be compared with it."""
+    if result.status == "not_run" and result.reason:
+        raise NoReferenceError(result.message, reason=result.reason)
     remedy = "check that base model and checkpoint belong together and are complete"
     name = "base + adapter" if spec.adapter else "the base model"
     require_success(result, what=f"{name}, the reference, cannot be run", remedy=remedy)

@@ -90,7 +90,9 @@ def _outputs_verdict(report: Report) -> tuple[str, str]:
             f"The export succeeded. {', '.join(failed)} failed validation and {kept} kept, as validation.on_failure asks.",
         )
     if not report.validation.passed:
-        return "muted", "The export succeeded. None of the outputs can be run on this machine, so none was validated."
+        reasons = {output.status_reason for output in report.validation.outputs}
+        why = reasons.pop() if len(reasons) == 1 else "none of the outputs can be run on this machine"
+        return "muted", f"The export succeeded. Nothing was validated: {why}."
     if not_run:
         return "good", f"Every output that runs on this machine passed validation. Not run here: {', '.join(not_run)}."
     return "good", "Every output passed validation."

@@ -19,7 +19,7 @@ from support.models.family_models import CASES, given_by, make_family_model
 from support.models.quantize_models import prompt, save_tiny, torch_logits
 
 Quantize = Callable[..., tuple[Path, Context]]
-WEIGHTS = ["nvfp4", "mxfp4", "int3"]
+WEIGHTS = ["nvfp4", "mxfp4", "int3", "int4"]
 ACTIVATIONS = ["fp8", "w8a8"]
 slow = pytest.mark.slow
 
@@ -89,17 +89,19 @@ def given(kind: str, folder: Path) -> torch.Tensor:
     ("kind", "level"),
     [
         ("bert-classes", "fp8"),
+        ("marian-two-vocabularies", "int4"),
         *(
             pytest.param(kind, level, marks=slow)
             for kind in sorted(CASES)
             for level in (*WEIGHTS, *ACTIVATIONS)
-            if (kind, level) != ("bert-classes", "fp8")
+            if (kind, level) not in (("bert-classes", "fp8"), ("marian-two-vocabularies", "int4"))
         ),
     ],
 )
 def test_every_family_loads_or_is_refused(quantize: Quantize, tmp_path: Path, kind: str, level: str) -> None:
     source = make_family_model(kind, tmp_path / "source")
-    params = {"format": "pytorch", "level": level, "group_size": 16}
+    # Some weights have more bits than others, as they have by default.
+    params = {"format": "pytorch", "level": level, "group_size": 16, "wide_share": 0.22}
     why = refusal_reason(params, read_config(source))
     if why:
         assert level in ACTIVATIONS
@@ -133,6 +135,25 @@ def test_a_level_that_graphs_lack_is_refused(quantize: Quantize, tiny: Path, lev
         quantize(tiny, format="onnx", level=level)
     assert caught.value.reason == "QUANTIZATION_UNSUPPORTED"
     assert instead in caught.value.remedy
+
+
+@pytest.mark.parametrize("kind", ["marian-two-vocabularies", "gpt2", "qwen3-classes"])
+def test_a_model_that_is_unpacked_while_it_loads_has_weights_of_one_width(
+    quantize: Quantize, tmp_path: Path, kind: str
+) -> None:
+    """transformers unpacks every weight of it by the first scheme: where others are wide, these keep their type; a size cannot be met so."""
+    source = make_family_model(kind, tmp_path / "source")
+    given = {"format": "pytorch", "level": "int4", "group_size": 16}
+    made, _ = quantize(source, wide_share=0.5, check=False, **given)
+    config = json.loads((made / "config.json").read_text())["quantization_config"]
+    widths = {group["weights"]["num_bits"] for group in config["config_groups"].values()}
+    assert widths == ({4, 8} if kind == "qwen3-classes" else {4})
+    assert ("lm_head" in config["ignore"]) == (kind != "qwen3-classes")
+    if kind != "qwen3-classes":
+        with pytest.raises(QuantizationError, match="unpacks all weights") as caught:
+            quantize(source, size_budget_share=0.4, **given)
+        assert caught.value.reason == "QUANTIZATION_UNSUPPORTED"
+        assert "ONNX" in caught.value.remedy
 
 
 def test_kept_layers_are_ignored_by_the_library(quantize: Quantize, tiny: Path) -> None:

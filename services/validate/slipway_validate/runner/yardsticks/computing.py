@@ -21,7 +21,7 @@ from slipway_validate.runner.runtime_reference import ReferenceModel, load
 from slipway_validate.runner.survival.measuring import open_stored
 from slipway_validate.runner.survival.stored import NotUnderstoodError
 from slipway_validate.runner.yardsticks.gelu import approximated_gelu
-from slipway_validate.runner.yardsticks.roundings import input_rounding, weight_rounding
+from slipway_validate.runner.yardsticks.roundings import RESULTS, RoundedResults, input_rounding, weight_rounding
 from slipway_validate.runner.yardsticks.weights import Products
 from slipway_validate.samples import Samples
 
@@ -92,8 +92,10 @@ class _Bench:
                 rounding = weight_rounding(asked.weights)
                 others = weight_rounding(asked.outer or asked.weights)
                 changed.enter_context(self._products.rounded(self._plain, rounding, others))
-            if asked.inputs:
-                changed.enter_context(self._products.rounded_inputs(input_rounding(asked.inputs)))
+            if asked.rounding.startswith(RESULTS):
+                changed.enter_context(RoundedResults(asked.rounding))
+            elif asked.rounding:
+                changed.enter_context(self._products.rounded_inputs(input_rounding(asked.rounding)))
             collector = Collector(self._model, self._spec.run, self._samples, self._folder, report=lambda *_: None)
             collector.windows(pass_file(asked.name))
 

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 _BLOCKS = re.compile(r"int8/([1-9]\d{0,4})")
 _GROUPS = re.compile(r"int(?P<bits>[2-8])/(?P<size>[1-9]\d{0,4})")
 _LARGEST_FLOAT8 = 448.0
 """Largest value of float8 E4M3. Source: Micikevicius et al., "FP8 Formats for Deep Learning", 2022."""
 _TINY = 1e-30
+RESULTS = "results/"
+_ROUNDED = frozenset(
+    "mm addmm bmm baddbmm linear matmul convolution embedding add mul native_layer_norm _softmax gelu silu relu tanh "
+    "_scaled_dot_product_flash_attention_for_cpu scaled_dot_product_attention".split()
+)
+"""Operations whose results a graph in a 16-bit type stores: products, sums, norms, activations. Squares and means within a norm are not among
+them, because graphs keep those in float32."""
 Rounding = Callable[[Tensor], Tensor]
 
 
 def input_rounding(name: str) -> Rounding:
-    """Return the function that rounds the inputs of a product, float32 (…, K), as a runtime does (``Runtime.rounds_inputs``).
+    """Return the function that rounds the inputs of a product, float32 (…, K), as a runtime does (``Runtime.rounds``).
 
     Raises:
         LookupError: The name is unknown.
@@ -38,6 +47,32 @@ def weight_rounding(name: str) -> Rounding:
         top, size = (1 << (int(found["bits"]) - 1)) - 1, int(found["size"])
         return lambda values: _in_groups(values, size, top=top)
     return _FLOATS[name]
+
+
+class RoundedResults(TorchDispatchMode):
+    """Round what operations compute to a type of 16 bits, as a graph in this type does; weights stay as they are.
+
+    What exceeds the type becomes its largest value.
+
+    Args:
+        name: ``results/float16`` or ``results/bfloat16`` (``Runtime.rounds``).
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        dtype = name.removeprefix(RESULTS)
+        self._round = _FLOATS[dtype]
+        self._most = torch.finfo(getattr(torch, dtype)).max
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002 - torch's signature
+        found = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ not in _ROUNDED:
+            return found
+        first, *others = found if isinstance(found, tuple) else (found,)
+        # One value for a row is a sum within a norm.
+        if isinstance(first, Tensor) and first.dtype == torch.float32 and first.dim() and first.shape[-1] > 1:
+            first = self._round(first.clamp(-self._most, self._most))
+        return (first, *others) if isinstance(found, tuple) else first
 
 
 def _in_groups(values: Tensor, size: int, *, top: int) -> Tensor:

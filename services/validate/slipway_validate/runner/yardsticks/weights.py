@@ -86,7 +86,9 @@ class Products:
             for path, each in model.named_modules()
             if isinstance(each, LoraLayer)
         }
-        outer = {id(model.get_input_embeddings()), id(model.get_output_embeddings())}  # type: ignore[operator]
+        # An encoder has no head that makes tokens, and most layers no adapter: None is neither.
+        ends = (model.get_input_embeddings(), model.get_output_embeddings())  # type: ignore[operator]
+        outer = {id(each) for each in ends if each is not None}
         weights = {
             name: _merged(layer, updates.get(name), others if _is_outer(layer, outer, updates.get(name)) else rounding)
             for name, layer in self.layers.items()
