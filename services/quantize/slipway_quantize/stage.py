@@ -26,7 +26,7 @@ def run(inputs: Mapping[str, Path], params: QuantizeParams, ctx: Context) -> dic
 
 STAGE = Stage(
     name="quantize",
-    version=9,
+    version=10,
     inputs=("model",),
     optional_inputs=("calibration", "data", "pytorch", "base", "adapter"),
     outputs=("model",),

@@ -29,7 +29,7 @@ def probe() -> tuple[Provider, ...]:
 
 STAGE = Stage(
     name="validate",
-    version=9,
+    version=10,
     inputs=("base",),
     outputs=("validation",),
     params=ValidateParams,

@@ -15,7 +15,7 @@ from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.stage import STAGE as EXPORT
 from slipway_validate.folders import runtime_for
 from slipway_validate.judging.compare import compare_windows, load_logits
-from slipway_validate.judging.yardsticks import _passes, cost_pass, rounding_pass, read_measured, yardsticks
+from slipway_validate.judging.yardsticks import _passes, cost_pass, read_measured, rounding_pass, yardsticks
 from slipway_validate.protocol.messages import pass_file
 from slipway_validate.reference.running import RUNTIME
 from slipway_validate.runner.survival.checkpoints import Checkpoint

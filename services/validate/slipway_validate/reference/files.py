@@ -156,7 +156,7 @@ def read_reference(
         file = ReferenceFile.model_validate_json(read_regular(folder / FILE, largest=LARGEST_LIST))
     except (OSError, ValueError, SchemaError) as error:
         raise _unusable(f"its files are damaged: {error}") from error
-    _check_inputs(file, inputs, ctx)
+    _check_inputs(file, ctx)
     if file.none:
         raise NoReferenceError(file.none, reason="VALIDATION_IMPOSSIBLE")
     try:
@@ -192,7 +192,7 @@ def read_reference(
     return run, prepared, file
 
 
-def _check_inputs(file: ReferenceFile, inputs: Mapping[str, Path], ctx: Context) -> None:
+def _check_inputs(file: ReferenceFile, ctx: Context) -> None:
     for name in ("base", "adapter", "heldout", "test_inputs"):
         ours, theirs = ctx.input_digests.get(name, ""), file.inputs.get(name, "")
         if ctx.input_digests and ours != theirs:

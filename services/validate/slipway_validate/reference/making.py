@@ -29,16 +29,22 @@ def make_reference(inputs: Mapping[str, Path], params: SampleParams, ctx: Contex
         settings, config = settings_of(inputs, work)
         family = family_of(config)
         if family is None:
-            raise NoReferenceError(unknown_family(config), reason="VALIDATION_IMPOSSIBLE")
+            return _without_results(folder, params, ctx, why=unknown_family(config))
         prepared = prepare({**inputs, "base": settings}, family, params, ctx, work=work)
         with run_reference(inputs, prepared, params, ctx, folder=work / "reference") as (run, _):
             pass
         warn_of_weak_effect(run, ctx)
         write_reference(folder, run, prepared, params, ctx)
         ctx.record(samples=len(prepared.samples.tokens), perplexity=run.perplexity, adapter=run.result.adapter)
-    except NoReferenceError as none:  # the validation says so of every output
-        write_nothing(folder, params, ctx, why=none.message)
-        ctx.record(reference=f"none: {none.message}")
+    except NoReferenceError as none:
+        return _without_results(folder, params, ctx, why=none.message)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+    return folder
+
+
+def _without_results(folder: Path, params: SampleParams, ctx: Context, *, why: str) -> Path:
+    """Write that there is nothing to compare with; the validation says why of every output."""
+    write_nothing(folder, params, ctx, why=why)
+    ctx.record(reference=f"none: {why}")
     return folder

@@ -17,8 +17,26 @@ _LARGEST_FLOAT8 = 448.0
 _TINY = 1e-30
 RESULTS = "results/"
 _ROUNDED = frozenset(
-    "mm addmm bmm baddbmm linear matmul convolution embedding add mul native_layer_norm _softmax gelu silu relu tanh "
-    "_scaled_dot_product_flash_attention_for_cpu scaled_dot_product_attention".split()
+    [
+        "mm",
+        "addmm",
+        "bmm",
+        "baddbmm",
+        "linear",
+        "matmul",
+        "convolution",
+        "embedding",
+        "add",
+        "mul",
+        "native_layer_norm",
+        "_softmax",
+        "gelu",
+        "silu",
+        "relu",
+        "tanh",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "scaled_dot_product_attention",
+    ]
 )
 """Operations whose results a graph in a 16-bit type stores: products, sums, norms, activations. Squares and means within a norm are not among
 them, because graphs keep those in float32."""
@@ -64,7 +82,7 @@ class RoundedResults(TorchDispatchMode):
         self._round = _FLOATS[dtype]
         self._most = torch.finfo(getattr(torch, dtype)).max
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002 - torch's signature
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
         if func.overloadpacket.__name__ not in _ROUNDED:
             return found
