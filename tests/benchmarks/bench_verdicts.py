@@ -241,6 +241,8 @@ def main() -> None:
     arguments = parser.parse_args()
     found: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
     RESULTS.parent.mkdir(exist_ok=True)
+    if arguments.folder is not None:
+        arguments.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         root = Path(folder)
         real = sample(arguments.real and arguments.real.absolute(), root)

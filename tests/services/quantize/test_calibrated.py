@@ -339,6 +339,23 @@ def test_a_calibration_says_which_weights_are_wide(
     assert np.abs(values - expected.numpy()).max() < 1e-5
 
 
+def test_wide_weights_beside_zero_points_keep_their_type(quantize: Quantize, tiny: Path, tmp_path: Path) -> None:
+    """transformers unpacks every weight of a folder with zero points by the first scheme."""
+    wide = "model.layers.0.self_attn.q_proj.weight"
+    calibration = write_calibration(tiny, tmp_path / "calibration", symmetric=False, wide=[wide], head=False)
+    result, _ = quantize(tiny, calibration, format="pytorch", level="int4")
+    assert "same" in report(result)["tensors"]["kept"][wide]
+    stored = load_file(result / "model.safetensors")
+    assert torch.equal(stored[wide], load_file(tiny / "model.safetensors")[wide])
+    assert torch_logits(result, prompt()).isfinite().all()
+    every = [name for name in load_file(tiny / "model.safetensors") if "proj" in name]
+    calibration = write_calibration(tiny, tmp_path / "all", symmetric=False, wide=every, head=False)
+    with pytest.raises(QuantizationError, match="unpacks all of them with the same") as caught:
+        quantize(tiny, calibration, format="pytorch", level="int4")
+    assert caught.value.reason == "QUANTIZATION_UNSUPPORTED"
+    assert "wide_share" in caught.value.remedy
+
+
 def test_scales_of_a_model_in_16_bits_are_stored_in_16_bits(
     quantize: Quantize, tiny: Path, tiny_onnx: Path, tmp_path: Path
 ) -> None:

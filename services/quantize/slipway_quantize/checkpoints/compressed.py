@@ -137,10 +137,8 @@ def _plan(request: QuantizeRequest, tensors: dict[str, TensorInfo]) -> _Plan:
         columns = tensors[weight.source].shape[1]
         (unaligned if columns % width else fits).append(weight)
     if not fits:
-        raise QuantizationError(
-            f"no linear layer of this {config.model_type} model has an input width that is a multiple of the group "
-            f"size {width}",
-            reason="QUANTIZATION_UNSUPPORTED",
+        raise _nothing_fits(
+            f"has an input width that is a multiple of the group size {width}",
             remedy="choose a smaller group size, or level bf16",
             about={"group_size": width, "model_type": config.model_type},
         )
@@ -153,6 +151,12 @@ def _plan(request: QuantizeRequest, tensors: dict[str, TensorInfo]) -> _Plan:
     bits = least | {module: given.bits for module, given in calibrated.items()}
     apart = [each for each in fits if one_width and _has_other_bits(bits.get(each.module), request)]
     fits = [each for each in fits if each not in apart]
+    if not fits:
+        raise _nothing_fits(
+            "has the level's bits, and transformers unpacks all of them with the same",
+            remedy="use level int8, or a smaller optimization.wide_share",
+            about={"model_type": config.model_type},
+        )
     linear = defaultdict(list)
     for weight in fits:
         linear[weight.source].append(weight)
@@ -184,6 +188,11 @@ def _stays(weight: LinearWeight, structure: Structure, request: QuantizeRequest)
         return False
     tied = weight.source != f"{weight.module}.weight"
     return tied or request.params.level in _NARROW_FLOATS
+
+
+def _nothing_fits(why: str, *, remedy: str, about: dict[str, object]) -> QuantizationError:
+    message = f"no linear layer of this {about['model_type']} model {why}"
+    return QuantizationError(message, reason="QUANTIZATION_UNSUPPORTED", remedy=remedy, about=about)
 
 
 def _has_other_bits(bits: int | None, request: QuantizeRequest) -> bool:
