@@ -154,7 +154,7 @@ def _plan(request: QuantizeRequest, tensors: dict[str, TensorInfo]) -> _Plan:
     if not fits:
         raise _nothing_fits(
             "has the level's bits, and transformers unpacks all of them with the same",
-            remedy="use level int8, or a smaller optimization.wide_share",
+            remedy="use level int8, or give fewer layers 8 bits",
             about={"model_type": config.model_type},
         )
     linear = defaultdict(list)
@@ -209,7 +209,7 @@ def _require_no_budget(request: QuantizeRequest, model_type: str) -> None:
         f"a size budget gives weights different numbers of bits, and transformers {version('transformers')} unpacks all weights of this "
         f"{model_type} with the bits of the first",
         reason="QUANTIZATION_UNSUPPORTED",
-        remedy="leave optimization.size_budget out, or use the ONNX format",
+        remedy="leave the size budget out, or use the ONNX format",
         about={"model_type": model_type},
     )
 
