@@ -68,7 +68,7 @@ def test_both_formats_have_the_integers_of_one_calibration(project: Path) -> Non
     assert found[0]["calibration"] == found[1]["calibration"] != ""
     assert all(methods_at(4, one) == {"gptq"} for one in found)
     lineage = json.loads((Path(done.json["output_directory"]) / "lineage.json").read_text())
-    assert set(lineage["sources"]) == {"adapter", "base", "calibration", "heldout"}
+    assert set(lineage["sources"]) == {"adapter", "base", "calibration", "heldout", "own_text"}
     page = (Path(done.json["output_directory"]) / "report.html").read_text()
     assert "Text for calibration" in page
 
