@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
+from slipway.machine.environment import variable_set
 from slipway.stage import Context, Effort, Role, Stage
 from slipway_merge.params import MergeParams
 
@@ -18,26 +17,13 @@ def run(inputs: Mapping[str, Path], params: MergeParams, ctx: Context) -> dict[s
         ModelMergeError: the adapter cannot be merged exactly; see this service's README for the reasons.
         CheckpointValidationError: an input is missing, incomplete, corrupt or unsafe.
     """
-    with _one_thread_for_blas():
+    # The first to import numpy limits it to one thread, because the merge has its own threads.
+    with variable_set("OPENBLAS_NUM_THREADS", "1"):
         from slipway_merge.merge import merge
 
     output = ctx.workdir / "pytorch"
     merge(inputs["base"], inputs["adapter"], output, params=params, ctx=ctx)
     return {"pytorch": output}
-
-
-@contextmanager
-def _one_thread_for_blas() -> Iterator[None]:
-    """Limit numpy to one thread if the block is the first to import it, because the merge has its own threads."""
-    before = os.environ.get("OPENBLAS_NUM_THREADS")
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["OPENBLAS_NUM_THREADS"]
-        else:
-            os.environ["OPENBLAS_NUM_THREADS"] = before
 
 
 STAGE = Stage(

@@ -8,13 +8,14 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from slipway.levels import LEVELS, QuantizationLevel
+from slipway.levels import LEVELS, QuantizationLevel, widths_of
 from slipway.models.families import SPEECH, Comparison, described, family_of
 
 CASTS = ("fp16", "bf16")
 """Levels at which every tensor of any model is cast."""
 WIDE = 8
 """Bits of weights that matter too much for fewer."""
+WITHOUT_BUDGET = "leave the size budget out, or use the ONNX format"
 _TRANSPOSED = ("gpt2", "openai-gpt")
 """Types of models whose layers are ``Conv1D``, which compressed-tensors does not run."""
 
@@ -72,14 +73,24 @@ def _refused_checkpoint(level: QuantizationLevel, params: Mapping[str, Any], con
     family = family_of(config)
     if family is None:
         return unknown_family(config)
+    early = (
+        family.comparison in (Comparison.TEACHER_FORCED, Comparison.EMBEDDINGS)
+        or config.get("model_type") in _TRANSPOSED
+    )
     if not level.activations:
-        return ""
-    early = family.comparison in (Comparison.TEACHER_FORCED, Comparison.EMBEDDINGS)
-    if early or config.get("model_type") in _TRANSPOSED:
+        sized = params.get("size_budget_bytes") or params.get("size_budget_share")
+        mixed = sized and len(widths_of(level.name)) > 1 and params.get("packed") is not False
+        return f"{no_size_budget(described(config))}: {WITHOUT_BUDGET}" if early and mixed else ""
+    if early:
         return f"level {level.name} rounds activations, which transformers does not do in a {described(config)}: use int8 or nvfp4"
     if params.get("packed") is False:
         return f"level {level.name} rounds activations, which dense weights do not: leave compress_weights true"
     return ""
+
+
+def no_size_budget(model: str) -> str:
+    """Return why a model that transformers unpacks while it loads has no size budget."""
+    return f"a size budget gives weights different numbers of bits, and transformers unpacks all weights of this {model} with the same"
 
 
 def _refused_graph(level: QuantizationLevel, params: Mapping[str, Any], config: Mapping[str, Any]) -> str:

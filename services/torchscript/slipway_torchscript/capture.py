@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import os
 import re
 import shutil
 import warnings
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 
 from slipway.errors import TorchGraphError
+from slipway.machine.environment import variable_set
 from slipway_torchscript.interface import Interface, Tensors
 from slipway_torchscript.tracing import graph_error
 
@@ -101,25 +101,11 @@ def compile_ahead(program: Any, path: Path, scratch: Path) -> None:
     from torch._inductor import aoti_compile_and_package
 
     try:
-        with _cache_in(scratch), torch.no_grad(), _quiet():
+        # Only a variable says where Inductor keeps what it generates.
+        with variable_set("TORCHINDUCTOR_CACHE_DIR", str(scratch)), torch.no_grad(), _quiet():
             aoti_compile_and_package(program, package_path=str(path), inductor_configs=_INDUCTOR)
     except Exception as error:  # so does the compiler
         raise graph_error(program.graph_module, "compile", error) from error
-
-
-@contextmanager
-def _cache_in(folder: Path) -> Iterator[None]:
-    """Keep what Inductor generates in a folder of the attempt; only a variable says where."""
-    name = "TORCHINDUCTOR_CACHE_DIR"
-    before = os.environ.get(name)
-    os.environ[name] = str(folder)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
 
 
 @contextmanager

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import torch
 
 from slipway.errors import CheckpointValidationError
 from slipway.files.regular_file import sha256_of
+from slipway.machine.environment import variable_set
 from slipway.models.base_format import read_config
 from slipway.models.families import DECODER, Comparison, Family, described, family_of
 from slipway.models.sentences.pooling import SENTENCE_EMBEDDING
@@ -23,7 +22,6 @@ from slipway_validate.folders import read_json, stored_dtype
 from slipway_validate.numerics import Logits
 from slipway_validate.runner.model import Bounds, LanguageModel, Past, Step, Unusable, class_results
 
-_WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _MOST_PARTS, _LARGEST_AXIS = 1 << 12, 1 << 16
 Run = Callable[..., Any]
@@ -131,22 +129,9 @@ def load_program(folder: Path, *, threads: int) -> LanguageModel:
     Raises:
         Unusable: torch cannot load it, or it is not what its description says.
     """
-    with _running_no_pickle():
+    # Whether weights are pickles is for the archive to say; then they are unpickled without running anything.
+    with variable_set("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1"):
         return _load(folder, PROGRAM, "torch.export", lambda path: torch.export.load(path).module(), threads=threads)
-
-
-@contextmanager
-def _running_no_pickle() -> Iterator[None]:
-    """Let torch unpickle weights without running anything: whether weights are pickles is for the archive to say."""
-    before = os.environ.get(_WEIGHTS_ONLY)
-    os.environ[_WEIGHTS_ONLY] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_WEIGHTS_ONLY]
-        else:
-            os.environ[_WEIGHTS_ONLY] = before
 
 
 def _load(folder: Path, name: str, runtime: str, read: Callable[[str], Run], *, threads: int) -> LanguageModel:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from slipway.machine.cgroup import usable_cores
+from slipway.machine.environment import variable_set
 from slipway.machine.threads import sleeping_threads
 
 # Two threads on any machine with two cores: the order of summation, and with it the weights, depend on their number.
@@ -44,15 +44,11 @@ def quiet_and_offline() -> Iterator[None]:
     """
     from transformers.utils import logging  # imported first, so that it reads its environment before we change it
 
-    before, bars = os.environ.get("HF_HUB_OFFLINE"), logging.is_progress_bar_enabled()
-    os.environ["HF_HUB_OFFLINE"] = "1"
+    bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        yield
+        with variable_set("HF_HUB_OFFLINE", "1"):
+            yield
     finally:
         if bars:
             logging.enable_progress_bar()
-        if before is None:
-            del os.environ["HF_HUB_OFFLINE"]
-        else:
-            os.environ["HF_HUB_OFFLINE"] = before

@@ -316,7 +316,7 @@ def test_without_validation(tmp_path: Path) -> None:
 
 def test_outputs_that_were_not_run_are_compared_with_nothing(tmp_path: Path) -> None:
     why = "the family of ViTModel is unknown to the validation, so it was not run"
-    found = validation(not_run("pytorch"))
+    found = validation(not_run("pytorch").model_copy(update={"status_reason": why}))
     inputs = found.inputs.model_copy(update={"samples": 0, "tokens": 0, "family": "", "comparison": ""})
     reference = Reference(description=why, engine=Engine(runtime=""))
     found = found.model_copy(update={"inputs": inputs, "reference": reference})
@@ -324,6 +324,7 @@ def test_outputs_that_were_not_run_are_compared_with_nothing(tmp_path: Path) -> 
     page, card = (tmp_path / "report.html").read_text(), (tmp_path / "README.md").read_text()
     assert f"Nothing was compared: {why}." in card
     assert f"Reference: {why}." in page
+    assert f"Nothing was validated: {why}." in page
     assert "next-token" not in card + page
 
 

@@ -29,7 +29,7 @@ from slipway_quantize.companions import read_json, write_json
 from slipway_quantize.forms.choice import Layers, form_of, least_width
 from slipway_quantize.forms.form import Form
 from slipway_quantize.forms.integers import PackedIntegers
-from slipway_quantize.levels import WIDE, is_named
+from slipway_quantize.levels import WIDE, WITHOUT_BUDGET, is_named, no_size_budget
 from slipway_quantize.pieces import Pieces, Squares
 from slipway_quantize.reading.structure import LinearWeight, Structure, find_linear_layers, model_config, require_family
 from slipway_quantize.reading.tensors import DTYPES, read_rows, read_tensors, require_finite
@@ -37,7 +37,7 @@ from slipway_quantize.report import KEPT, Outcome, warn_unaligned, warn_unknown
 from slipway_quantize.request import QuantizeRequest
 from slipway_quantize.writing import PIECE_WEIGHTS
 
-APART = "it should have more bits than the others, and transformers unpacks all weights of this model with the same"
+_APART = "it should have more bits than the others, and transformers unpacks all weights of this model with the same"
 _NARROW_FLOATS = ("nvfp4", "mxfp4")
 _SCALE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -101,7 +101,7 @@ def write_compressed(request: QuantizeRequest, weights: Weights) -> Outcome:
     total = sum(tensor.nbytes for tensor in tensors.values())
     if params.packed:
         _require_smaller(total, sum(spec.nbytes for group in groups for spec in group), params.level)
-    done = 0
+    done, why_kept = 0, _why_kept(plan)
     with (
         WeightsFile(request.target, groups, max_shard_bytes=params.max_shard_bytes) as file,
         Pieces(outcome, threads=ctx.threads) as pieces,
@@ -116,7 +116,7 @@ def write_compressed(request: QuantizeRequest, weights: Weights) -> Outcome:
                 read = partial(read_rows, weights, tensor, row, count)
                 pieces.add(partial(write, tensor.name, read, row))
                 done += tensor.nbytes * count // (tensor.shape[0] if tensor.shape else 1)
-            _record(tensor.name, plan, outcome)
+            _record(tensor.name, plan, why_kept, outcome)
     ctx.progress("quantize", done=done, total=total)
     warn_unaligned([weight.module for weight in plan.unaligned], least_width(request), ctx)
     warn_unknown(params.keep, [weight.module for weight in plan.asked], ctx)
@@ -148,9 +148,9 @@ def _plan(request: QuantizeRequest, tensors: dict[str, TensorInfo]) -> _Plan:
     one_width = request.params.packed and (structure.unpacked or asymmetric)
     if one_width:
         _require_no_budget(request, config.model_type)
-    bits = least | {module: given.bits for module, given in calibrated.items()}
-    apart = [each for each in fits if one_width and _has_other_bits(bits.get(each.module), request)]
-    fits = [each for each in fits if each not in apart]
+    wide = _wide(request, least | {module: given.bits for module, given in calibrated.items()}) if one_width else set()
+    apart = [each for each in fits if each.module in wide]
+    fits = [each for each in fits if each.module not in wide]
     if not fits:
         raise _nothing_fits(
             "has the level's bits, and transformers unpacks all of them with the same",
@@ -195,10 +195,10 @@ def _nothing_fits(why: str, *, remedy: str, about: dict[str, object]) -> Quantiz
     return QuantizationError(message, reason="QUANTIZATION_UNSUPPORTED", remedy=remedy, about=about)
 
 
-def _has_other_bits(bits: int | None, request: QuantizeRequest) -> bool:
-    """Return whether a weight of which ``bits`` are asked would have others than the level's integers."""
+def _wide(request: QuantizeRequest, bits: Mapping[str, int]) -> set[str]:
+    """Return the layers of which more bits are asked than the level's integers have."""
     level = request.params.integers
-    return level is not None and bits is not None and max(bits, level.bits) != level.bits
+    return set() if level is None else {module for module, asked in bits.items() if asked > level.bits}
 
 
 def _require_no_budget(request: QuantizeRequest, model_type: str) -> None:
@@ -206,10 +206,9 @@ def _require_no_budget(request: QuantizeRequest, model_type: str) -> None:
     if request.size_budget is None or not request.size_budget.is_asked:
         return
     raise QuantizationError(
-        f"a size budget gives weights different numbers of bits, and transformers {version('transformers')} unpacks all weights of this "
-        f"{model_type} with the bits of the first",
+        no_size_budget(model_type),
         reason="QUANTIZATION_UNSUPPORTED",
-        remedy="leave the size budget out, or use the ONNX format",
+        remedy=WITHOUT_BUDGET,
         about={"model_type": model_type},
     )
 
@@ -279,19 +278,25 @@ def _write_rows(
     return squares
 
 
-def _record(name: str, plan: _Plan, outcome: Outcome) -> None:
+def _why_kept(plan: _Plan) -> dict[str, str]:
+    """Return why tensors keep their type that a level might have rounded, by name."""
+    reasons = (
+        (plan.asked, KEPT),
+        (plan.apart, _APART),
+        (plan.unaligned, "input width is not a multiple of the group size"),
+    )
+    heads = {f"{module}.weight": "a head" for module in plan.kept}
+    return heads | {weight.source: why for weights, why in reasons for weight in weights}
+
+
+def _record(name: str, plan: _Plan, why_kept: Mapping[str, str], outcome: Outcome) -> None:
     for weight in plan.linear.get(name, []):
         outcome.quantized.append(f"{weight.module}.weight")
         if plan.calibrated:
             given = plan.calibrated.get(weight.module)
             outcome.methods[f"{weight.module}.weight"] = WITHOUT_DATA if given is None else given.method
     if name in plan.dense:
-        unaligned = any(weight.source == name for weight in plan.unaligned)
-        head = name.removesuffix(".weight") in plan.kept
-        why = "a head" if head else "not the weight of a linear layer"
-        why = KEPT if any(weight.source == name for weight in plan.asked) else why
-        why = APART if any(weight.source == name for weight in plan.apart) else why
-        outcome.kept[name] = "input width is not a multiple of the group size" if unaligned else why
+        outcome.kept[name] = why_kept.get(name, "not the weight of a linear layer")
 
 
 def _warn_kept(tensors: dict[str, TensorInfo], plan: _Plan, ctx: Context) -> None:

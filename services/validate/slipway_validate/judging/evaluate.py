@@ -30,7 +30,7 @@ from slipway_validate.judging.limits import coarser, own_level
 from slipway_validate.judging.measures import choose_measure, distance_of
 from slipway_validate.judging.reference_run import ReferenceRun
 from slipway_validate.judging.together import Together, compare_together
-from slipway_validate.judging.yardsticks import HALVES, STATIC, Measured, is_own_code, rounding_of
+from slipway_validate.judging.yardsticks import HALVES, STATIC, Measured, computing_in, is_own_code, rounding_of
 from slipway_validate.numerics import Logits
 from slipway_validate.protocol.messages import LOGITS_FILE, RunResult, RunSpec
 
@@ -122,7 +122,7 @@ class Evaluator:
         rounding = rounding_of(output.name, folder)
         computes = output.engine.compute_dtype if output.engine else ""
         if not rounding and computes in HALVES:
-            rounding = f"results/{computes}"
+            rounding = computing_in(computes)
         noise = None if rounding == STATIC else measured.noise(rounding)
         yardstick, cost, unjudged = _yardstick(output, measured, own=own, folder=folder)
         if noise is None and yardstick is not None:

@@ -21,7 +21,7 @@ from slipway_validate.judging.limits import (
     NOISE_TIMES,
     VALUES_FLOOR,
     absolute_limit,
-    times,
+    times_allowed,
 )
 from slipway_validate.judging.measures import Measure, distance_of
 
@@ -70,14 +70,14 @@ class Rule:
     def own_noise(self) -> float | None:
         """Return the largest distance between two computations of the same weights; None if it is unknown."""
         floor = FLOOR if self.measure.logits else VALUES_FLOOR
-        return None if self.noise is None else floor + times(NOISE_TIMES, self.measured) * self.noise
+        return None if self.noise is None else floor + times_allowed(NOISE_TIMES, self.measured) * self.noise
 
     @property
     def faithful_limit(self) -> float | None:
         """Return the largest distance from the yardstick; None if it is unknown."""
         if self.own_noise is None or self.cost is None:
             return None
-        return self.own_noise + times(COST_TIMES, self.measured) * self.cost
+        return self.own_noise + times_allowed(COST_TIMES, self.measured) * self.cost
 
 
 class Judge:
@@ -143,7 +143,7 @@ class Judge:
         ):  # there are no windows of it: the vector of a text is compared with the reference's
             if rule.from_reference is None:
                 return []
-            limit = CASE_TIMES * (rule.own_noise + times(COST_TIMES, rule.measured) * rule.from_reference)
+            limit = CASE_TIMES * (rule.own_noise + times_allowed(COST_TIMES, rule.measured) * rule.from_reference)
             return [self._distance(_square(case.relative_error), limit, against="reference", prefix=prefix)]
         value = case.self_mean_kl if logits else _square(case.self_relative_error)
         found = [self._distance(value, CASE_TIMES * rule.own_noise, against="itself", prefix=prefix)]

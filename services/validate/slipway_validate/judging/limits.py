@@ -89,7 +89,7 @@ def coarser(first: str, second: str) -> str:
     return max(first, second, key=order.index)
 
 
-def times(usual: float, values: int) -> float:
+def times_allowed(usual: float, values: int) -> float:
     """Return how many times a measured distance may be exceeded, more than usual if it was measured on few values.
 
     Distances are sums of squares, so half the logarithm of the ratio of two right ones is nearly normal, with a variance of 1/values

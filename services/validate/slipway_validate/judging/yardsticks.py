@@ -37,6 +37,11 @@ def rounding_pass(rounding: str) -> str:
     return f"rounding:{rounding}"
 
 
+def computing_in(dtype: str) -> str:
+    """Return the name of the rounding of a graph that computes in a type of 16 bits (``slipway.formats.contract.Runtime.rounds``)."""
+    return f"results/{dtype}"
+
+
 def cost_pass(level: str) -> str:
     """Return the name of the pass that rounds the merged weights to a stored type."""
     return f"weights:{level}"
@@ -104,7 +109,7 @@ def _passes(outputs: Mapping[str, Path]) -> Iterator[Pass]:
         if rounding not in ("", STATIC):
             roundings[rounding] = None
         if not own and level in HALVES:
-            roundings[f"results/{level}"] = None  # its runtime may compute in that type
+            roundings[computing_in(level)] = None  # its runtime may compute in that type
     yield from (Pass(name=rounding_pass(each), rounding=each) for each in roundings)
     for each in costs:
         weights, outer = _COSTS[each]

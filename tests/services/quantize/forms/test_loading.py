@@ -149,6 +149,9 @@ def test_a_model_that_is_unpacked_while_it_loads_has_weights_of_one_width(
     widths = {group["weights"]["num_bits"] for group in config["config_groups"].values()}
     assert widths == ({4, 8} if kind == "qwen3-classes" else {4})
     assert ("lm_head" in config["ignore"]) == (kind != "qwen3-classes")
+    sized = given | {"size_budget_share": 0.4}
+    assert bool(refusal_reason(sized, read_config(source))) == (kind != "qwen3-classes"), "said before anything runs"
+    assert not refusal_reason(given, read_config(source))
     if kind != "qwen3-classes":
         with pytest.raises(QuantizationError, match="unpacks all weights") as caught:
             quantize(source, size_budget_share=0.4, **given)
