@@ -27,6 +27,8 @@ class ModuleSurvival(Value):
             finite.
         expected: The strength of W + Δ rounded to the base's own type, which a merge keeps: below 1 where steps of 16 bits are larger than
             the update.
+        least: Where less than expected is held: the strength of W + Δ rounded to the nearest on the output's own grid. A base whose values lie
+            on that grid (because it was made from a quantized file) takes steps smaller than half of the grid's back. None if it was not measured.
         noise: Standard error of the strength: it is large where the update is small beside the rounding.
         cosine: Cosine of D and Δ: how much of the change is the adapter and not rounding.
         changed: Share of the stored values (codes of a quantized weight) that differ from those of W on the same grid.
@@ -40,6 +42,7 @@ class ModuleSurvival(Value):
     layer: int | None = None
     strength: float | None = None
     expected: float = 1.0
+    least: float | None = None
     noise: float | None = None
     cosine: float | None = None
     changed: float | None = None
@@ -47,6 +50,12 @@ class ModuleSurvival(Value):
     weight_of: str = ""
     update_of: str = ""
     fault: str = ""
+
+    @property
+    def off_by(self) -> float:
+        """Return how far the strength is from what a right module may have, between ``least`` and ``expected``."""
+        strength, least = self.strength or 0.0, self.expected if self.least is None else min(self.least, self.expected)
+        return max(0.0, least - strength, strength - self.expected)
 
     @property
     def exchanged(self) -> bool:
@@ -94,6 +103,6 @@ def worst(modules: Sequence[ModuleSurvival], count: int) -> tuple[ModuleSurvival
     """Return the modules that hold least of the adapter, or far too much of it, the worst first."""
 
     def distance(each: ModuleSurvival) -> tuple[float, str]:
-        return (-abs((each.strength or 0.0) - each.expected), each.module)
+        return (-each.off_by, each.module)
 
     return tuple(sorted(modules, key=distance)[:count])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import gguf
@@ -96,12 +97,63 @@ class _Quantized:
     def take(self, rows: slice) -> Rows:
         """Read some rows."""
         at = rows if self._places is None else self._places[rows].numpy()
-        found = gguf.quants.dequantize(self._data[at], self._tensor.tensor_type)
+        data, dtype = self._data[at], _EXACT.get(self._tensor.tensor_type)
+        values = self._values(data)
+        found = Dense(values if dtype is None else values.to(dtype)).take(slice(None))
+        codes = _CODES.get(self._tensor.tensor_type)
+        return found if codes is None else replace(found, grid=lambda: self._grid(data, values, codes))
+
+    def _values(self, data: Array) -> Tensor:
+        found = gguf.quants.dequantize(data, self._tensor.tensor_type)
         values = torch.from_numpy(np.ascontiguousarray(found, dtype=np.float32)).reshape(-1, self.shape[1])
-        if self._planned.factor != 1.0 or self._planned.offset:
-            values = (values - self._planned.offset) / self._planned.factor
-        dtype = _EXACT.get(self._tensor.tensor_type)
-        return Dense(values if dtype is None else values.to(dtype)).take(slice(None))
+        return (values - self._planned.offset) / self._planned.factor
+
+    def _grid(self, data: Array, values: Tensor, codes: _Codes) -> Rows:
+        """Find the grid of rows by what their scales make of the codes 0 and 1."""
+        blocks = data.reshape(len(data), -1, codes.block)
+        low, next_one = (self._values(codes.all_of(blocks, one=one).reshape(data.shape)) for one in (False, True))
+        scales = next_one - low
+        zeros = torch.where(scales != 0, -low / scales, torch.zeros(()))
+        grid = Rows(values=values, stored=values, scales=scales, zeros=zeros, limits=codes.limits)
+        return replace(grid, stored=grid.codes_of(values, scales))
+
+
+@dataclass(frozen=True, slots=True)
+class _Codes:
+    """Where a block of a type has its codes. Source: ``ggml-common.h``.
+
+    Attributes:
+        block: Bytes of a block.
+        low: Bytes of the codes' low bits.
+        high: Bytes of their high bits.
+        one: Byte of low bits in which each code is 1.
+        limits: Smallest and largest code.
+    """
+
+    block: int
+    low: slice
+    high: slice
+    one: int
+    limits: tuple[int, int]
+
+    def all_of(self, blocks: Array, *, one: bool) -> Array:
+        """Return blocks with the same scales and the code 0 or 1 everywhere."""
+        found = np.array(blocks)
+        found[..., self.high] = 0
+        found[..., self.low] = self.one if one else 0
+        return found
+
+
+_NONE = slice(0, 0)
+_CODES = {
+    gguf.GGMLQuantizationType.Q4_K: _Codes(144, slice(16, 144), _NONE, 0x11, (0, 15)),
+    gguf.GGMLQuantizationType.Q5_K: _Codes(176, slice(48, 176), slice(16, 48), 0x11, (0, 31)),
+    gguf.GGMLQuantizationType.Q6_K: _Codes(210, slice(0, 128), slice(128, 192), 0x11, (0, 63)),
+    gguf.GGMLQuantizationType.Q8_0: _Codes(34, slice(2, 34), _NONE, 0x01, (-127, 127)),
+    gguf.GGMLQuantizationType.Q5_0: _Codes(22, slice(6, 22), slice(2, 6), 0x11, (0, 31)),
+    gguf.GGMLQuantizationType.Q4_0: _Codes(18, slice(2, 18), _NONE, 0x11, (0, 15)),
+}
+"""Of other types no grid is known: their values do not lie at even distances, or no file that is made here has them."""
 
 
 def _is_whole(planned: Planned) -> bool:

@@ -62,6 +62,13 @@ def notes(survival: AdapterSurvival | None) -> tuple[str, ...]:
             f"in {counted(len(coarse), 'module')} the update is smaller than the steps of the base's 16-bit type, which holds only "
             f"{least.expected:.2f} of it in {least.module}: a base in float32 keeps all of it"
         )
+    taken_back = [each for each in survival.modules if each.least is not None and each.least < WEAK * each.expected]
+    if taken_back:
+        least = min(taken_back, key=lambda each: each.least or 0.0)
+        found.append(
+            f"in {counted(len(taken_back), 'module')} the base's weights lie on the output's own grid, so that rounding takes small updates back: "
+            f"it leaves {least.least:.2f} of that in {least.module}; a wider level keeps them"
+        )
     small = [each for each in survival.modules if each.strength is not None and not _Judged(each)]
     if small:
         found.append(
@@ -148,7 +155,7 @@ class _Judged:
     def __init__(self, each: ModuleSurvival) -> None:
         self._known = each.strength is not None and each.noise is not None and SURE * each.noise <= LOST
         self.strength, self.noise = each.strength or 0.0, each.noise or 0.0
-        self.error = abs(self.strength - each.expected)
+        self.error = each.off_by
 
     def __bool__(self) -> bool:
         return self._known

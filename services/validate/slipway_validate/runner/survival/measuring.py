@@ -34,6 +34,8 @@ MOST_PAIRS = 1 << 14
 """Pairs of modules of one kind that are compared to name what lies where."""
 PRESENT = 0.5
 """Strength below which a module has lost its update, and distance from 1 above which something else may lie there."""
+LESS, SURE = 0.02, 4.0
+"""Share of an update, and standard errors, by which a module may hold less without a second look."""
 STRANGE_WEIGHT = 0.9
 """Error of a weight above which it is another one: that of two independent weights is 1.4, the coarsest rounding's 0.5."""
 _FAULTS = (NotUnderstoodError, ModelExportError, OSError, ValueError, LookupError, ArithmeticError, RuntimeError)
@@ -240,13 +242,34 @@ def _compare(module: AdaptedModule, weights: _Base, outputs: Mapping[str, _Outpu
                     output.left_out[module.name] = _said(error)
     strength = expected.figures().strength
     for name, each in found.items():
-        outputs[name].modules[module.name] = ModuleSurvival(
+        survival = ModuleSurvival(
             module=module.name,
             layer=_layer(module.name),
             changed=each.changed / max(1, each.sums.count),
             expected=1.0 if strength is None else strength,
             **asdict(each.sums.figures()),
         )
+        least = _strength_of_rounding(own, each.weight) if each.weight and _holds_less(survival) else None
+        outputs[name].modules[module.name] = survival.model_copy(update={"least": least})
+
+
+def _holds_less(found: ModuleSurvival) -> bool:
+    """Return whether a module holds less of its update than rounding noise explains, as one may whose W lies on the output's grid."""
+    if found.strength is None or found.noise is None:
+        return False
+    return found.expected - found.strength > LESS + SURE * found.noise
+
+
+def _strength_of_rounding(own: _Module, weight: StoredWeight) -> float | None:
+    """Return what the nearest rounding of W + Δ on a stored weight's own grid holds of Δ; None if its grid is not known."""
+    sums = Sums()
+    for rows in _pieces(own.shape, MOST_VALUES):
+        both = own.rows(rows)
+        nearest = weight.take(rows).nearest(own.rounded(both))
+        if nearest is None:
+            return None
+        sums += Sums.of(both, nearest)
+    return sums.figures().strength
 
 
 @dataclass(slots=True)
@@ -322,7 +345,7 @@ def _is_strange(found: ModuleSurvival) -> bool:
     if found.changed == 0:
         return False
     other = found.weight_error is not None and found.weight_error > STRANGE_WEIGHT
-    return other or (found.strength is not None and abs(found.strength - found.expected) > PRESENT)
+    return other or (found.strength is not None and found.off_by > PRESENT)
 
 
 def _kind(name: str) -> tuple[object, ...]:

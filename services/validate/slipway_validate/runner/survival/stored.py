@@ -14,6 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+_LEAST = 1e-37
+"""Smallest scale that has an inverse."""
 _NUMBER = re.compile(r"(?:^|\.)\d+\.")
 
 
@@ -32,6 +34,7 @@ class Rows:
         zeros: Code of zero of each; None for 0. float32 (R, K)
         limits: Smallest and largest code.
         magnitudes: If the codes are short floats: those that there are, from 0 up; None for whole numbers. float32 (M,)
+        grid: Function that returns the rows with their codes, for a reader that finds them at a cost; None if there is none.
     """
 
     values: Tensor
@@ -40,21 +43,28 @@ class Rows:
     zeros: Tensor | None = None
     limits: tuple[int, int] = (0, 0)
     magnitudes: Tensor | None = None
+    grid: Callable[[], Rows] | None = None
 
     def changed_from(self, values: Tensor) -> int:
         """Count what is stored that differs from other values (R, K) on the same grid."""
-        if self.scales is None:
-            other = values.to(self.stored.dtype)
-        else:
-            inverse = torch.where(self.scales.abs() > 1e-37, 1 / self.scales, torch.zeros(()))
-            other = values * inverse
-            if self.magnitudes is not None:
-                ties = (self.magnitudes[1:] + self.magnitudes[:-1]) / 2
-                other = self.magnitudes[torch.bucketize(other.abs(), ties)].copysign(other)
-            else:
-                other = torch.round(other) + (0 if self.zeros is None else self.zeros)
-                other = other.clamp(*self.limits).to(self.stored.dtype)
+        other = values.to(self.stored.dtype) if self.scales is None else self.codes_of(values, self.scales)
         return int(torch.count_nonzero(other != self.stored))
+
+    def nearest(self, values: Tensor) -> Tensor | None:
+        """Return other values (R, K) rounded to the nearest on the same grid; None if there are no codes."""
+        if self.scales is None:
+            return self.grid().nearest(values) if self.grid is not None else None
+        codes = self.codes_of(values, self.scales)
+        return (codes if self.zeros is None else codes - self.zeros) * self.scales
+
+    def codes_of(self, values: Tensor, scales: Tensor) -> Tensor:
+        """Return the codes of other values (R, K) on a grid of these scales."""
+        found = values * torch.where(scales.abs() > _LEAST, 1 / scales, torch.zeros(()))
+        if self.magnitudes is not None:
+            ties = (self.magnitudes[1:] + self.magnitudes[:-1]) / 2
+            return self.magnitudes[torch.bucketize(found.abs(), ties)].copysign(found)
+        found = torch.round(found if self.zeros is None else found + self.zeros)
+        return found.clamp(*self.limits).to(self.stored.dtype)
 
     def turned(self, rows: slice) -> Rows:
         """Return rows of the transposed weight."""
@@ -62,6 +72,7 @@ class Rows:
             self,
             values=self.values.T[rows],
             stored=self.stored.T[rows],
+            grid=None,
             scales=None if self.scales is None else self.scales.T[rows],
             zeros=None if self.zeros is None else self.zeros.T[rows],
         )

@@ -1,0 +1,48 @@
+"""The grid of a stored weight is found by what its scales make of codes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from slipway_gguf.runtime.stored import _CODES, _Quantized
+from slipway_gguf.weights.ggml import quantize
+
+pytestmark = pytest.mark.own_process
+
+
+@pytest.mark.parametrize("kind", _CODES, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("offset", [0.0, 1.0], ids=["as it is", "a norm's"])
+def test_values_round_to_the_nearest_of_the_files_own_grid(kind: gguf.GGMLQuantizationType, offset: float) -> None:
+    exact = np.random.default_rng(5).standard_normal((6, 512)).astype(np.float32)
+    data = np.frombuffer(quantize(exact, kind), np.uint8).reshape(6, -1)
+    tensor: Any = SimpleNamespace(data=data, tensor_type=kind)
+    planned: Any = SimpleNamespace(shape=(6, 512), factor=1.0, offset=offset)
+    rows = _Quantized(tensor, planned, None).take(slice(None))
+    same = rows.nearest(rows.values)
+    assert same is not None
+    assert torch.allclose(same, rows.values, atol=1e-5)
+    wanted = torch.from_numpy(exact) - offset
+    nearest = rows.nearest(wanted)
+    assert nearest is not None
+    # ggml's own choice minimizes an error too, but no code is nearer than the nearest.
+    assert bool(((nearest - wanted).abs() <= (rows.values - wanted).abs() + 1e-5).all())
+    assert rows.grid is not None
+    steps = rows.grid().scales
+    assert steps is not None
+    inside = (nearest - wanted).abs() <= steps.abs() / 2 + 1e-5
+    assert float(inside.float().mean()) > 0.9, "the rest lies beyond the largest code"
+
+
+def test_types_without_even_steps_have_no_grid() -> None:
+    kind = gguf.GGMLQuantizationType.IQ4_XS
+    exact = np.random.default_rng(5).standard_normal((2, 512)).astype(np.float32)
+    tensor: Any = SimpleNamespace(data=np.frombuffer(quantize(exact, kind), np.uint8).reshape(2, -1), tensor_type=kind)
+    planned: Any = SimpleNamespace(shape=(2, 512), factor=1.0, offset=0.0)
+    rows = _Quantized(tensor, planned, None).take(slice(None))
+    assert rows.nearest(rows.values) is None
