@@ -22,7 +22,7 @@ from slipway_quantize.calibration.finished import Finished
 from slipway_quantize.calibration.params import CalibrateParams
 from slipway_quantize.calibration.rounding.grid import Grid
 from slipway_quantize.calibration.rounding.roundings import Fixed
-from slipway_quantize.calibration.rounding.rounds import BY_INPUTS, Rounded, Rounds, best_method, read_rounded
+from slipway_quantize.calibration.rounding.rounds import BY_INPUTS, NEAREST, Rounded, Rounds, best_method, read_rounded
 from slipway_quantize.calibration.streaming.crew import Crew
 from slipway_quantize.calibration.streaming.layers import Rounding
 from slipway_quantize.calibration.streaming.model import StreamedModel
@@ -126,12 +126,16 @@ class Calibration:
         held_out = self.windows.held_out[: max(LEAST_WINDOWS, self.effort.windows // 8)]
         judging = self._batches(held_out, self.effort.in_blocks)
         fit = self.windows.fit[: max(LEAST_WINDOWS, self.effort.windows - len(held_out))]
-        batches = [*judging, *self._batches(fit, self.effort.in_blocks)]
-        walks = [BlockWalk(model, batches, self._finished.folder) for model in self.models]
+        fitting = self._batches(fit, self.effort.in_blocks)
+        folder = self._finished.folder
+        walks = [BlockWalk(model, [*judging, *fitting], folder) for model in self.models]
+        reads = any(each != NEAREST for each in tried)
+        exact = [BlockWalk(model, fitting, folder, chain="exact") for model in self.models] if reads else []
         count = len(walks[0].names)
         self._widen(fit)
         rounds = Rounds(
             walks,
+            exact=exact,
             crew=self._crew,
             judging=len(judging),
             methods=tried,

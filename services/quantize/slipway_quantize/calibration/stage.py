@@ -37,7 +37,7 @@ def output_bytes(params: Mapping[str, Any], size: ModelSize) -> int:
 
 STAGE = Stage(
     name="calibrate",
-    version=4,
+    version=5,
     inputs=("model", "data"),
     outputs=("calibration",),
     params=CalibrateParams,

@@ -45,6 +45,13 @@ def test_what_is_large_has_one_copy(layers: int, width: int, vocabulary: int) ->
     assert effort.steps > 0
 
 
+def test_a_pass_over_blocks_has_two_copies_where_their_results_take_no_more_room() -> None:
+    two = planned(layers=30, width=576, vocabulary=49_152)
+    assert (two.members, two.at_once) == (2, 2)  # five windows' results at once, if it had one copy
+    assert planned(layers=30, width=576, vocabulary=151_936).members == 1
+    assert planned(layers=4, width=4096, vocabulary=1024).members == 1  # products that two threads share well
+
+
 def test_a_model_that_is_too_large_to_tune_is_rounded_with_more_text() -> None:
     large = {"layers": 28, "width": 1024, "vocabulary": 151_936}
     auto, tuned = planned(**large), planned(**large, method="autoround")

@@ -16,7 +16,7 @@ _BLOCK = 64
 """Columns whose errors are passed on to all later ones at once."""
 _LEAST_CHANGE, _MOST_CHANGE = 0.8, 1.25
 """A scale that would change by more than that stays: its group says too little about it."""
-DAMPING = 0.01
+DAMPING = 0.05
 """Added to the diagonal, as a share of its mean."""
 
 

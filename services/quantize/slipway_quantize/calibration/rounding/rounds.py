@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -12,12 +13,13 @@ from torch import Tensor
 from slipway.errors import CheckpointValidationError, QuantizationError
 from slipway.models.safetensors_file import read_safetensors
 from slipway_quantize.calibration.finished import Finished
+from slipway_quantize.calibration.rounding.drift import Corrected
 from slipway_quantize.calibration.rounding.gptq import DAMPING, damped, descend, error_factors, gptq, refit
 from slipway_quantize.calibration.rounding.grid import Fitted, Grid
 from slipway_quantize.calibration.rounding.roundings import Fixed
 from slipway_quantize.calibration.streaming.crew import Crew
-from slipway_quantize.calibration.streaming.layers import Layer
-from slipway_quantize.calibration.streaming.moments import Moments, merge_moments, relative_errors
+from slipway_quantize.calibration.streaming.layers import Layer, Weight
+from slipway_quantize.calibration.streaming.moments import Inputs, Moments, merge_moments, relative_errors
 from slipway_quantize.calibration.streaming.walk import BlockWalk
 
 _T = TypeVar("_T")
@@ -50,45 +52,46 @@ Candidates = tuple[dict[str, Rounded], dict[str, float]]
 
 
 def round_layer(
-    layer: Layer,
+    weight: Weight,
     method: str,
     grid: Grid,
-    moments: Tensor | None,
+    moments: Tensor | None = None,
     *,
+    factors: tuple[Tensor, Tensor] | None = None,
     given: Fitted | None = None,
 ) -> Rounded:
     """Round a layer's weight.
 
     Args:
-        layer: The layer.
+        weight: The weight. (N, K)
         method: One of ``BY_INPUTS``.
         grid: The grid.
         moments: Second moments of its inputs; None for ``rtn``. (K, K)
+        factors: Of these moments, as :func:`error_factors` returns them; for ``gptq``.
         given: Scales and zero points that are known already; ``awq`` and ``gptq`` have the same.
     """
     importance = None
-    if method != "rtn":
+    if method != NEAREST:
         assert moments is not None
         importance = moments.diagonal() + (DAMPING * float(moments.diagonal().mean()) + 1e-30)
-    factors = error_factors(moments) if method == "gptq" and moments is not None else None
-    codes = torch.empty(layer.stored.shape, dtype=torch.int8)
-    places = torch.empty(layer.stored.shape, dtype=torch.float16) if factors else None
-    fitted = []
-    for rows in layer.pieces:
-        weight = layer.exact(rows)
-        fitted.append(grid.fit(weight, importance) if given is None else given.rows(rows))
-        if factors is None or moments is None:
-            found = grid.places(weight, fitted[-1])
-        else:
-            found = gptq(weight, fitted[-1], grid, *factors)
+    codes, places, fitted = [], [], []
+    for rows in weight.pieces:
+        values = weight.exact(rows)
+        fitted.append(grid.fit(values, importance) if given is None else given.rows(rows))
+        if method == "gptq":
+            assert factors is not None
+            assert moments is not None
+            found = gptq(values, fitted[-1], grid, *factors)
             stiff = damped(moments)
-            fitted[-1] = refit(weight, found, fitted[-1], grid, stiff)
-            found = descend(weight, found, fitted[-1], grid, order=factors[0], moments=stiff)
-        codes[rows] = grid.nearest(found).to(torch.int8)
-        if places is not None:
-            places[rows] = found.clamp(grid.lowest - 1, grid.highest + 1)
+            fitted[-1] = refit(values, found, fitted[-1], grid, stiff)
+            found = descend(values, found, fitted[-1], grid, order=factors[0], moments=stiff)
+            places.append(found.clamp(grid.lowest - 1, grid.highest + 1).half())
+        else:
+            found = grid.places(values, fitted[-1])
+        codes.append(grid.nearest(found).to(torch.int8))
     zeros = None if grid.symmetric else torch.cat([part.zeros for part in fitted if part.zeros is not None])
-    return Rounded(Fixed(grid, codes, Fitted(torch.cat([part.scales for part in fitted]), zeros)), places)
+    whole = Fixed(grid, torch.cat(codes), Fitted(torch.cat([part.scales for part in fitted]), zeros))
+    return Rounded(whole, torch.cat(places) if places else None)
 
 
 class Rounds:
@@ -96,6 +99,7 @@ class Rounds:
 
     Args:
         walks: The same walk for each member of the crew; its first batches are held out.
+        exact: A walk over the batches to fit to for each member, in which nothing is rounded; none if no method reads inputs.
         crew: Computes batches, and rounds layers, side by side.
         judging: Number of held-out batches.
         methods: Methods to try; the chosen one is the best on held-out text of those in ``choices``.
@@ -111,6 +115,7 @@ class Rounds:
         self,
         walks: Sequence[BlockWalk],
         *,
+        exact: Sequence[BlockWalk],
         crew: Crew,
         judging: int,
         methods: tuple[str, ...],
@@ -123,6 +128,7 @@ class Rounds:
     ) -> None:
         self._walks = walks
         self._walk = walks[0]
+        self._exact = exact
         self._crew = crew
         self._judging = judging
         self._methods = methods
@@ -143,19 +149,22 @@ class Rounds:
             done += 1
         if done and not self._has_inputs(done):
             done = 0
-        self._walk.drop_before(done)
+        chains = (self._walk, *self._exact[:1])
+        for chain in chains:
+            chain.drop_before(done)
         self.resumed = done
         for index in range(done, count):
             self._on_block(index)
             self._block(index)
-            if index:
-                self._walk.drop(index)
+            for chain in chains if index else ():
+                chain.drop(index)
         self._on_block(count)
 
     def _has_inputs(self, index: int) -> bool:
         """Return whether a block can be computed: its inputs are there, and whole; nothing follows the last block."""
+        chains = (self._walk, *self._exact[:1]) if index < len(self._walk.names) else ()
         try:
-            for path in self._walk.needed(index) if index < len(self._walk.names) else []:
+            for path in (path for chain in chains for path in chain.needed(index)):
                 read_safetensors(path)
         except (OSError, CheckpointValidationError):
             return False
@@ -170,10 +179,7 @@ class Rounds:
                 tensors |= _stored(f"{name}@{method}", one)
             facts[name] = errors
         if index < len(self._walk.names) - 1:
-            self._keep(
-                index,
-                {name: each[best_method(errors, self._choices)].weight for name, (each, errors) in candidates.items()},
-            )
+            self._keep(index, self._best(candidates))
         self._finished.put(f"block-{index}", tensors, errors=facts)
 
     def _keep(self, index: int, rounded: Mapping[str, Fixed]) -> None:
@@ -181,39 +187,63 @@ class Rounds:
 
         def keep(member: int) -> None:
             walk = self._walks[member]
-            layers = walk.layers(index)
-            for layer in layers:
-                layer.rounding = rounded.get(layer.name)
-            try:
+            with _computing(walk.layers(index), rounded):
                 for number in self._crew.share(member, range(len(walk.batches))):
                     self._on_block(index)
                     walk.keep(index, [number])
-            finally:
-                for layer in layers:
-                    layer.rounding = None
 
         self._crew.run(keep)
 
     def _candidates(self, index: int) -> dict[str, Candidates]:
         """Round each layer by every method, and judge the results on held-out inputs."""
         layers = self._walk.layers(index)
-        if not layers:
-            return {}
-        held_out, fit = self._moments(index)
-        seen = [layer for layer in layers if layer.name in fit.shared]
+        found: dict[str, Candidates] = {}
+        passes = _passes(layers, corrects=bool(self._exact))
+        for place, names in enumerate(passes):
+            found |= self._pass(index, names, found, last=place == len(passes) - 1)
+        return {layer.name: found[layer.name] for layer in layers if layer.name in found}
+
+    def _pass(
+        self, index: int, names: frozenset[str], before: Mapping[str, Candidates], *, last: bool
+    ) -> dict[str, Candidates]:
+        """Round some layers of a block, some of which are rounded already."""
+        held_out, fit = self._moments(index, names, self._best(before), last=last)
+        seen = [layer for layer in self._walk.layers(index) if layer.name in fit.shared]
+        moments = {
+            layer.name: self._with_embedding(layer.name, fit.of(layer.name), self._positions[1]) for layer in seen
+        }
+        for name, found in moments.items():
+            _require_finite(found, name)
+        factors = self._factors(seen, fit, moments)
 
         def rounded(_: int, layer: Layer) -> Candidates:
-            moments = self._with_embedding(layer.name, fit.of(layer.name), self._positions[1])
+            own = moments[layer.name]
             # A layer that no held-out text reaches is judged by what it was fitted to.
-            judging = moments
+            judging = own
             if layer.name in held_out.shared:
                 judging = self._with_embedding(layer.name, held_out.of(layer.name), self._positions[0])
-            for each in (moments, judging):
-                _require_finite(each, layer.name)
-            found = self._round(index, layer, moments)
-            return found, relative_errors(layer, {method: one.weight for method, one in found.items()}, judging)
+                _require_finite(judging, layer.name)
+            self._on_block(index)
+            return self._round(layer, own, judging, factors.get(fit.shared[layer.name]), fit.drift_of(layer.name))
 
         return {layer.name: each for layer, each in zip(seen, self._crew.map(rounded, seen), strict=True)}
+
+    def _factors(
+        self, layers: Sequence[Layer], fit: Moments, moments: Mapping[str, Tensor]
+    ) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return the factors that errors are passed on by, where they are needed, by the first layer with the same inputs."""
+        tunes = "gptq" in self._methods
+        needed = {
+            fit.shared[layer.name]: layer.name
+            for layer in layers
+            if (tunes and layer.name not in self._wide) or fit.drift_of(layer.name) is not None
+        }
+        made = self._crew.map(lambda _, name: error_factors(moments[name]), list(needed.values()))
+        return dict(zip(needed, made, strict=True))
+
+    def _best(self, candidates: Mapping[str, Candidates]) -> dict[str, Fixed]:
+        """Return each layer's weight as the blocks after it see it."""
+        return {name: each[best_method(errors, self._choices)].weight for name, (each, errors) in candidates.items()}
 
     def _with_embedding(self, name: str, moments: Tensor, positions: int) -> Tensor:
         """Return the moments of a layer's inputs at so many positions, with what the errors of an embedding of the same codes count."""
@@ -223,42 +253,96 @@ class Rounds:
         """Divide batches into those that are held out and those to fit to."""
         return batches[: self._judging], batches[self._judging :]
 
-    def _round(self, index: int, layer: Layer, moments: Tensor) -> dict[str, Rounded]:
-        if layer.name in self._wide:
-            return {NEAREST: round_layer(layer, NEAREST, self._wide[layer.name], None)}
+    def _round(
+        self,
+        layer: Layer,
+        moments: Tensor,
+        judging: Tensor,
+        factors: tuple[Tensor, Tensor] | None,
+        drift: Tensor | None,
+    ) -> Candidates:
+        """Round a layer by every method, and return the errors on inputs with the moments ``judging``."""
+        wide = self._wide.get(layer.name)
+        wanted = Corrected(layer, drift, *factors) if drift is not None and factors is not None else layer
         made: dict[str, Rounded] = {}
-        for method in self._methods:
-            self._on_block(index)
+        if wide is not None:
+            made[NEAREST] = round_layer(wanted, NEAREST, wide)
+        for method in self._methods if wide is None else ():
             weighted = made.get("awq") if method == "gptq" else None
             made[method] = round_layer(
-                layer,
+                layer if method == NEAREST else wanted,
                 method,
                 self._grid,
                 moments,
+                factors=factors,
                 given=weighted.weight.fitted if weighted else None,
             )
-        return made
+        return made, relative_errors(wanted, {method: one.weight for method, one in made.items()}, judging)
 
-    def _moments(self, index: int) -> list[Moments]:
-        """Return the moments of the layers' inputs: of held-out windows, and of those to fit to."""
+    def _moments(self, index: int, names: frozenset[str], rounded: Mapping[str, Fixed], *, last: bool) -> list[Moments]:
+        """Return the moments of some layers' inputs, of held-out windows and of those to fit to, with some layers rounded.
+
+        After the ``last`` of a block, the results of the exact block are the inputs of the next one.
+        """
         parts = self._parts(range(len(self._walk.batches)))
+        keeps = last and index < len(self._walk.names) - 1
 
         def gather(member: int) -> list[Moments]:
-            walk = self._walks[member]
-            layers = walk.layers(index)
-            found = []
-            for part in parts:
-                moments = Moments(layer.name for layer in layers)
-                with moments.watch(layers):
-                    for number in self._crew.share(member, part):
-                        self._on_block(index)
-                        moments.begin(walk.batches[number].masks)
+            walk, found = self._walks[member], []
+            layers = [layer for layer in walk.layers(index) if layer.name in names]
+            for held_out, part in zip((True, False), parts, strict=True):
+                moments = Moments(names)
+                for number in self._crew.share(member, part):
+                    self._on_block(index)
+                    exact = {} if held_out else self._exact_inputs(member, index, number, layers, keeps=keeps)
+                    moments.begin(walk.batches[number].masks, exact)
+                    with _computing(walk.layers(index), rounded), moments.watch(layers):
                         for _ in walk.compute(index, [number]):
                             pass
                 found.append(moments)
             return found
 
         return [merge_moments(each) for each in zip(*self._crew.run(gather), strict=True)]
+
+    def _exact_inputs(
+        self, member: int, index: int, number: int, layers: Sequence[Layer], *, keeps: bool
+    ) -> dict[str, Tensor]:
+        """Return what some layers' inputs would be in a batch if nothing were rounded."""
+        if not self._exact:
+            return {}
+        walk, number = self._exact[member], number - self._judging
+        inputs = Inputs((layer.name for layer in layers), to_the_end=keeps)
+        inputs.begin(walk.batches[number].masks)
+        with inputs.watch(layers):
+            if keeps:
+                walk.keep(index, [number])
+            else:
+                for _ in walk.compute(index, [number]):
+                    pass
+        return inputs.found
+
+
+def _passes(layers: Sequence[Layer], *, corrects: bool) -> list[frozenset[str]]:
+    """Divide a block's layers into those that are rounded together.
+
+    A layer with fewer results than inputs, such as the second of a feed-forward network, is rounded once the others are: what these
+    changed of its inputs is then in its moments, and most of what it can make up for.
+    """
+    late = frozenset(layer.name for layer in layers if corrects and layer.stored.shape[0] < layer.stored.shape[1])
+    early = frozenset(layer.name for layer in layers) - late
+    return [names for names in (early, late) if names]
+
+
+@contextmanager
+def _computing(layers: Sequence[Layer], rounded: Mapping[str, Fixed]) -> Iterator[None]:
+    """Let layers compute with their rounded weights, if they have any."""
+    for layer in layers:
+        layer.rounding = rounded.get(layer.name)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.rounding = None
 
 
 def best_method(errors: Mapping[str, float], choices: Iterable[str]) -> str:

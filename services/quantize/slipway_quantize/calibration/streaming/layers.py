@@ -24,6 +24,19 @@ class Rounding(Protocol):
         ...
 
 
+class Weight(Protocol):
+    """A weight that is read some rows at a time."""
+
+    @property
+    def pieces(self) -> tuple[slice, ...]:
+        """The rows that are worked on at once."""
+        ...
+
+    def exact(self, rows: slice) -> Tensor:
+        """Return rows in float32. (N, K) → (rows, K)."""
+        ...
+
+
 class Layer:
     """A linear layer that computes with its stored weight, or with a rounded one.
 

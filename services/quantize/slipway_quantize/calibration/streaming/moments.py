@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 
 import torch
 from torch import Tensor
 
-from slipway_quantize.calibration.streaming.layers import Layer, Rounding
+from slipway_quantize.calibration.streaming.layers import Layer, Rounding, Weight
 from slipway_quantize.calibration.streaming.products import multiply
 
 
@@ -44,6 +44,10 @@ class Observer(ABC):
         if not self._waiting:
             raise Reached
 
+    def _sees_all(self, inputs: Tensor) -> bool:
+        """Return whether inputs are those of every position of the batch, in order; an expert sees some."""
+        return inputs.dim() == 3 and any(inputs.shape[:2] == mask.shape for mask in self._masks)
+
     def _inputs(self, inputs: Tensor) -> Tensor:
         """Return the inputs at positions with text. (positions, K)."""
         for mask in self._masks:
@@ -67,24 +71,67 @@ class Observer(ABC):
         """Take notice of a layer's inputs."""
 
 
+class Inputs(Observer):
+    """The inputs of one batch; layers with the same inputs share them.
+
+    Args:
+        names: Names of the layers.
+        to_the_end: Whether the block computes its results once all layers were seen.
+
+    Attributes:
+        found: By the name of the first layer with these inputs: those of all positions with text. (K, positions)
+    """
+
+    def __init__(self, names: Iterable[str], *, to_the_end: bool) -> None:
+        super().__init__(names)
+        self.found: dict[str, Tensor] = {}
+        self._to_the_end = to_the_end
+        self._last: Tensor | None = None
+        self._seen: set[str] = set()
+
+    def begin(self, masks: tuple[Tensor, ...]) -> None:
+        """Expect another batch."""
+        super().begin(masks)
+        self.found, self._last, self._seen = {}, None, set()
+
+    def see(self, layer: Layer, inputs: Tensor) -> None:
+        """Keep a layer's inputs."""
+        with suppress(Reached) if self._to_the_end else nullcontext():
+            super().see(layer, inputs)
+
+    def _note(self, layer: Layer, inputs: Tensor) -> None:
+        if self._last is inputs:
+            return
+        self._last = inputs
+        if layer.name in self._seen:  # it computes twice, and which inputs belong together is not known
+            self.found.pop(layer.name, None)
+        elif self._sees_all(inputs):
+            self.found[layer.name] = self._inputs(inputs).T.contiguous()
+        self._seen.add(layer.name)
+
+
 class Moments(Observer):
     """Sums of the inputs' products; layers with the same inputs share them.
 
     Attributes:
         sums: By the name of the first layer with these inputs. (K, K)
+        drifts: By the same name, where the exact inputs were given: sums of the products of what these are more than the inputs (rows) and
+            the inputs (columns). (K, K)
         shared: The name of that layer for each layer.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
         super().__init__(names)
         self.sums: dict[str, Tensor] = {}
+        self.drifts: dict[str, Tensor] = {}
         self.shared: dict[str, str] = {}
         self._last: tuple[Tensor, str] | None = None
+        self._exact: Mapping[str, Tensor] = {}
 
-    def begin(self, masks: tuple[Tensor, ...]) -> None:
-        """Expect another batch."""
+    def begin(self, masks: tuple[Tensor, ...], exact: Mapping[str, Tensor] | None = None) -> None:
+        """Expect another batch, whose inputs would be ``exact`` if nothing were rounded, as :class:`Inputs` finds them."""
         super().begin(masks)
-        self._last = None
+        self._last, self._exact = None, exact or {}
 
     def _note(self, layer: Layer, inputs: Tensor) -> None:
         if self._last is not None and self._last[0] is inputs:
@@ -93,12 +140,21 @@ class Moments(Observer):
         self._last = inputs, layer.name
         self.shared[layer.name] = layer.name
         columns = self._inputs(inputs).T.contiguous()  # (K, positions)
-        found = multiply(columns, columns)
-        self.sums[layer.name] = self.sums[layer.name].add_(found) if layer.name in self.sums else found
+        _add(self.sums, layer.name, multiply(columns, columns))
+        if layer.name in self._exact and self._sees_all(inputs):
+            _add(self.drifts, layer.name, multiply(self._exact[layer.name] - columns, columns))
 
     def of(self, name: str) -> Tensor:
         """Return the sums for a layer."""
         return self.sums[self.shared[name]]
+
+    def drift_of(self, name: str) -> Tensor | None:
+        """Return the drifts for a layer, if the exact inputs were given."""
+        return self.drifts.get(self.shared[name])
+
+
+def _add(sums: dict[str, Tensor], name: str, found: Tensor) -> None:
+    sums[name] = sums[name].add_(found) if name in sums else found
 
 
 def merge_moments(parts: Sequence[Moments]) -> Moments:
@@ -106,22 +162,23 @@ def merge_moments(parts: Sequence[Moments]) -> Moments:
     first = parts[0]
     for part in parts[1:]:
         first.shared |= part.shared
-        for name, found in part.sums.items():
-            first.sums[name] = first.sums[name].add_(found) if name in first.sums else found
+        for sums, more in ((first.sums, part.sums), (first.drifts, part.drifts)):
+            for name, found in more.items():
+                _add(sums, name, found)
     return first
 
 
-def relative_errors(layer: Layer, candidates: Mapping[str, Rounding], moments: Tensor) -> dict[str, float]:
+def relative_errors(wanted: Weight, candidates: Mapping[str, Rounding], moments: Tensor) -> dict[str, float]:
     """Return what each rounding adds to a layer's results, as a share of their energy.
 
     Args:
-        layer: The layer.
+        wanted: The weight of the layer that it is rounded to be near to.
         candidates: Roundings of its weight, by method.
         moments: Second moments of its inputs. (K, K)
     """
     energy, squares = 0.0, dict.fromkeys(candidates, 0.0)
-    for rows in layer.pieces:
-        exact = layer.exact(rows)
+    for rows in wanted.pieces:
+        exact = wanted.exact(rows)
         energy += _energy(exact, moments)
         for method, rounding in candidates.items():
             squares[method] += _energy(rounding.rows(rows) - exact, moments)

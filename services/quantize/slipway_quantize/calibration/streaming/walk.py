@@ -28,6 +28,7 @@ class BlockWalk:
         model: The model.
         batches: Windows to compute.
         folder: Receives the inputs of the next block.
+        chain: Begins the names of these files; of two walks in one folder, each has its own.
 
     Attributes:
         names: Names of the blocks; the last one is empty and stands for all that comes after the blocks.
@@ -38,10 +39,11 @@ class BlockWalk:
     An encoder-decoder is two chains: the decoder's first block begins anew, and each of them reads the encoder's results, which stay.
     """
 
-    def __init__(self, model: StreamedModel, batches: Sequence[Batch], folder: Path) -> None:
+    def __init__(self, model: StreamedModel, batches: Sequence[Batch], folder: Path, *, chain: str = "inputs") -> None:
         self._model = model
         self.batches = batches
         self._folder = folder
+        self._chain = chain
         found = [
             (name, block)
             for name, block in walk(model.model, GradientCheckpointingLayer)
@@ -118,12 +120,12 @@ class BlockWalk:
     def drop_before(self, index: int) -> None:
         """Remove what an interrupted attempt left and no block from this one on reads."""
         wanted = set(self.needed(index)) if index < len(self.names) else set()
-        for path in set(self._folder.glob("inputs-*.safetensors")) - wanted:
+        for path in set(self._folder.glob(f"{self._chain}-*.safetensors")) - wanted:
             path.unlink()
 
     def file(self, index: int, number: int) -> Path:
         """Return the file with a block's inputs of one batch."""
-        return self._folder / f"inputs-{index}-{number}.safetensors"
+        return self._folder / f"{self._chain}-{index}-{number}.safetensors"
 
     def _only(self, index: int, number: int, results: list[dict[str, Tensor]]) -> dict[int, Callable[..., Any]]:
         """Let the blocks before one pass on stored results, and stop after it."""
