@@ -194,6 +194,7 @@ REASONS: Mapping[str, Reason] = {
     ),
     # Validation
     "VALIDATION_FAILED": Reason(_C.VALIDATION, "an output differs from the fine-tuned model by more than its limit"),
+    "TOO_COARSE": Reason(_C.VALIDATION, "an output keeps less of the fine-tune than it should, and was made again"),
     "VALIDATION_IMPOSSIBLE": Reason(_C.INVALID_INPUT, "an output cannot be loaded or run for comparison"),
     "CONTRACT_BROKEN": Reason(
         _C.VALIDATION, "a graph's outputs are not those that its contract of activations describes"

@@ -372,6 +372,8 @@ def _summary(output: OutputValidation) -> dict[str, object]:
     return {
         "status": output.status.value,
         "failed_checks": sum(not check.passed for check in output.checks),
+        "fit": output.fit.answer.value,
+        "fit_said": output.fit.said,
         "size_bytes": output.size_bytes,
         "prefill_ms": speed.prefill_ms if speed else None,
         "decode_tokens_per_second": speed.decode_tokens_per_second if speed else None,

@@ -212,7 +212,8 @@ class ValidationConfiguration(Section):
             ``max_abs_diff``, ``mean_kl``, ``top1_agreement``, ``perplexity_ratio``, ``case_mean_kl``, ``adapter_strength_error``, ``cosine_distance``,
             ``relative_error``, ``module_strength_error``, ``module_weight_error`` and ``quality_loss``.
         on_failure: What follows if a quantized output fails. ``fallback`` makes it again by rule (integers chosen by a calibration, or smaller groups,
-            the worst layers kept wider, the next wider level), validates it again, and fails if no rule is left. ``fail`` fails the
+            the worst layers kept wider, the next wider level), validates it again, and fails if no rule is left; an ``int4`` output that passes
+            with a warning is calibrated too, unless ``optimization.method`` says how it is rounded. ``fail`` fails the
             export, and still delivers the output for examination. ``keep`` delivers it with a warning, and the export succeeds.
             Whatever else fails validation (the merged model, an output that crashes) fails the export.
     """

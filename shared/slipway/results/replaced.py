@@ -1,13 +1,13 @@
-"""Say which outputs were made again because they failed validation: what was asked for, what is delivered, and why."""
+"""Say which outputs were made again because of their validation: what was asked for, what is delivered, and why."""
 
 from __future__ import annotations
 
 from slipway.planning.references import VALIDATION
 from slipway.rpc.statuses import failure_of_status
-from slipway.validation.findings import failed_validation
+from slipway.validation.findings import failed_validation, passed_with_warning
 from slipway_protos.v1 import export_pb2 as pb
 
-REJECTED = "VALIDATION_FAILED"
+REJECTED, COARSE = "VALIDATION_FAILED", "TOO_COARSE"
 
 
 def requested_format(task: pb.Task) -> str:
@@ -28,10 +28,11 @@ def replacements(export: pb.Export) -> dict[str, str]:
         tried = [f"{attempt.note} ({attempt.rule})" for attempt in task.attempts[1:] if attempt.note]
         delivered = f"delivered as {output}" if output != asked else "delivered under the same name"
         outcome = delivered if task.state == pb.TASK_STATE_SUCCEEDED else "not delivered"
-        said = first.message.removeprefix(failed_validation(asked))
-        found[output] = f"{asked} failed validation ({said}) and was made again: {'; '.join(tried)}; {outcome}"
+        said = first.message.removeprefix(failed_validation(asked)).removeprefix(passed_with_warning(asked))
+        judged = "failed validation" if first.reason == REJECTED else "passed with a warning"
+        found[output] = f"{asked} {judged} ({said}) and was made again: {'; '.join(tried)}; {outcome}"
     return found
 
 
 def _is_rejected(attempt: pb.Attempt) -> bool:
-    return attempt.HasField("error") and failure_of_status(attempt.error).reason == REJECTED
+    return attempt.HasField("error") and failure_of_status(attempt.error).reason in (REJECTED, COARSE)

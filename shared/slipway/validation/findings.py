@@ -36,6 +36,11 @@ def failed_validation(name: str) -> str:
     return f"{name} failed validation: "
 
 
+def passed_with_warning(name: str) -> str:
+    """Return how a message begins that an output passed, but keeps less of the fine-tune than it should."""
+    return f"{name} passed with a warning: "
+
+
 class OutputStatus(StrEnum):
     """The verdict on an output. ``NOT_RUN`` is neither passed nor failed: this machine cannot run it."""
 

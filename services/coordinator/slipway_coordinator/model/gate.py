@@ -2,6 +2,9 @@
 
 What validation finds is a result and not an error. With ``validation.on_failure: fallback`` it counts as a failure of the attempt that
 made the output, with the reason ``VALIDATION_FAILED``; the rules of the stage decide about the next one as after any other failure.
+
+An output that passes with a warning, because it keeps less of the fine-tune than it should, is made again as well if nobody chose how to
+round it (``optimization.method``) and a rule for ``TOO_COARSE`` knows something better; if none does, it is delivered as it is.
 """
 
 from __future__ import annotations
@@ -17,12 +20,14 @@ from slipway.planning.references import VALIDATION, producers
 from slipway.registry import plays
 from slipway.stage import Role
 from slipway.texts import one_line
-from slipway.validation.findings import failed_validation
+from slipway.validation.findings import failed_validation, passed_with_warning
+from slipway.validation.verdicts import Answer
 from slipway_coordinator.model.records import ExportRecord, TaskRecord
 from slipway_coordinator.model.states import ExportState, TaskState
 from slipway_coordinator.model.transitions import Event, EventKind
 
 FALLBACK = "fallback"
+COARSE = "TOO_COARSE"
 MODULES = "modules"
 """Key of ``about`` with the modules that hold least of the adapter, one a line."""
 _MEASURED = ("mean_kl", "top1_agreement", "relative_error", "perplexity")
@@ -35,6 +40,8 @@ class _Output(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     failed_checks: int | None = None
+    fit: str = ""
+    fit_said: str = ""
     explanation: str = ""
     remedy: str = ""
     mean_kl: float | None = None
@@ -71,13 +78,19 @@ def rejected(record: ExportRecord, event: Event) -> dict[str, Failure]:
     except pydantic.ValidationError:
         return {}
     failed = {name for name in found.failed_outputs if found.outputs.get(name, _Output()).failed_checks != 0}
-    return {
-        _rounding(record, made).id: _failure(made.format, found.outputs.get(made.format, _Output()))
+    judged = [
+        (made, found.outputs.get(made.format, _Output()))
         for made in record.tasks
-        if made.format in failed
-        and made.state is TaskState.SUCCEEDED
-        and is_level(made.format)
-        and not _formats_before(record, made) & failed
+        if made.state is TaskState.SUCCEEDED and is_level(made.format) and not _formats_before(record, made) & failed
+    ]
+    coarse = {
+        _rounding(record, made).id: _too_coarse(made.format, output)
+        for made, output in judged
+        if output.fit == Answer.WARNING and made.format not in found.failed_outputs
+    }
+    chosen = record.configuration.get("optimization", {}).get("method") is not None
+    return ({} if chosen else coarse) | {
+        _rounding(record, made).id: _failure(made.format, output) for made, output in judged if made.format in failed
     }
 
 
@@ -93,6 +106,16 @@ def _formats_before(record: ExportRecord, task: TaskRecord) -> set[str]:
     for producer in map(record.task, producers(task.inputs)):
         found |= {producer.format, *_formats_before(record, producer)}
     return found - {""}
+
+
+def _too_coarse(name: str, found: _Output) -> Failure:
+    said = one_line(found.fit_said)[:_LONGEST] or "it keeps less of the fine-tune than it should"
+    return ValidationError(
+        f"{passed_with_warning(name)}{said}",
+        reason=COARSE,
+        remedy="choose integers by text (optimization.method: auto), or a level with more bits",
+        about={"output": name},
+    ).failure()
 
 
 def _failure(name: str, found: _Output) -> Failure:

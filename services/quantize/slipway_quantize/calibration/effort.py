@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slipway_quantize.calibration.params import CalibrateParams
+from slipway_quantize.calibration.rounding.rounds import NEAREST
 from slipway_quantize.calibration.streaming.layers import PIECE_WEIGHTS
 from slipway_quantize.calibration.streaming.model import StreamedModel
 from slipway_quantize.levels import WIDE
@@ -74,7 +75,7 @@ def plan_effort(model: StreamedModel, params: CalibrateParams) -> Effort:
     costed = _COSTED if params.wide_share and params.bits < WIDE else 0
     # Two passes and a third over the rounded blocks, one and a third over the exact ones, and two products of inputs; an eighth of the windows
     # is passed back, blocks computed again, where an embedding counts.
-    per_window = params.window_tokens * (12 if embeds else 11) * weights
+    per_window = params.window_tokens * (6 if params.method == NEAREST else 12 if embeds else 11) * weights
     affordable = int(budget / per_window)
     alone = int(budget * _ALONE_SHARE / (params.window_tokens * 2 * weights * (len(shapes) + 1)))
     alone = min(alone, _MOST_ALONE) if params.sensitivity and alone >= _LEAST_ALONE else 0
@@ -85,8 +86,8 @@ def plan_effort(model: StreamedModel, params: CalibrateParams) -> Effort:
     at_once = max(1, min(STEP_WINDOWS, _LARGEST_RESULTS // (params.window_tokens * widest)))
     inside = at_once * params.window_tokens * sum(2 * shape[0] + shape[1] for shape in shapes)
     save_memory = inside > _LARGEST_INSIDE
-    # Gradients of the tuning are kept by each copy, and results of a large vocabulary leave no room for two.
-    small = inner * max(min(shape) for shape in shapes) <= PIECE_WEIGHTS and at_once >= _MEMBERS
+    # Each copy keeps moments of inputs, and gradients for the tuning; results of a large vocabulary leave no room for two.
+    small = inner * inner <= PIECE_WEIGHTS and at_once >= _MEMBERS
     quick = at_once == STEP_WINDOWS and not save_memory
     members = _MEMBERS if params.threads >= _MEMBERS and (quick if tuned else small) else 1
     at_once, in_blocks = at_once // members, max(1, in_blocks // members)

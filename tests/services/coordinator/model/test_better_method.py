@@ -88,8 +88,12 @@ def fail(record: ExportRecord, task: str, reason: str) -> ExportRecord:
     return transitions.give_up(record, task, Failure.from_json(found["failure"]), now=3.0)
 
 
-def judge(record: ExportRecord, *failed: str) -> ExportRecord:
-    outputs = {name: {"explanation": "too far", "worst_modules": ["layers.1.mlp.down_proj"]} for name in failed}
+def judge(record: ExportRecord, *failed: str, coarse: tuple[str, ...] = ()) -> ExportRecord:
+    outputs: dict[str, Any] = {
+        name: {"explanation": "too far", "fit": "failed", "worst_modules": ["layers.1.mlp.down_proj"]}
+        for name in failed
+    }
+    outputs |= {name: {"failed_checks": 0, "fit": "warning", "fit_said": "it keeps 81 %"} for name in coarse}
     verdict = event(record, "validate", facts={"failed_outputs": list(failed), "outputs": outputs})
     rejected = gate.rejected(record, verdict)
     decided = {}
@@ -135,6 +139,53 @@ def test_the_calibration_runs_for_the_output_that_asks_for_it() -> None:
     record = judge(succeed(record, "pytorch"))
     assert record.state is ExportState.SUCCEEDED
     assert record.outputs["pytorch-int4"] == "sha256:pytorch-2-c"
+
+
+def test_an_output_that_passes_with_a_warning_is_calibrated_once() -> None:
+    record = judge(succeed(begun(), "merge", "pytorch", "onnx"), coarse=("onnx-int4",))
+    assert states(record) == [TaskState.QUEUED, TaskState.WAITING]
+    assert record.task("pytorch").state is TaskState.SUCCEEDED
+    (first, _) = record.task("onnx").attempts
+    assert first.failure is not None
+    assert (first.failure.reason, first.failure.message) == (
+        "TOO_COARSE",
+        "onnx-int4 passed with a warning: it keeps 81 %",
+    )
+    record = succeed(record, TEXT, CALIBRATE)
+    attempt = record.task("onnx").attempt
+    assert (attempt.rule, attempt.inputs["calibration"]) == ("quantize-coarse-calibrated", f"sha256:{CALIBRATE}-1")
+    record = judge(succeed(record, "onnx"), coarse=("onnx-int4",))  # nothing better is known
+    assert record.state is ExportState.SUCCEEDED
+    assert record.outputs["onnx-int4"] == "sha256:onnx-2-c"
+
+
+def test_one_that_fails_and_one_that_warns_share_a_calibration() -> None:
+    record = judge(succeed(begun(), "merge", "pytorch", "onnx"), "pytorch-int4", coarse=("onnx-int4",))
+    record = succeed(record, TEXT, CALIBRATE)
+    rules = [record.task(name).attempt.rule for name in ("pytorch", "onnx")]
+    assert rules == ["quantize-rejected-calibrated", "quantize-coarse-calibrated"]
+    assert len(record.task(CALIBRATE).attempts) == 1
+
+
+def test_without_a_calibration_the_output_with_a_warning_is_delivered() -> None:
+    record = judge(succeed(begun(), "merge", "pytorch", "onnx"), coarse=("onnx-int4",))
+    record = fail(succeed(record, TEXT), CALIBRATE, "CALIBRATION_UNSUPPORTED")
+    assert "calibration" not in record.task("onnx").attempt.inputs
+    record = judge(succeed(record, "onnx"), coarse=("onnx-int4",))
+    assert record.state is ExportState.SUCCEEDED
+    assert record.outputs["onnx-int4"] == "sha256:onnx-2"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"validation": {"on_failure": "keep"}}, {"optimization": {"method": "rtn"}}],
+    ids=["kept", "method chosen"],
+)
+def test_what_was_chosen_is_not_made_again_for_a_warning(settings: dict[str, Any]) -> None:
+    record = succeed(begun(**settings), "merge", "pytorch", "onnx")
+    record = judge(record, coarse=("onnx-int4",))
+    assert record.state is ExportState.SUCCEEDED
+    assert record.outputs["onnx-int4"] == "sha256:onnx-1"
 
 
 def test_an_output_that_asks_later_takes_the_calibration_that_is_there() -> None:

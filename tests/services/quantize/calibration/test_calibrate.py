@@ -131,8 +131,9 @@ def test_an_interrupted_attempt_goes_on(material: Material, tmp_path: Path, cali
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("chain", ["inputs", "exact"])
 def test_torn_inputs_of_an_interrupted_attempt_are_computed_again(
-    material: Material, tmp_path: Path, calibrate: Calibrate
+    material: Material, tmp_path: Path, calibrate: Calibrate, chain: str
 ) -> None:
     """As a power cut leaves them: the record of the block is there, and the inputs of the next one are not whole."""
     undisturbed, ctx = calibrate(material.model, material.data, **SMALL)
@@ -141,15 +142,16 @@ def test_torn_inputs_of_an_interrupted_attempt_are_computed_again(
     stopping = Context(workdir=tmp_path / "stopped", kept=kept)
     stopping.workdir.mkdir()
     stopping.on_progress = lambda now: (
-        stopping.cancelled.set() if now.phase == "blocks" and next(kept.rglob("inputs-*.safetensors"), None) else None
+        stopping.cancelled.set() if now.phase == "blocks" and next(kept.rglob("block-0.json"), None) else None
     )
     with pytest.raises(ModelExportError):
         STAGE.run({"model": material.model, "data": material.data}, CalibrateParams.model_validate(SMALL), stopping)
-    torn = list(kept.rglob("inputs-*.safetensors"))
+    torn = list(kept.rglob(f"{chain}-*.safetensors"))
     for path in torn:
         os.truncate(path, path.stat().st_size // 2)
-    again, ctx = calibrate(material.model, material.data, kept=kept, **SMALL)
     assert torn
+    assert next(kept.rglob("block-0.json"))
+    again, ctx = calibrate(material.model, material.data, kept=kept, **SMALL)
     assert ctx.facts["blocks_resumed"] == 0
     assert (again / "weights.safetensors").read_bytes() == (undisturbed / "weights.safetensors").read_bytes()
 

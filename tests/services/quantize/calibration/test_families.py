@@ -16,62 +16,10 @@ from slipway.stage import Context
 from slipway_quantize.calibration.streaming.model import StreamedModel
 from slipway_quantize.calibration.streaming.walk import BlockWalk
 from slipway_quantize.calibration.windows import Windows
+from support.models.calibrated_families import BERT, MARIAN, MODELS, save
 from support.models.calibrated_models import Material
 
 Calibrate = Callable[..., tuple[Path, Context]]
-BERT: dict[str, Any] = {
-    "vocab_size": 1024,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "max_position_embeddings": 128,
-    "pad_token_id": 0,
-}
-MARIAN: dict[str, Any] = {
-    "vocab_size": 1024,
-    "d_model": 64,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 128,
-    "decoder_ffn_dim": 128,
-    "max_position_embeddings": 128,
-    "pad_token_id": 0,
-    "decoder_start_token_id": 0,
-}
-T5: dict[str, Any] = {"vocab_size": 1024, "d_model": 64, "d_kv": 32, "d_ff": 128, "num_layers": 2, "num_heads": 2}
-QWEN: dict[str, Any] = {**BERT, "num_key_value_heads": 2, "head_dim": 32}
-MODELS: dict[str, Callable[[], Any]] = {
-    "bert classifier": lambda: tf.BertForSequenceClassification(tf.BertConfig(**BERT, num_labels=3)),
-    "bert token classifier": lambda: tf.BertForTokenClassification(tf.BertConfig(**BERT, num_labels=3)),
-    "bert question answering": lambda: tf.BertForQuestionAnswering(tf.BertConfig(**BERT)),
-    "bert masked language model": lambda: tf.BertForMaskedLM(tf.BertConfig(**BERT)),
-    "bert feature extraction": lambda: tf.BertModel(tf.BertConfig(**BERT)),
-    "distilbert classifier": lambda: tf.DistilBertForSequenceClassification(
-        tf.DistilBertConfig(vocab_size=1024, dim=64, hidden_dim=128, n_layers=2, n_heads=2, num_labels=3)
-    ),
-    "qwen3 classifier": lambda: tf.Qwen3ForSequenceClassification(tf.Qwen3Config(**QWEN, num_labels=3)),
-    "gemma3": lambda: tf.Gemma3ForCausalLM(
-        tf.Gemma3TextConfig(**{**QWEN, "num_key_value_heads": 1, "sliding_window": 16})
-    ),
-    "llama": lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**{**BERT, "num_key_value_heads": 1})),
-    "marian": lambda: tf.MarianMTModel(tf.MarianConfig(**MARIAN)),
-    "bart": lambda: tf.BartForConditionalGeneration(tf.BartConfig(**MARIAN)),
-    "t5": lambda: tf.T5ForConditionalGeneration(tf.T5Config(**T5, decoder_start_token_id=0)),
-    "phi3": lambda: tf.Phi3ForCausalLM(tf.Phi3Config(**{**BERT, "num_key_value_heads": 2})),
-}
-
-
-def save(name: str, folder: Path) -> Path:
-    torch.manual_seed(1)
-    model = MODELS[name]()
-    for parameter in model.parameters():
-        if parameter.dim() == 2:
-            torch.nn.init.normal_(parameter, std=0.1)  # results that differ, unlike those of a fresh model
-    model.save_pretrained(folder)
-    return folder
 
 
 @pytest.mark.parametrize("name", ["bart", "gemma3", "marian", "t5"])
@@ -144,4 +92,4 @@ def test_windows_are_no_longer_than_a_table_of_positions(
     for path in material.model.glob("tokenizer*"):
         shutil.copyfile(path, tmp_path / "model" / path.name)
     _, ctx = calibrate(tmp_path / "model", material.data, method="gptq", window_tokens=64)
-    assert ctx.facts["divergence"]["gptq"] > 0
+    assert abs(ctx.facts["divergence"]["gptq"]) < 1e-3  # a position beyond the table would have ended it

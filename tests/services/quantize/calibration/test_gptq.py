@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from slipway_quantize.calibration.rounding.gptq import error_factors, gptq
+from slipway_quantize.calibration.rounding.gptq import DAMPING, error_factors, gptq
 from slipway_quantize.calibration.rounding.grid import Grid
 
 
@@ -22,7 +22,7 @@ def by_definition(
     """Round a column, then solve for the best change of those that are left; both by the inverse of what is left."""
     weight, codes = weight.copy(), np.empty_like(weight)
     order = np.argsort(-np.diag(matrix), kind="stable")
-    damped = matrix + 0.01 * np.diag(matrix).mean() * np.eye(len(matrix))
+    damped = matrix + DAMPING * np.diag(matrix).mean() * np.eye(len(matrix))
     for place, column in enumerate(order):
         left = order[place + 1 :]
         code = weight[:, column] / scales[:, column] + zeros[:, column]

@@ -6,6 +6,7 @@ the exact results on the exact inputs. Here the weight is corrected first and ro
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from slipway_quantize.calibration.streaming.layers import Weight
@@ -15,23 +16,31 @@ SHARE = 0.5
 """Share of the drift that a layer makes up for; the least-squares weight would fit the noise of a text of usual length, too."""
 
 
-class Corrected:
-    """A layer's weight W, changed so that its results make up for a share of the drift of its inputs: W + share · W · D · M⁻¹.
+def correction(drift: Tensor, order: Tensor, factors: Tensor) -> Tensor:
+    """Return the matrix A by which a weight W is corrected to W + W · A: a share of D · M⁻¹ (K, K).
 
     Args:
-        weight: The layer's own weight W. (N, K)
         drift: D: the sum of products of what the exact inputs are more than the inputs (rows) and the inputs (columns). (K, K)
         order: Order of the columns, and
         factors: the upper Cholesky factor of the inverse of the inputs' damped second moments M, both as
             :func:`~slipway_quantize.calibration.rounding.gptq.error_factors` returns them.
     """
+    found = torch.empty_like(drift)
+    found[:, order] = multiply(multiply(drift[:, order].contiguous(), factors), factors.T.contiguous()).mul_(SHARE)
+    return found
 
-    def __init__(self, weight: Weight, drift: Tensor, order: Tensor, factors: Tensor) -> None:
+
+class Corrected:
+    """A layer's weight, changed so that its results make up for a share of the drift of its inputs.
+
+    Args:
+        weight: The layer's own weight. (N, K)
+        change: As :func:`correction` returns it. (K, K)
+    """
+
+    def __init__(self, weight: Weight, change: Tensor) -> None:
         self._weight = weight
-        self._drift = drift.T.contiguous()
-        self._order, self._factors = order, factors
-        self._back = factors.T.contiguous()
-        self._whole = self._corrected(weight.pieces[0]) if len(weight.pieces) == 1 else None
+        self._change = change.T.contiguous()
 
     @property
     def pieces(self) -> tuple[slice, ...]:
@@ -40,10 +49,5 @@ class Corrected:
 
     def exact(self, rows: slice) -> Tensor:
         """Return rows of the corrected weight in float32."""
-        return self._corrected(rows) if self._whole is None else self._whole[rows]
-
-    def _corrected(self, rows: slice) -> Tensor:
-        found = self._weight.exact(rows)
-        ahead = multiply(found, self._drift)[:, self._order].contiguous()
-        found[:, self._order] += SHARE * multiply(multiply(ahead, self._factors), self._back)
-        return found
+        own = self._weight.exact(rows)
+        return own + multiply(own, self._change)

@@ -13,7 +13,7 @@ from torch import Tensor
 from slipway.errors import CheckpointValidationError, QuantizationError
 from slipway.models.safetensors_file import read_safetensors
 from slipway_quantize.calibration.finished import Finished
-from slipway_quantize.calibration.rounding.drift import Corrected
+from slipway_quantize.calibration.rounding.drift import Corrected, correction
 from slipway_quantize.calibration.rounding.gptq import DAMPING, damped, descend, error_factors, gptq, refit
 from slipway_quantize.calibration.rounding.grid import Fitted, Grid
 from slipway_quantize.calibration.rounding.roundings import Fixed
@@ -34,7 +34,7 @@ class Rounded:
 
     Attributes:
         weight: The rounded weight.
-        places: Where the weights lay on the grid when they were rounded, float16; None if that follows from weights and scales. (N, K)
+        places: Where the weights lay on the grid when GPTQ rounded them, float16; None for other methods. (N, K)
     """
 
     weight: Fixed
@@ -44,11 +44,16 @@ class Rounded:
         """Return where rows of the weight lay on the grid, float32."""
         if self.places is not None:
             return self.places[rows].float()
-        return self.weight.grid.places(layer.exact(rows), self.weight.fitted.rows(rows))
+        grid, codes = self.weight.grid, self.weight.codes[rows].float()
+        places = grid.places(layer.exact(rows), self.weight.fitted.rows(rows))
+        return torch.where(
+            grid.nearest(places) == codes, places, codes
+        )  # of a corrected weight, the codes alone are known
 
 
 Candidates = tuple[dict[str, Rounded], dict[str, float]]
-"""A layer's weight rounded by each method, and the relative error of its results on held-out inputs."""
+"""A layer's weight rounded by each method, and the relative error of its results on held-out inputs, from those of the weight that makes up
+for the drift of its inputs, if one does."""
 
 
 def round_layer(
@@ -74,9 +79,14 @@ def round_layer(
     if method != NEAREST:
         assert moments is not None
         importance = moments.diagonal() + (DAMPING * float(moments.diagonal().mean()) + 1e-30)
-    codes, places, fitted = [], [], []
+    codes = places = None
+    fitted = []
     for rows in weight.pieces:
         values = weight.exact(rows)
+        if codes is None:
+            shape = (weight.pieces[-1].stop, values.shape[1])
+            codes = torch.empty(shape, dtype=torch.int8)
+            places = torch.empty(shape, dtype=torch.float16) if method == "gptq" else None
         fitted.append(grid.fit(values, importance) if given is None else given.rows(rows))
         if method == "gptq":
             assert factors is not None
@@ -85,13 +95,27 @@ def round_layer(
             stiff = damped(moments)
             fitted[-1] = refit(values, found, fitted[-1], grid, stiff)
             found = descend(values, found, fitted[-1], grid, order=factors[0], moments=stiff)
-            places.append(found.clamp(grid.lowest - 1, grid.highest + 1).half())
         else:
             found = grid.places(values, fitted[-1])
-        codes.append(grid.nearest(found).to(torch.int8))
+        codes[rows] = grid.nearest(found).to(torch.int8)
+        if places is not None:
+            places[rows] = found.clamp(grid.lowest - 1, grid.highest + 1)
+    assert codes is not None
     zeros = None if grid.symmetric else torch.cat([part.zeros for part in fitted if part.zeros is not None])
-    whole = Fixed(grid, torch.cat(codes), Fitted(torch.cat([part.scales for part in fitted]), zeros))
-    return Rounded(whole, torch.cat(places) if places else None)
+    return Rounded(Fixed(grid, codes, Fitted(torch.cat([part.scales for part in fitted]), zeros)), places)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What is known of the inputs of some layers.
+
+    Attributes:
+        factors: As :func:`error_factors` returns them.
+        change: As :func:`correction` returns it; None if the exact inputs are not known. (K, K)
+    """
+
+    factors: tuple[Tensor, Tensor]
+    change: Tensor | None
 
 
 class Rounds:
@@ -214,7 +238,7 @@ class Rounds:
         }
         for name, found in moments.items():
             _require_finite(found, name)
-        factors = self._factors(seen, fit, moments)
+        known = self._known(index, seen, fit, moments)
 
         def rounded(_: int, layer: Layer) -> Candidates:
             own = moments[layer.name]
@@ -223,23 +247,34 @@ class Rounds:
             if layer.name in held_out.shared:
                 judging = self._with_embedding(layer.name, held_out.of(layer.name), self._positions[0])
                 _require_finite(judging, layer.name)
-            self._on_block(index)
-            return self._round(layer, own, judging, factors.get(fit.shared[layer.name]), fit.drift_of(layer.name))
+            return self._round(index, layer, own, judging, known.get(self._kind(layer.name, fit)))
 
         return {layer.name: each for layer, each in zip(seen, self._crew.map(rounded, seen), strict=True)}
 
-    def _factors(
-        self, layers: Sequence[Layer], fit: Moments, moments: Mapping[str, Tensor]
-    ) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return the factors that errors are passed on by, where they are needed, by the first layer with the same inputs."""
+    def _kind(self, name: str, fit: Moments) -> str:
+        """Return the name of the first layer with the same moments."""
+        return name if name in self._embedded else fit.shared[name]
+
+    def _known(
+        self, index: int, layers: Sequence[Layer], fit: Moments, moments: Mapping[str, Tensor]
+    ) -> dict[str, _Known]:
+        """Return what is known of each kind of inputs that a layer is rounded by, or corrected for; by :meth:`_kind`."""
         tunes = "gptq" in self._methods
         needed = {
-            fit.shared[layer.name]: layer.name
+            self._kind(layer.name, fit): layer.name
             for layer in layers
             if (tunes and layer.name not in self._wide) or fit.drift_of(layer.name) is not None
         }
-        made = self._crew.map(lambda _, name: error_factors(moments[name]), list(needed.values()))
-        return dict(zip(needed, made, strict=True))
+
+        def known(_: int, name: str) -> _Known:
+            self._on_block(index)
+            factors = error_factors(moments[name])
+            drift = fit.drift_of(name)
+            if drift is not None:
+                _require_finite(drift, name)
+            return _Known(factors, None if drift is None else correction(drift, *factors))
+
+        return dict(zip(needed, self._crew.map(known, list(needed.values())), strict=True))
 
     def _best(self, candidates: Mapping[str, Candidates]) -> dict[str, Fixed]:
         """Return each layer's weight as the blocks after it see it."""
@@ -253,28 +288,22 @@ class Rounds:
         """Divide batches into those that are held out and those to fit to."""
         return batches[: self._judging], batches[self._judging :]
 
-    def _round(
-        self,
-        layer: Layer,
-        moments: Tensor,
-        judging: Tensor,
-        factors: tuple[Tensor, Tensor] | None,
-        drift: Tensor | None,
-    ) -> Candidates:
+    def _round(self, index: int, layer: Layer, moments: Tensor, judging: Tensor, known: _Known | None) -> Candidates:
         """Round a layer by every method, and return the errors on inputs with the moments ``judging``."""
         wide = self._wide.get(layer.name)
-        wanted = Corrected(layer, drift, *factors) if drift is not None and factors is not None else layer
+        wanted = layer if known is None or known.change is None else Corrected(layer, known.change)
         made: dict[str, Rounded] = {}
         if wide is not None:
             made[NEAREST] = round_layer(wanted, NEAREST, wide)
         for method in self._methods if wide is None else ():
+            self._on_block(index)
             weighted = made.get("awq") if method == "gptq" else None
             made[method] = round_layer(
                 layer if method == NEAREST else wanted,
                 method,
                 self._grid,
                 moments,
-                factors=factors,
+                factors=known.factors if known else None,
                 given=weighted.weight.fitted if weighted else None,
             )
         return made, relative_errors(wanted, {method: one.weight for method, one in made.items()}, judging)
@@ -299,6 +328,7 @@ class Rounds:
                     with _computing(walk.layers(index), rounded), moments.watch(layers):
                         for _ in walk.compute(index, [number]):
                             pass
+                moments.begin(())  # so that the last batch's inputs do not stay
                 found.append(moments)
             return found
 
@@ -325,10 +355,11 @@ class Rounds:
 def _passes(layers: Sequence[Layer], *, corrects: bool) -> list[frozenset[str]]:
     """Divide a block's layers into those that are rounded together.
 
-    A layer with fewer results than inputs, such as the second of a feed-forward network, is rounded once the others are: what these
-    changed of its inputs is then in its moments, and most of what it can make up for.
+    Layers with wider inputs than the first, which reads the hidden states as a rule, follow the others: the second of a feed-forward network does.
+    What the others changed of its inputs is then in its moments, and is most of what it can make up for.
     """
-    late = frozenset(layer.name for layer in layers if corrects and layer.stored.shape[0] < layer.stored.shape[1])
+    width = layers[0].stored.shape[1] if layers else 0
+    late = frozenset(layer.name for layer in layers if corrects and layer.stored.shape[1] > width)
     early = frozenset(layer.name for layer in layers) - late
     return [names for names in (early, late) if names]
 

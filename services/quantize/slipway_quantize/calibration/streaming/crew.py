@@ -75,5 +75,7 @@ class Crew:
 
     def map(self, work: Callable[[int, _T], _R], items: Sequence[_T]) -> list[_R]:
         """Call ``work`` with a member's number and each of its items; return the results in the order of the items."""
+        if len(items) == 1:  # in the caller's thread, whose products all threads share
+            return [work(0, items[0])]
         shares = self.run(lambda member: [work(member, item) for item in self.share(member, items)])
         return [shares[place % self.count][place // self.count] for place in range(len(items))]

@@ -18,7 +18,7 @@ class Reached(Exception):  # noqa: N818 - nothing is wrong
 
 
 class Observer(ABC):
-    """What is seen while a block computes; once all layers were seen, the computation of a batch ends.
+    """What is seen while a block computes; once all layers were seen, the computation of a batch ends, unless ``see`` is replaced.
 
     Args:
         names: Names of the layers.
@@ -95,7 +95,11 @@ class Inputs(Observer):
         self.found, self._last, self._seen = {}, None, set()
 
     def see(self, layer: Layer, inputs: Tensor) -> None:
-        """Keep a layer's inputs."""
+        """Keep a layer's inputs.
+
+        Raises:
+            Reached: It was the last layer, and the block does not compute to its end.
+        """
         with suppress(Reached) if self._to_the_end else nullcontext():
             super().see(layer, inputs)
 
@@ -141,7 +145,7 @@ class Moments(Observer):
         self.shared[layer.name] = layer.name
         columns = self._inputs(inputs).T.contiguous()  # (K, positions)
         _add(self.sums, layer.name, multiply(columns, columns))
-        if layer.name in self._exact and self._sees_all(inputs):
+        if layer.name in self._exact:
             _add(self.drifts, layer.name, multiply(self._exact[layer.name] - columns, columns))
 
     def of(self, name: str) -> Tensor:
