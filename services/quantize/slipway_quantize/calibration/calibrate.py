@@ -21,8 +21,9 @@ from slipway_quantize.calibration.effort import STEP_WINDOWS, Effort, plan_effor
 from slipway_quantize.calibration.finished import Finished
 from slipway_quantize.calibration.params import CalibrateParams
 from slipway_quantize.calibration.rounding.grid import Grid
+from slipway_quantize.calibration.rounding.methods import BY_INPUTS, NEAREST, Rounded, best_method, read_rounded
 from slipway_quantize.calibration.rounding.roundings import Fixed
-from slipway_quantize.calibration.rounding.rounds import BY_INPUTS, NEAREST, Rounded, Rounds, best_method, read_rounded
+from slipway_quantize.calibration.rounding.rounds import Rounds
 from slipway_quantize.calibration.streaming.crew import Crew
 from slipway_quantize.calibration.streaming.layers import Rounding
 from slipway_quantize.calibration.streaming.model import StreamedModel

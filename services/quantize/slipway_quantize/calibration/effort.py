@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slipway_quantize.calibration.params import CalibrateParams
-from slipway_quantize.calibration.rounding.rounds import NEAREST
+from slipway_quantize.calibration.rounding.methods import NEAREST
 from slipway_quantize.calibration.streaming.layers import PIECE_WEIGHTS
 from slipway_quantize.calibration.streaming.model import StreamedModel
 from slipway_quantize.levels import WIDE

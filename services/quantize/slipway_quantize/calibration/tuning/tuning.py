@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from slipway_quantize.calibration.rounding.methods import Rounded
 from slipway_quantize.calibration.rounding.roundings import Fixed, Piece, Share, Tuned
-from slipway_quantize.calibration.rounding.rounds import Rounded
 from slipway_quantize.calibration.streaming.crew import Crew
 from slipway_quantize.calibration.streaming.layers import Layer
 from slipway_quantize.calibration.streaming.model import StreamedModel

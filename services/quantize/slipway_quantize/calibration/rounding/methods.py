@@ -1,0 +1,117 @@
+"""Methods that round the weight of one layer, and what they leave in a finished block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from slipway_quantize.calibration.rounding.gptq import DAMPING, damped, descend, gptq, refit
+from slipway_quantize.calibration.rounding.grid import Fitted, Grid
+from slipway_quantize.calibration.rounding.roundings import Fixed
+from slipway_quantize.calibration.streaming.layers import Layer, Weight
+
+NEAREST = "rtn"
+BY_INPUTS = (NEAREST, "awq", "gptq")
+"""Methods that round one layer at a time, the simplest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """A layer's weight, rounded by one method.
+
+    Attributes:
+        weight: The rounded weight.
+        places: Where the weights lay on the grid when GPTQ rounded them, float16; None for other methods. (N, K)
+    """
+
+    weight: Fixed
+    places: Tensor | None
+
+    def places_of(self, layer: Layer, rows: slice) -> Tensor:
+        """Return where rows of the weight lay on the grid, float32."""
+        if self.places is not None:
+            return self.places[rows].float()
+        grid, codes = self.weight.grid, self.weight.codes[rows].float()
+        places = grid.places(layer.exact(rows), self.weight.fitted.rows(rows))
+        # Of a corrected weight, the codes alone are known.
+        return torch.where(grid.nearest(places) == codes, places, codes)
+
+
+Candidates = tuple[dict[str, Rounded], dict[str, float]]
+"""A layer's weight rounded by each method, and the relative error of its results on held-out inputs, from those of the weight that makes up
+for the drift of its inputs, if one does."""
+
+
+def round_layer(
+    weight: Weight,
+    method: str,
+    grid: Grid,
+    moments: Tensor | None = None,
+    *,
+    factors: tuple[Tensor, Tensor] | None = None,
+    given: Fitted | None = None,
+) -> Rounded:
+    """Round a layer's weight.
+
+    Args:
+        weight: The weight. (N, K)
+        method: One of ``BY_INPUTS``.
+        grid: The grid.
+        moments: Second moments of its inputs; None for ``rtn``. (K, K)
+        factors: Of these moments, as :func:`~slipway_quantize.calibration.rounding.gptq.error_factors` returns them; for ``gptq``.
+        given: Scales and zero points that are known already; ``awq`` and ``gptq`` have the same.
+    """
+    importance = None
+    if method != NEAREST:
+        assert moments is not None
+        importance = moments.diagonal() + (DAMPING * float(moments.diagonal().mean()) + 1e-30)
+    codes = places = None
+    fitted = []
+    for rows in weight.pieces:
+        values = weight.exact(rows)
+        if codes is None:
+            shape = (weight.pieces[-1].stop, values.shape[1])
+            codes = torch.empty(shape, dtype=torch.int8)
+            places = torch.empty(shape, dtype=torch.float16) if method == "gptq" else None
+        fitted.append(grid.fit(values, importance) if given is None else given.rows(rows))
+        if method == "gptq":
+            assert factors is not None
+            assert moments is not None
+            found = gptq(values, fitted[-1], grid, *factors)
+            stiff = damped(moments)
+            fitted[-1] = refit(values, found, fitted[-1], grid, stiff)
+            found = descend(values, found, fitted[-1], grid, order=factors[0], moments=stiff)
+        else:
+            found = grid.places(values, fitted[-1])
+        codes[rows] = grid.nearest(found).to(torch.int8)
+        if places is not None:
+            places[rows] = found.clamp(grid.lowest - 1, grid.highest + 1)
+    assert codes is not None
+    zeros = None if grid.symmetric else torch.cat([part.zeros for part in fitted if part.zeros is not None])
+    return Rounded(Fixed(grid, codes, Fitted(torch.cat([part.scales for part in fitted]), zeros)), places)
+
+
+def best_method(errors: Mapping[str, float], choices: Iterable[str]) -> str:
+    """Return the method of the smallest error among those to choose from; a layer that no choice was tried for is rounded to the nearest."""
+    return min((method for method in choices if method in errors), key=errors.__getitem__, default=NEAREST)
+
+
+def stored(name: str, rounded: Rounded) -> dict[str, Tensor]:
+    """Return the tensors that :func:`read_rounded` reads, named ``name.codes`` and so on."""
+    made = {f"{name}.codes": rounded.weight.codes, f"{name}.scales": rounded.weight.fitted.scales}
+    if rounded.weight.fitted.zeros is not None:
+        made[f"{name}.zeros"] = rounded.weight.fitted.zeros
+    if rounded.places is not None:
+        made[f"{name}.places"] = rounded.places
+    return made
+
+
+def read_rounded(tensors: Mapping[str, Tensor], name: str, method: str, grid: Grid) -> Rounded:
+    """Return what a finished block has of a layer; what it is rounded to the nearest to, if it was rounded in no other way."""
+    start = f"{name}@{method}" if f"{name}@{method}.codes" in tensors else f"{name}@{NEAREST}"
+    fitted = Fitted(tensors[f"{start}.scales"], tensors.get(f"{start}.zeros"))
+    codes = tensors[f"{start}.codes"]
+    return Rounded(Fixed(grid, codes, fitted), tensors.get(f"{start}.places"))
