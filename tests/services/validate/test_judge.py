@@ -193,6 +193,12 @@ def test_too_coarse_is_said_with_what_keeps_more() -> None:
     assert found[1:] == others
 
 
+def test_a_share_below_what_passes_is_not_shown_as_what_passes() -> None:
+    found = judged(rule(), "gguf-q4_k_m", to_reference=comparison(0.2556))
+    assert found.fit.answer is Answer.WARNING
+    assert "it keeps 84 % of" in found.fit.said
+
+
 def test_the_merge_is_blamed_only_where_stored_weights_show_it() -> None:
     module = ModuleSurvival(module="model.layers.1.mlp.up_proj", layer=1, strength=1.5, noise=1e-3)
     shown = survival.judged(AdapterSurvival(modules=(module,)), LIMITS["bfloat16"])

@@ -160,10 +160,10 @@ def _far(distance: float, rule: FitRule) -> str:
 
 
 def _percent(share: float) -> str:
-    """Show a share in percent: no rounding makes all of what is not."""
+    """Show a share in percent, never more than it is: 84.6 % is not shown as the 85 % that pass."""
     percent = 100 * share
     if percent < 99.5:
-        return f"{percent:.0f} %"
+        return f"{math.floor(percent + 1e-9)} %"
     return "100 %" if percent > 99.995 else f"{min(percent, 99.99):.2f} %"
 
 
