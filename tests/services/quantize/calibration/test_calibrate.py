@@ -113,7 +113,7 @@ def test_scales_are_exact_in_the_type_of_the_model(
 @pytest.mark.slow
 def test_an_interrupted_attempt_goes_on(material: Material, tmp_path: Path, calibrate: Calibrate) -> None:
     """Stopped in the tuning: the blocks and the steps up to the last kept state are not done again, and the bytes are the same."""
-    params = {**SMALL, "time_budget_seconds": 2}
+    params = {**SMALL, "method": "autoround", "time_budget_seconds": 2}
     undisturbed, _ = calibrate(material.model, material.data, **params)
     kept = tmp_path / "kept"
     kept.mkdir()

@@ -36,7 +36,13 @@ def test_a_killed_calibration_goes_on(sample: Path, material: Material, tmp_path
     def start(name: str, folder: Path) -> subprocess.Popen[str]:
         words = [str(path) for path in (model, material.data, tmp_path / name, folder)]
         return subprocess.Popen(
-            [sys.executable, "-c", RUN, *words, json.dumps({**SMALL, "time_budget_seconds": 2, "threads": 2})],
+            [
+                sys.executable,
+                "-c",
+                RUN,
+                *words,
+                json.dumps({**SMALL, "method": "autoround", "time_budget_seconds": 2, "threads": 2}),
+            ],
             stdout=subprocess.PIPE,
             text=True,
         )
