@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from slipway.planning.references import VALIDATION
 from slipway.rpc.statuses import failure_of_status
-from slipway.validation.findings import failed_validation, passed_with_warning
+from slipway.validation.findings import REJECTED, TOO_COARSE, failed_validation, passed_with_warning
 from slipway_protos.v1 import export_pb2 as pb
-
-REJECTED, COARSE = "VALIDATION_FAILED", "TOO_COARSE"
 
 
 def requested_format(task: pb.Task) -> str:
@@ -35,4 +33,4 @@ def replacements(export: pb.Export) -> dict[str, str]:
 
 
 def _is_rejected(attempt: pb.Attempt) -> bool:
-    return attempt.HasField("error") and failure_of_status(attempt.error).reason in (REJECTED, COARSE)
+    return attempt.HasField("error") and failure_of_status(attempt.error).reason in (REJECTED, TOO_COARSE)

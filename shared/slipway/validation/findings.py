@@ -31,6 +31,10 @@ from slipway.validation.verdicts import Verdict
 FILE_NAME = "validation.json"
 
 
+REJECTED, TOO_COARSE = "VALIDATION_FAILED", "TOO_COARSE"
+"""Reasons for which an output is made again: it failed, or passed with a warning."""
+
+
 def failed_validation(name: str) -> str:
     """Return how every message begins that an output failed; such warnings are withdrawn when the output is made again."""
     return f"{name} failed validation: "

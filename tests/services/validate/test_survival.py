@@ -24,13 +24,13 @@ from slipway_validate.judging import survival
 from slipway_validate.judging.limits import LIMITS, level_of
 from slipway_validate.params import ValidateParams
 from slipway_validate.runner.survival.adapted import _without_values
-from slipway_validate.runner.survival.checkpoints import Checkpoint
 from slipway_validate.runner.survival.measuring import measure
-from slipway_validate.runner.survival.stored import Coded, Names, StoredWeight
+from slipway_validate.runner.survival.stored import Names
 from slipway_validate.stage import STAGE
 from support.models.compiler_variables import compiler_kept
 from support.models.judged_families import MAKERS, make
 from support.models.merge_forms import FORMS, save_form
+from support.models.stored_survival import said
 from support.models.validation_models import Models, make_base
 
 ATTENTION, MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
@@ -116,10 +116,6 @@ def named_graph(tiny: Models, folder: Path) -> Path:
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]), folder / "model.onnx")
     (folder / "config.json").write_bytes((tiny.merged / "config.json").read_bytes())
     return folder
-
-
-def said(found: AdapterSurvival, level: str = "float32") -> str:
-    return survival.explain(survival.judged(found, LIMITS[level]))[0]
 
 
 @pytest.fixture(scope="module")
@@ -295,73 +291,6 @@ class TestWhatIsNotUnderstood:
         assert names.find("layers.0.fc.weight") is None, "encoder or decoder"
         assert names.find("model.head.weight") == "head.weight"
         assert names.find("encoder.layers.1.fc.weight") is None
-
-
-def test_an_update_below_the_steps_of_bfloat16_is_not_held_against_the_output(tiny: Models, tmp_path: Path) -> None:
-    """The base's type loses it: the note says so, and a merge in that type does not fail for it."""
-    base, adapter, merged = (
-        Path(shutil.copytree(p, tmp_path / p.name)) for p in (tiny.base, tiny.adapter, tiny.merged)
-    )
-    from safetensors.torch import load_file, save_file
-
-    before = {name: value.bfloat16() for name, value in load_file(base / "model.safetensors").items()}
-    save_file(before, base / "model.safetensors", {"format": "pt"})
-    factors = load_file(adapter / "adapter_model.safetensors")
-    weak = {name: value * (2e-3 if "lora_B" in name else 1) for name, value in factors.items()}
-    save_file(weak, adapter / "adapter_model.safetensors", {"format": "pt"})
-    after = {}
-    for name, value in before.items():
-        path = f"base_model.model.{name.removesuffix('.weight')}"
-        down, up = weak.get(f"{path}.lora_A.weight"), weak.get(f"{path}.lora_B.weight")
-        after[name] = value if down is None or up is None else (value.float() + 1.5 * up @ down).bfloat16()
-    save_file(after, merged / "model.safetensors", {"format": "pt"})
-    found = measure(base, adapter, {"merged": merged}, report=lambda _done, _total: None)["merged"]
-    assert min(each.expected for each in found.modules) < 0.8
-    assert said(found, "bfloat16") == ""
-    assert any("smaller than the steps of the base's 16-bit type" in note for note in survival.notes(found))
-
-
-def test_what_rounding_takes_back_on_a_base_of_the_same_grid_is_not_held_against_the_output(
-    tiny: Models, tmp_path: Path
-) -> None:
-    """A base that was made from a 4-bit file lies on a grid of 4 bits: steps of the adapter below half of its steps are rounded to nothing."""
-    base, adapter, merged = (
-        Path(shutil.copytree(p, tmp_path / p.name)) for p in (tiny.base, tiny.adapter, tiny.merged)
-    )
-    factors = load_file(adapter / "adapter_model.safetensors")
-    weak = {name: value * (2e-2 if "lora_B" in name else 1) for name, value in factors.items()}
-    save_file(weak, adapter / "adapter_model.safetensors", {"format": "pt"})
-    before, packed, after, codes = load_file(base / "model.safetensors"), {}, {}, {}
-    for name, value in before.items():
-        path = f"base_model.model.{name.removesuffix('.weight')}"
-        down, up = weak.get(f"{path}.lora_A.weight"), weak.get(f"{path}.lora_B.weight")
-        after[name] = value
-        if down is not None and up is not None:
-            scale = value.abs().amax(1, keepdim=True) / 7
-            before[name] = torch.round(value / scale) * scale
-            after[name] = before[name] + 1.5 * up @ down
-            codes[name] = torch.round(after[name] / scale).clamp(-8, 7), scale
-            packed[name] = codes[name][0] * scale
-    save_file(before, base / "model.safetensors", {"format": "pt"})
-
-    class Grid(Checkpoint):
-        def weight(self, name: str, *, turned: bool) -> StoredWeight:
-            if name not in codes:
-                return super().weight(name, turned=turned)
-            found, scale = codes[name]
-            return Coded(lambda rows: found[rows].int(), scale, None, (-8, 7), tuple(found.shape))
-
-    save_file({**after, **packed}, merged / "model.safetensors", {"format": "pt"})
-    with pytest.MonkeyPatch.context() as patch:
-        found = [measure(base, adapter, {"merged": merged}, report=lambda _done, _total: None)["merged"]]
-        patch.setattr("slipway_validate.runner.survival.measuring.open_stored", lambda folder, *_: Grid(folder))
-        found.append(measure(base, adapter, {"merged": merged}, report=lambda _done, _total: None)["merged"])
-    plain, coded = found
-    assert min(each.strength or 0.0 for each in coded.modules) < 0.5
-    assert "holds the adapter" in said(plain, "int4"), "without codes, nothing tells it from a lost update"
-    assert said(coded, "int4") == ""
-    assert any("the base's weights lie on the output's own grid" in note for note in survival.notes(coded))
-    assert all(each.least is None or each.off_by < 1e-5 for each in coded.modules)
 
 
 def survival_of_form(name: str, folder: Path) -> AdapterSurvival:

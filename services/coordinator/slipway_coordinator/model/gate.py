@@ -20,14 +20,13 @@ from slipway.planning.references import VALIDATION, producers
 from slipway.registry import plays
 from slipway.stage import Role
 from slipway.texts import one_line
-from slipway.validation.findings import failed_validation, passed_with_warning
+from slipway.validation.findings import TOO_COARSE, failed_validation, passed_with_warning
 from slipway.validation.verdicts import Answer
 from slipway_coordinator.model.records import ExportRecord, TaskRecord
 from slipway_coordinator.model.states import ExportState, TaskState
 from slipway_coordinator.model.transitions import Event, EventKind
 
 FALLBACK = "fallback"
-COARSE = "TOO_COARSE"
 MODULES = "modules"
 """Key of ``about`` with the modules that hold least of the adapter, one a line."""
 _MEASURED = ("mean_kl", "top1_agreement", "relative_error", "perplexity")
@@ -112,7 +111,7 @@ def _too_coarse(name: str, found: _Output) -> Failure:
     said = one_line(found.fit_said)[:_LONGEST] or "it keeps less of the fine-tune than it should"
     return ValidationError(
         f"{passed_with_warning(name)}{said}",
-        reason=COARSE,
+        reason=TOO_COARSE,
         remedy="choose integers by text (optimization.method: auto), or a level with more bits",
         about={"output": name},
     ).failure()

@@ -26,6 +26,7 @@ from slipway.observability.telemetry import within
 from slipway.planning.precedents import PRECEDENT, Precedent, precedent_key
 from slipway.registry import plays
 from slipway.stage import Role
+from slipway.validation.findings import REJECTED
 from slipway_coordinator.model import gate, transitions
 from slipway_coordinator.model.learning import as_planned, lasting
 from slipway_coordinator.model.queueing import AGAIN
@@ -37,7 +38,6 @@ from slipway_coordinator.storage.inbox import InboxEvent
 
 log = logging.getLogger("slipway.coordinator.workflow")
 
-REJECTED = "VALIDATION_FAILED"
 """Reason of an attempt whose output failed validation."""
 
 

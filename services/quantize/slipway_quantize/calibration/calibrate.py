@@ -128,10 +128,9 @@ class Calibration:
         judging = self._batches(held_out, self.effort.in_blocks)
         fit = self.windows.fit[: max(LEAST_WINDOWS, self.effort.windows - len(held_out))]
         fitting = self._batches(fit, self.effort.in_blocks)
-        folder = self._finished.folder
-        walks = [BlockWalk(model, [*judging, *fitting], folder) for model in self.models]
+        walks = [BlockWalk(model, [*judging, *fitting], self._finished.folder) for model in self.models]
         reads = any(each != NEAREST for each in tried)
-        exact = [BlockWalk(model, fitting, folder, chain="exact") for model in self.models] if reads else []
+        exact = [walk.beside(fitting, "exact") for walk in walks] if reads else []
         count = len(walks[0].names)
         self._widen(fit)
         rounds = Rounds(

@@ -153,7 +153,7 @@ def test_an_output_that_passes_with_a_warning_is_calibrated_once() -> None:
     )
     record = succeed(record, TEXT, CALIBRATE)
     attempt = record.task("onnx").attempt
-    assert (attempt.rule, attempt.inputs["calibration"]) == ("quantize-coarse-calibrated", f"sha256:{CALIBRATE}-1")
+    assert (attempt.rule, attempt.inputs["calibration"]) == ("quantize-rejected-calibrated", f"sha256:{CALIBRATE}-1")
     record = judge(succeed(record, "onnx"), coarse=("onnx-int4",))  # nothing better is known
     assert record.state is ExportState.SUCCEEDED
     assert record.outputs["onnx-int4"] == "sha256:onnx-2-c"
@@ -163,7 +163,7 @@ def test_one_that_fails_and_one_that_warns_share_a_calibration() -> None:
     record = judge(succeed(begun(), "merge", "pytorch", "onnx"), "pytorch-int4", coarse=("onnx-int4",))
     record = succeed(record, TEXT, CALIBRATE)
     rules = [record.task(name).attempt.rule for name in ("pytorch", "onnx")]
-    assert rules == ["quantize-rejected-calibrated", "quantize-coarse-calibrated"]
+    assert rules == ["quantize-rejected-calibrated", "quantize-rejected-calibrated"]
     assert len(record.task(CALIBRATE).attempts) == 1
 
 

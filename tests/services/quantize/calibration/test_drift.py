@@ -63,7 +63,7 @@ def seen(layer: Layer, exact: Tensor, inputs: Tensor, mask: Tensor) -> Moments:
 def test_a_corrected_weight_is_that_of_the_definition(
     random: torch.Generator, monkeypatch: pytest.MonkeyPatch, pieces: int
 ) -> None:
-    monkeypatch.setattr(layers, "PIECE_WEIGHTS", K * N // pieces)
+    monkeypatch.setattr(layers, "PIECE_WEIGHTS", K * N // pieces)  # no weight of a test has 16 million numbers
     layer, (exact, inputs) = linear(random), texts(random)
     mask = torch.ones(4, 64)
     mask[1, 40:] = 0  # padding says nothing
@@ -149,7 +149,7 @@ def test_each_batch_is_compared_with_itself(name: str, members: int, tmp_path: P
     folder = tmp_path / "kept"
     folder.mkdir()
     walks = [BlockWalk(model, batches, folder) for model in models]
-    exact = [BlockWalk(model, batches[1:], folder, chain="exact") for model in models]
+    exact = [walk.beside(batches[1:], "exact") for walk in walks]
     finished, grid = Finished(folder, "identity"), Grid(4, 32, True, torch.float32)
     mine = getattr(tf, models[0].family.auto_class).from_pretrained(tmp_path / "model").eval()
     rounded = copy.deepcopy(mine)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,6 @@ class BlockWalk:
         model: The model.
         batches: Windows to compute.
         folder: Receives the inputs of the next block.
-        chain: Begins the names of these files; of two walks in one folder, each has its own.
 
     Attributes:
         names: Names of the blocks; the last one is empty and stands for all that comes after the blocks.
@@ -39,11 +39,11 @@ class BlockWalk:
     An encoder-decoder is two chains: the decoder's first block begins anew, and each of them reads the encoder's results, which stay.
     """
 
-    def __init__(self, model: StreamedModel, batches: Sequence[Batch], folder: Path, *, chain: str = "inputs") -> None:
+    def __init__(self, model: StreamedModel, batches: Sequence[Batch], folder: Path) -> None:
         self._model = model
         self.batches = batches
         self._folder = folder
-        self._chain = chain
+        self._chain = "inputs"
         found = [
             (name, block)
             for name, block in walk(model.model, GradientCheckpointingLayer)
@@ -52,6 +52,12 @@ class BlockWalk:
         self._blocks = [block for _, block in found]
         self.names = [*(name for name, _ in found), ""]
         self._require_chain()
+
+    def beside(self, batches: Sequence[Batch], chain: str) -> BlockWalk:
+        """Return a walk through the same blocks with other batches, the names of whose files begin with ``chain``."""
+        other = copy(self)
+        other.batches, other._chain = batches, chain
+        return other
 
     @torch.no_grad()
     def _require_chain(self) -> None:

@@ -1,0 +1,95 @@
+"""Updates that are smaller than the steps of the stored type: what rounding takes back is not held against the output."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from slipway.validation.survival import AdapterSurvival
+from slipway_validate.judging import survival
+from slipway_validate.runner.survival.checkpoints import Checkpoint
+from slipway_validate.runner.survival.measuring import measure
+from slipway_validate.runner.survival.stored import Coded, StoredWeight
+from support.models.stored_survival import said
+from support.models.validation_models import Models
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Weak:
+    """Folders of a model whose adapter was made weaker; the weights of base and merged model are still to be written."""
+
+    base: Path
+    adapter: Path
+    merged: Path
+    weights: Tensors
+    updates: Tensors
+
+    def write(self, base: Tensors, merged: Tensors) -> None:
+        save_file(base, self.base / "model.safetensors", {"format": "pt"})
+        save_file({**base, **merged}, self.merged / "model.safetensors", {"format": "pt"})
+
+    def measured(self) -> AdapterSurvival:
+        return measure(self.base, self.adapter, {"merged": self.merged}, report=lambda _done, _total: None)["merged"]
+
+
+def weakened(tiny: Models, folder: Path, share: float) -> Weak:
+    base, adapter, merged = (Path(shutil.copytree(p, folder / p.name)) for p in (tiny.base, tiny.adapter, tiny.merged))
+    factors = load_file(adapter / "adapter_model.safetensors")
+    weak = {name: value * (share if "lora_B" in name else 1) for name, value in factors.items()}
+    save_file(weak, adapter / "adapter_model.safetensors", {"format": "pt"})
+    weights, updates = load_file(base / "model.safetensors"), {}
+    for name in weights:
+        path = f"base_model.model.{name.removesuffix('.weight')}"
+        down, up = weak.get(f"{path}.lora_A.weight"), weak.get(f"{path}.lora_B.weight")
+        if down is not None and up is not None:
+            updates[name] = 1.5 * up @ down
+    return Weak(base, adapter, merged, weights, updates)
+
+
+def test_an_update_below_the_steps_of_bfloat16_is_not_held_against_the_output(tiny: Models, tmp_path: Path) -> None:
+    """The base's type loses it: the note says so, and a merge in that type does not fail for it."""
+    weak = weakened(tiny, tmp_path, 2e-3)
+    before = {name: value.bfloat16() for name, value in weak.weights.items()}
+    weak.write(before, {name: (before[name].float() + update).bfloat16() for name, update in weak.updates.items()})
+    found = weak.measured()
+    assert min(each.expected for each in found.modules) < 0.8
+    assert said(found, "bfloat16") == ""
+    assert any("smaller than the steps of the base's 16-bit type" in note for note in survival.notes(found))
+
+
+def test_what_rounding_takes_back_on_a_base_of_the_same_grid_is_not_held_against_the_output(
+    tiny: Models, tmp_path: Path
+) -> None:
+    """A base that was made from a 4-bit file lies on a grid of 4 bits: steps of the adapter below half of its steps are rounded to nothing."""
+    weak = weakened(tiny, tmp_path, 2e-2)
+    scales = {name: weak.weights[name].abs().amax(1, keepdim=True) / 7 for name in weak.updates}
+    before = {name: torch.round(weak.weights[name] / scale) * scale for name, scale in scales.items()}
+    codes = {
+        name: torch.round((before[name] + weak.updates[name]) / scale).clamp(-8, 7) for name, scale in scales.items()
+    }
+    weak.write({**weak.weights, **before}, {name: codes[name] * scale for name, scale in scales.items()})
+
+    class Grid(Checkpoint):
+        def weight(self, name: str, *, turned: bool) -> StoredWeight:
+            if name not in codes:
+                return super().weight(name, turned=turned)
+            found = codes[name]
+            return Coded(lambda rows: found[rows].int(), scales[name], None, (-8, 7), tuple(found.shape))
+
+    plain = weak.measured()
+    with pytest.MonkeyPatch.context() as patch:  # the same file, read as integers
+        patch.setattr("slipway_validate.runner.survival.measuring.open_stored", lambda folder, *_: Grid(folder))
+        coded = weak.measured()
+    assert min(each.strength or 0.0 for each in coded.modules) < 0.5
+    assert "holds the adapter" in said(plain, "int4"), "without codes, nothing tells it from a lost update"
+    assert said(coded, "int4") == ""
+    assert any("the base's weights lie on the output's own grid" in note for note in survival.notes(coded))
+    assert all(each.least is None or each.off_by < 1e-5 for each in coded.modules)
