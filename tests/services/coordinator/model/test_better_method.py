@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from slipway.errors import Failure
+from slipway.validation.findings import OutputStatus, OutputValidation
+from slipway.validation.verdicts import Answer, Verdict
 from slipway_coordinator.model import gate, transitions
 from slipway_coordinator.model.records import ExportRecord, TaskRecord
 from slipway_coordinator.model.recovery import NextAttempt
@@ -14,6 +16,7 @@ from slipway_coordinator.model.rules import default_rules
 from slipway_coordinator.model.states import ExportState, TaskState
 from slipway_coordinator.model.transitions import Event, EventKind
 from slipway_coordinator.workflow.workflow import decide
+from slipway_validate.validation import _summary
 from support.coordinators.harness import tiny_export
 
 TEXT, CALIBRATE = "calibration_data", "calibrate-int4"
@@ -157,6 +160,15 @@ def test_an_output_that_passes_with_a_warning_is_calibrated_once() -> None:
     record = judge(succeed(record, "onnx"), coarse=("onnx-int4",))  # nothing better is known
     assert record.state is ExportState.SUCCEEDED
     assert record.outputs["onnx-int4"] == "sha256:onnx-2-c"
+
+
+def test_what_the_validation_records_says_which_output_keeps_too_little() -> None:
+    fit = Verdict(answer=Answer.WARNING, said="it keeps 81 %")
+    output = OutputValidation(name="onnx-int4", format="onnx", level="int4", status=OutputStatus.PASSED, fit=fit)
+    record = succeed(begun(), "merge", "pytorch", "onnx")
+    verdict = event(record, "validate", facts={"failed_outputs": [], "outputs": {"onnx-int4": _summary(output)}})
+    (failure,) = gate.rejected(record, verdict).values()
+    assert (failure.reason, failure.message) == ("TOO_COARSE", "onnx-int4 passed with a warning: it keeps 81 %")
 
 
 def test_one_that_fails_and_one_that_warns_share_a_calibration() -> None:
