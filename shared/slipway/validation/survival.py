@@ -27,8 +27,9 @@ class ModuleSurvival(Value):
             finite.
         expected: The strength of W + Δ rounded to the base's own type, which a merge keeps: below 1 where steps of 16 bits are larger than
             the update.
-        least: Where less than expected is held: the strength of W + Δ rounded to the nearest on the output's own grid. A base whose values lie
-            on that grid (because it was made from a quantized file) takes steps smaller than half of the grid's back. None if it was not measured.
+        rounded: Where another strength than expected is held: that of W + Δ rounded to the nearest on the output's own grid. A base whose
+            values lie on a grid, because it was made from a quantized file, is no continuous weight: on its own grid rounding takes back steps
+            smaller than half of the grid's, and on one of other steps a small update may decide between two of them. None if not measured.
         noise: Standard error of the strength: it is large where the update is small beside the rounding.
         cosine: Cosine of D and Δ: how much of the change is the adapter and not rounding.
         changed: Share of the stored values (codes of a quantized weight) that differ from those of W on the same grid.
@@ -42,7 +43,7 @@ class ModuleSurvival(Value):
     layer: int | None = None
     strength: float | None = None
     expected: float = 1.0
-    least: float | None = None
+    rounded: float | None = None
     noise: float | None = None
     cosine: float | None = None
     changed: float | None = None
@@ -53,9 +54,9 @@ class ModuleSurvival(Value):
 
     @property
     def off_by(self) -> float:
-        """Return how far the strength is from what a right module may have, between ``least`` and ``expected``."""
-        strength, least = self.strength or 0.0, self.expected if self.least is None else min(self.least, self.expected)
-        return max(0.0, least - strength, strength - self.expected)
+        """Return how far the strength is from what a right module may have, between ``expected`` and ``rounded``."""
+        strength, rounded = self.strength or 0.0, self.expected if self.rounded is None else self.rounded
+        return max(0.0, min(rounded, self.expected) - strength, strength - max(rounded, self.expected))
 
     @property
     def exchanged(self) -> bool:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Kind
 
 from slipway_gguf.runtime.stored import _CODES, _Quantized
+from slipway_gguf.weights.checks import _MULTIPLES
 from slipway_gguf.weights.ggml import quantize
 
 pytestmark = pytest.mark.own_process
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.own_process
 
 @pytest.mark.parametrize("kind", _CODES, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("offset", [0.0, 1.0], ids=["as it is", "a norm's"])
-def test_values_round_to_the_nearest_of_the_files_own_grid(kind: gguf.GGMLQuantizationType, offset: float) -> None:
+def test_values_round_to_the_nearest_of_the_files_own_grid(kind: Kind, offset: float) -> None:
     exact = np.random.default_rng(5).standard_normal((6, 512)).astype(np.float32)
     data = np.frombuffer(quantize(exact, kind), np.uint8).reshape(6, -1)
     tensor: Any = SimpleNamespace(data=data, tensor_type=kind)
@@ -35,12 +36,18 @@ def test_values_round_to_the_nearest_of_the_files_own_grid(kind: gguf.GGMLQuanti
     assert rows.grid is not None
     steps = rows.grid().scales
     assert steps is not None
-    inside = (nearest - wanted).abs() <= steps.abs() / 2 + 1e-5
+    widest = 1.0 if _CODES[kind].levels is None else float(_CODES[kind].levels.diff().max())
+    inside = (nearest - wanted).abs() <= steps.abs() * widest / 2 + 1e-5
     assert float(inside.float().mean()) > 0.9, "the rest lies beyond the largest code"
 
 
-def test_types_without_even_steps_have_no_grid() -> None:
-    kind = gguf.GGMLQuantizationType.IQ4_XS
+def test_every_type_of_a_file_made_here_has_a_grid() -> None:
+    quantized = {kind for kind in _MULTIPLES if kind is not Kind.F16}
+    assert set(_CODES) == quantized
+
+
+def test_of_other_types_no_grid_is_known() -> None:
+    kind = Kind.Q3_K
     exact = np.random.default_rng(5).standard_normal((2, 512)).astype(np.float32)
     tensor: Any = SimpleNamespace(data=np.frombuffer(quantize(exact, kind), np.uint8).reshape(2, -1), tensor_type=kind)
     planned: Any = SimpleNamespace(shape=(2, 512), factor=1.0, offset=0.0)

@@ -65,13 +65,20 @@ def test_an_update_below_the_steps_of_bfloat16_is_not_held_against_the_output(ti
     assert any("smaller than the steps of the base's 16-bit type" in note for note in survival.notes(found))
 
 
-def test_what_rounding_takes_back_on_a_base_of_the_same_grid_is_not_held_against_the_output(
-    tiny: Models, tmp_path: Path
+@pytest.mark.parametrize(
+    ("steps", "factor", "plainly"),
+    [(1, 2e-2, "holds the adapter"), (2, 0.2, "of its update instead of")],
+    ids=["same", "ties"],
+)
+def test_what_rounding_does_to_a_base_on_a_grid_is_not_held_against_the_output(
+    tiny: Models, tmp_path: Path, steps: int, factor: float, plainly: str
 ) -> None:
-    """A base that was made from a 4-bit file lies on a grid of 4 bits: steps of the adapter below half of its steps are rounded to nothing."""
-    weak = weakened(tiny, tmp_path, 2e-2)
-    scales = {name: weak.weights[name].abs().amax(1, keepdim=True) / 7 for name in weak.updates}
-    before = {name: torch.round(weak.weights[name] / scale) * scale for name, scale in scales.items()}
+    """A base that was made from a 4-bit file lies on a grid. Rounding to the same grid takes small updates back; where a value of the base
+    lies amid two of the output's grid, the update decides between them, and moves it further than it says."""
+    weak = weakened(tiny, tmp_path, factor)
+    step = {name: weak.weights[name].abs().amax(1, keepdim=True) / 7 for name in weak.updates}
+    before = {name: torch.round(weak.weights[name] / step[name]) * step[name] for name in weak.updates}
+    scales = {name: steps * each for name, each in step.items()}
     codes = {
         name: torch.round((before[name] + weak.updates[name]) / scale).clamp(-8, 7) for name, scale in scales.items()
     }
@@ -88,8 +95,12 @@ def test_what_rounding_takes_back_on_a_base_of_the_same_grid_is_not_held_against
     with pytest.MonkeyPatch.context() as patch:  # the same file, read as integers
         patch.setattr("slipway_validate.runner.survival.measuring.open_stored", lambda folder, *_: Grid(folder))
         coded = weak.measured()
-    assert min(each.strength or 0.0 for each in coded.modules) < 0.5
-    assert "holds the adapter" in said(plain, "int4"), "without codes, nothing tells it from a lost update"
+        codes.update({name: torch.round(before[name] / scale).clamp(-8, 7) for name, scale in scales.items()})
+        lost = weak.measured()
+    strengths = [each.strength or 0.0 for each in coded.modules]
+    assert min(strengths) < 0.5 if steps == 1 else max(strengths) > 1.5
+    assert plainly in said(plain, "int4"), "without codes, nothing tells it from a fault"
     assert said(coded, "int4") == ""
-    assert any("the base's weights lie on the output's own grid" in note for note in survival.notes(coded))
-    assert all(each.least is None or each.off_by < 1e-5 for each in coded.modules)
+    assert any("the base's weights lie on a grid themselves" in note for note in survival.notes(coded))
+    assert all(each.rounded is None or each.off_by < 1e-5 for each in coded.modules)
+    assert steps == 1 or "holds the adapter" in said(lost, "int4"), "a lost update is one on any grid that can hold it"

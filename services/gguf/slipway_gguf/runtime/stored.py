@@ -112,9 +112,10 @@ class _Quantized:
         """Find the grid of rows by what their scales make of the codes 0 and 1."""
         blocks = data.reshape(len(data), -1, codes.block)
         low, next_one = (self._values(codes.all_of(blocks, one=one).reshape(data.shape)) for one in (False, True))
-        scales = next_one - low
-        zeros = torch.where(scales != 0, -low / scales, torch.zeros(()))
-        grid = Rows(values=values, stored=values, scales=scales, zeros=zeros, limits=codes.limits)
+        first, second = (0.0, 1.0) if codes.levels is None else codes.levels[:2].tolist()
+        scales = (next_one - low) / (second - first)
+        zeros = torch.where(scales != 0, first - low / scales, torch.zeros(()))
+        grid = Rows(values=values, stored=values, scales=scales, zeros=zeros, limits=codes.limits, levels=codes.levels)
         return replace(grid, stored=grid.codes_of(values, scales))
 
 
@@ -128,13 +129,15 @@ class _Codes:
         high: Bytes of their high bits.
         one: Byte of low bits in which each code is 1.
         limits: Smallest and largest code.
+        levels: What the codes stand for, in their order, if that is not the codes themselves. float32 (M,)
     """
 
     block: int
     low: slice
     high: slice
     one: int
-    limits: tuple[int, int]
+    limits: tuple[int, int] = (0, 0)
+    levels: Tensor | None = None
 
     def all_of(self, blocks: Array, *, one: bool) -> Array:
         """Return blocks with the same scales and the code 0 or 1 everywhere."""
@@ -145,15 +148,20 @@ class _Codes:
 
 
 _NONE = slice(0, 0)
+_IQ4 = torch.tensor(gguf.quants.IQ4_NL.kvalues, dtype=torch.float32)
 _CODES = {
     gguf.GGMLQuantizationType.Q4_K: _Codes(144, slice(16, 144), _NONE, 0x11, (0, 15)),
     gguf.GGMLQuantizationType.Q5_K: _Codes(176, slice(48, 176), slice(16, 48), 0x11, (0, 31)),
     gguf.GGMLQuantizationType.Q6_K: _Codes(210, slice(0, 128), slice(128, 192), 0x11, (0, 63)),
     gguf.GGMLQuantizationType.Q8_0: _Codes(34, slice(2, 34), _NONE, 0x01, (-127, 127)),
+    gguf.GGMLQuantizationType.Q5_1: _Codes(24, slice(8, 24), slice(4, 8), 0x11, (0, 31)),
     gguf.GGMLQuantizationType.Q5_0: _Codes(22, slice(6, 22), slice(2, 6), 0x11, (0, 31)),
+    gguf.GGMLQuantizationType.Q4_1: _Codes(20, slice(4, 20), _NONE, 0x11, (0, 15)),
     gguf.GGMLQuantizationType.Q4_0: _Codes(18, slice(2, 18), _NONE, 0x11, (0, 15)),
+    gguf.GGMLQuantizationType.IQ4_XS: _Codes(136, slice(8, 136), _NONE, 0x11, levels=_IQ4),
+    gguf.GGMLQuantizationType.IQ4_NL: _Codes(18, slice(2, 18), _NONE, 0x11, levels=_IQ4),
 }
-"""Of other types no grid is known: their values do not lie at even distances, or no file that is made here has them."""
+"""All types of which a file that is made here may be; of others no grid is known."""
 
 
 def _is_whole(planned: Planned) -> bool:

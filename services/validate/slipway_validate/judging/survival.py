@@ -62,12 +62,12 @@ def notes(survival: AdapterSurvival | None) -> tuple[str, ...]:
             f"in {counted(len(coarse), 'module')} the update is smaller than the steps of the base's 16-bit type, which holds only "
             f"{least.expected:.2f} of it in {least.module}: a base in float32 keeps all of it"
         )
-    taken_back = [each for each in survival.modules if each.least is not None and each.least < WEAK * each.expected]
-    if taken_back:
-        least = min(taken_back, key=lambda each: each.least or 0.0)
+    moved = {each.module: _moved(each) for each in survival.modules if _moved(each) > (1 - WEAK) * each.expected}
+    if moved:
+        most = max(survival.modules, key=_moved)
         found.append(
-            f"in {counted(len(taken_back), 'module')} the base's weights lie on the output's own grid, so that rounding takes small updates back: "
-            f"it leaves {least.least:.2f} of that in {least.module}; a wider level keeps them"
+            f"in {counted(len(moved), 'module')} the base's weights lie on a grid themselves, so that rounding them to another changes small "
+            f"updates: it makes {most.rounded:.2f} of {most.module}'s; a wider level keeps them"
         )
     small = [each for each in survival.modules if each.strength is not None and not _Judged(each)]
     if small:
@@ -76,6 +76,11 @@ def notes(survival: AdapterSurvival | None) -> tuple[str, ...]:
             f"first {small[0].module}"
         )
     return tuple(found)
+
+
+def _moved(each: ModuleSurvival) -> float:
+    """Return how far rounding to the output's grid alone moves a module's strength."""
+    return 0.0 if each.rounded is None else abs(each.rounded - each.expected)
 
 
 def explain(survival: AdapterSurvival) -> tuple[str, str]:

@@ -28,8 +28,9 @@ _BITS = (3, 4, 8)
 _SCALED = ("I8", "F8_E4M3", "F8_E5M2")
 """Types of weights that are whole numbers or small floats with a scale beside them."""
 _FLOAT8 = {"F8_E4M3": 0x7F, "F8_E5M2": 0x7C}
-"""The first code above the magnitudes of a type."""
+"""The first code above the positive values of a type."""
 _FLOAT4 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+"""The values of a 4-bit float that are not negative."""
 
 
 class Checkpoint:
@@ -70,8 +71,8 @@ class Checkpoint:
         values = mapped(info)
         if info.dtype != "I8":
             codes = torch.arange(_FLOAT8[info.dtype], dtype=torch.uint8)
-            magnitudes = codes.view(torch_dtypes(info.dtype)[info.dtype]).float()
-            return Coded(lambda rows: values[rows].float(), scales, None, (0, 0), tuple(info.shape), magnitudes)
+            levels = _signed(codes.view(torch_dtypes(info.dtype)[info.dtype]).float())
+            return Coded(lambda rows: values[rows].float(), scales, None, (0, 0), tuple(info.shape), levels)
         return Coded(lambda rows: values[rows].int(), scales, None, (-128, 127), tuple(info.shape))
 
     def _float4(self, name: str, packed: TensorInfo) -> StoredWeight:
@@ -87,7 +88,7 @@ class Checkpoint:
         else:
             raise NotUnderstoodError(f"its scales are {scale.dtype}, in a form that is not known")
         shape, stored = (packed.shape[0], 2 * packed.shape[1]), mapped(packed)
-        return Coded(lambda rows: _float4(stored[rows]), scales, None, (0, 0), shape, _FLOAT4)
+        return Coded(lambda rows: _float4(stored[rows]), scales, None, (0, 0), shape, _signed(_FLOAT4))
 
     def _packed(self, name: str) -> StoredWeight:
         packed, shape = self._tensors[f"{name}_packed"], self._tensors.get(f"{name}_shape")
@@ -138,6 +139,11 @@ def _unpacked(packed: Tensor, rows: slice, *, bits: int) -> Tensor:
     if bits == 4:
         bytes_ = torch.stack([bytes_ & 15, bytes_ >> 4], dim=-1).reshape(len(bytes_), -1)
     return bytes_.int() - (1 << (bits - 1))
+
+
+def _signed(levels: Tensor) -> Tensor:
+    """Return values from 0 up, with their negatives before them."""
+    return torch.cat([-levels[1:].flip(0), levels])
 
 
 def _float4(packed: Tensor) -> Tensor:

@@ -34,8 +34,8 @@ MOST_PAIRS = 1 << 14
 """Pairs of modules of one kind that are compared to name what lies where."""
 PRESENT = 0.5
 """Strength below which a module has lost its update, and distance from 1 above which something else may lie there."""
-LESS, SURE = 0.02, 4.0
-"""Share of an update, and standard errors, by which a module may hold less without a second look."""
+OFF, SURE = 0.02, 4.0
+"""Share of an update, and standard errors, by which a module may hold less or more of it without a second look."""
 STRANGE_WEIGHT = 0.9
 """Error of a weight above which it is another one: that of two independent weights is 1.4, the coarsest rounding's 0.5."""
 _FAULTS = (NotUnderstoodError, ModelExportError, OSError, ValueError, LookupError, ArithmeticError, RuntimeError)
@@ -249,15 +249,15 @@ def _compare(module: AdaptedModule, weights: _Base, outputs: Mapping[str, _Outpu
             expected=1.0 if strength is None else strength,
             **asdict(each.sums.figures()),
         )
-        least = _strength_of_rounding(own, each.weight) if each.weight and _holds_less(survival) else None
-        outputs[name].modules[module.name] = survival.model_copy(update={"least": least})
+        rounded = _strength_of_rounding(own, each.weight) if each.weight and _is_off(survival) else None
+        outputs[name].modules[module.name] = survival.model_copy(update={"rounded": rounded})
 
 
-def _holds_less(found: ModuleSurvival) -> bool:
-    """Return whether a module holds less of its update than rounding noise explains, as one may whose W lies on the output's grid."""
+def _is_off(found: ModuleSurvival) -> bool:
+    """Return whether a module holds another share of its update than rounding noise explains, as one may whose W lies on a grid."""
     if found.strength is None or found.noise is None:
         return False
-    return found.expected - found.strength > LESS + SURE * found.noise
+    return abs(found.expected - found.strength) > OFF + SURE * found.noise
 
 
 def _strength_of_rounding(own: _Module, weight: StoredWeight) -> float | None:

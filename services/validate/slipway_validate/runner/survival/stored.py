@@ -33,7 +33,7 @@ class Rows:
         scales: Scale of each code; None for dense values. float32 (R, K)
         zeros: Code of zero of each; None for 0. float32 (R, K)
         limits: Smallest and largest code.
-        magnitudes: If the codes are short floats: those that there are, from 0 up; None for whole numbers. float32 (M,)
+        levels: If the codes lie at uneven distances, as short floats do: all that there are, upwards; None for whole numbers. float32 (M,)
         grid: Function that returns the rows with their codes, for a reader that finds them at a cost; None if there is none.
     """
 
@@ -42,7 +42,7 @@ class Rows:
     scales: Tensor | None = None
     zeros: Tensor | None = None
     limits: tuple[int, int] = (0, 0)
-    magnitudes: Tensor | None = None
+    levels: Tensor | None = None
     grid: Callable[[], Rows] | None = None
 
     def changed_from(self, values: Tensor) -> int:
@@ -60,11 +60,12 @@ class Rows:
     def codes_of(self, values: Tensor, scales: Tensor) -> Tensor:
         """Return the codes of other values (R, K) on a grid of these scales."""
         found = values * torch.where(scales.abs() > _LEAST, 1 / scales, torch.zeros(()))
-        if self.magnitudes is not None:
-            ties = (self.magnitudes[1:] + self.magnitudes[:-1]) / 2
-            return self.magnitudes[torch.bucketize(found.abs(), ties)].copysign(found)
-        found = torch.round(found if self.zeros is None else found + self.zeros)
-        return found.clamp(*self.limits).to(self.stored.dtype)
+        found = found if self.zeros is None else found + self.zeros
+        if self.levels is not None:
+            ties = (self.levels[1:] + self.levels[:-1]) / 2
+            down, up = (torch.bucketize(found, ties, right=right) for right in (False, True))
+            return self.levels[torch.where(found < 0, up, down)]  # a tie goes towards 0
+        return torch.round(found).clamp(*self.limits).to(self.stored.dtype)
 
     def turned(self, rows: slice) -> Rows:
         """Return rows of the transposed weight."""
@@ -118,7 +119,7 @@ class Coded:
         zeros: Codes of zero; None for 0. (N, G)
         limits: Smallest and largest code.
         shape: (N, K)
-        magnitudes: As :class:`Rows`.
+        levels: As :class:`Rows`.
     """
 
     codes: Callable[[slice], Tensor]
@@ -126,7 +127,7 @@ class Coded:
     zeros: Tensor | None
     limits: tuple[int, int]
     shape: tuple[int, ...]
-    magnitudes: Tensor | None = None
+    levels: Tensor | None = None
 
     def take(self, rows: slice) -> Rows:
         """Read some rows."""
@@ -134,9 +135,7 @@ class Coded:
         scales = self._spread(self.scales, rows)
         zeros = None if self.zeros is None else self._spread(self.zeros, rows)
         values = (codes if zeros is None else codes - zeros) * scales
-        return Rows(
-            values=values, stored=codes, scales=scales, zeros=zeros, limits=self.limits, magnitudes=self.magnitudes
-        )
+        return Rows(values=values, stored=codes, scales=scales, zeros=zeros, limits=self.limits, levels=self.levels)
 
     def _spread(self, groups: Tensor, rows: slice) -> Tensor:
         size = self.shape[1] // groups.shape[1]
