@@ -303,6 +303,30 @@ def test_the_whole_only_moves_forward_and_tells_the_time_left_when_it_can() -> N
     assert told[-1] < half / 3, "the estimate does not follow what is measured"
 
 
+def test_the_whole_falls_back_when_ended_tasks_are_run_again() -> None:
+    clock = [0.0]
+    rows, overall, event = Rows(clock=lambda: clock[0]), Overall(clock=lambda: clock[0]), whole()
+
+    def look() -> float:
+        rows.take(event)
+        clock[0] += 10
+        overall.update(rows)
+        return overall.done
+
+    look()
+    for task in event.export.tasks:
+        task.state = pb.TASK_STATE_SUCCEEDED
+        look()
+    again = next(task for task in event.export.tasks if task.stage not in {"merge", "validate"})
+    again.state = pb.TASK_STATE_RUNNING
+    again.attempts.add(number=2, state=pb.TASK_STATE_RUNNING)
+    before = look()
+    assert 0 < before < 0.9
+    assert overall.remaining_seconds() is None, "the speed of the first run says nothing about the second"
+    rows.take(progress(again.id, 9, total=10, phase="merge"))
+    assert look() > before
+
+
 def test_a_validation_fills_the_bar_output_by_output() -> None:
     rows, overall, event = Rows(), Overall(), whole()
     for task in event.export.tasks:

@@ -27,7 +27,7 @@ _SETTLING_SECONDS = 5.0
 
 @dataclass
 class Overall:
-    """The completed share of an export; it only grows.
+    """The completed share of an export. It falls only where tasks are added, or where some that had ended are run again.
 
     Attributes:
         task_bytes: Estimated output size of each task, from the preflight; if empty, tasks are weighted by stage alone.
@@ -42,16 +42,21 @@ class Overall:
     tasks: int = 0
     _began: tuple[float, float] | None = None
     _left: float | None = None
+    _ended: int = 0
     _looked: float = 0.0
 
     def update(self, rows: Rows) -> None:
         """Update the share and the remaining time from the tasks' present state."""
         weights = {row.task: self._weight(row, rows) for row in rows.tasks.values()}
-        whole, self.tasks = sum(weights.values()), len(weights)
+        whole, ended = sum(weights.values()), sum(row.ended_for_good for row in rows.tasks.values())
+        longer = ended < self._ended or len(weights) > self.tasks
+        self.tasks, self._ended = len(weights), ended
         if not whole:
             return
-        share = sum(weights[row.task] * _part(row) for row in rows.tasks.values()) / whole
-        self.done = max(self.done, min(share, 1.0))
+        share = min(sum(weights[row.task] * _part(row) for row in rows.tasks.values()) / whole, 1.0)
+        if longer and share < self.done:  # a fallback calibrates, for example: what remains is not the last percent
+            self.done, self._began, self._left = share, None, None
+        self.done = max(self.done, share)
         self._estimate()
 
     def remaining_seconds(self) -> float | None:
