@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import save_file
 
 from slipway.models.base_format import read_config
@@ -24,7 +26,7 @@ from slipway_validate.runner.yardsticks.roundings import RoundedResults, input_r
 from slipway_validate.runner.yardsticks.weights import Products
 from support.models.judged_families import make
 from support.models.validated_here import Validated
-from support.models.validation_models import Models
+from support.models.validation_models import Models, make_adapted, make_base, save_tokenizer
 
 
 @pytest.mark.parametrize(
@@ -132,8 +134,8 @@ def test_an_adapter_beside_a_graph_of_its_base_is_not_measured_with_the_graphs_w
     """ONNX Runtime runs it, from weights that are the base's: without the factors beside them they are another model."""
     (tmp_path / "model.onnx").touch()
     assert runtime_for("adapter-onnx", tmp_path) is runtime_for("onnx", tmp_path)
-    assert not any(each.output for each in _passes({"adapter-onnx": tmp_path}))
-    assert [each.name for each in _passes({"onnx": tmp_path}) if each.output] == ["onnx"]
+    assert not any(each.output for each in _passes({"adapter-onnx": tmp_path}, "float32"))
+    assert [each.name for each in _passes({"onnx": tmp_path}, "float32") if each.output] == ["onnx"]
 
 
 @torch.no_grad()
@@ -163,3 +165,29 @@ def test_what_a_graph_in_16_bits_computes_is_rounded_but_not_what_a_norm_sums_up
     assert (large == torch.finfo(torch.float16).max).all()
     with RoundedResults("results/bfloat16"):
         assert torch.equal(values + 0.001, (values + 0.001).bfloat16().float())
+
+
+def test_a_model_that_was_merged_in_bf16_and_stored_in_fp16_may_be_as_far_as_both_types_take_it(tmp_path: Path) -> None:
+    """float16 is finer than the bfloat16 that the weights were merged in, of whose rounding it takes nothing back."""
+
+    def adapted() -> PeftModel:
+        return make_adapted(make_base().bfloat16().float())
+
+    folders = {name: tmp_path / name for name in ("base", "merged", "fp16", "coarse")}
+    adapted().save_pretrained(adapter := tmp_path / "adapter")
+    coarse = adapted().merge_and_unload()
+    for layer in coarse.modules():
+        if isinstance(layer, torch.nn.Linear):
+            layer.weight.data = weight_rounding("int8/32")(layer.weight.data)
+    merged = adapted().merge_and_unload().bfloat16()
+    models = make_base().bfloat16(), merged, deepcopy(merged).half(), coarse.half()
+    for folder, model in zip(folders.values(), models, strict=True):
+        model.save_pretrained(folder)
+        save_tokenizer(folder)
+    (work := tmp_path / "work").mkdir()
+    run = Validated(folders["base"], adapter, work, merged=folders["merged"])
+    run.read_weights({"pytorch-fp16": folders["fp16"]})  # no output of this export is in bfloat16
+    right = run.output("pytorch-fp16", folders["fp16"])
+    assert (right.status, right.explanation) == ("passed", "")
+    wrong = run.output("pytorch-fp16", folders["coarse"])
+    assert "further from the model than rounding its weights to their type explains" in wrong.explanation

@@ -124,7 +124,10 @@ class Evaluator:
         if not rounding and computes in HALVES:
             rounding = computing_in(computes)
         noise = None if rounding == STATIC else measured.noise(rounding)
-        yardstick, cost, unjudged = _yardstick(output, measured, own=own, folder=folder)
+        rounded = _sum(
+            measured.cost(own), 0.0 if own == reference.merged_level else measured.cost(reference.merged_level)
+        )
+        yardstick, cost, unjudged = _yardstick(output, measured, own=own, rounded=rounded, folder=folder)
         if noise is None and yardstick is not None:
             unjudged = (
                 "its ranges of activations are not read, so its results were not compared with its own weights"
@@ -138,7 +141,7 @@ class Evaluator:
             yardstick=yardstick,
             noise=noise,
             cost=cost,
-            from_reference=_sum(measured.cost(own), measured.cost(reference.merged_level)),
+            from_reference=rounded,
             values=reference.logits.size,
             measured=reference.logits[: measured.windows].size if measured.windows else reference.logits.size,
             exact=own == "float32" and not rounding and yardstick is not None and not cost,
@@ -234,26 +237,30 @@ class Evaluator:
 
 
 def _yardstick(
-    output: OutputValidation, measured: Measured, *, own: str, folder: Path
+    output: OutputValidation, measured: Measured, *, own: str, rounded: float | None, folder: Path
 ) -> tuple[Against | None, float | None, str]:
-    """Return what an output is compared with, the cost of its level beside that, and why it is not compared; empty if it is."""
+    """Return what an output is compared with, the cost of its level beside that, and why it is not compared; empty if it is.
+
+    ``rounded`` is the cost beside the reference: of the merged model's type and of the level together.
+    """
     if stands_beside(output.name):
         return "reference", 0.0, ""
     if output.to_stored is not None:
         return "stored", 0.0, ""
-    cost = measured.cost(own)
     if is_own_code(output.name, folder):
         # PyTorch computes with what it stores; beyond that, its weights may be no further than rounding takes them.
         said = "PyTorch computes with the weights that it stores"
-        return ("reference", cost, "") if cost is not None else ("reference", None, said)
+        return "reference", rounded, "" if rounded is not None else said
     why = measured.missing.get(output.name, "its weights are not read")
+    beside: Against = "merged" if output.to_merged is not None else "reference"
+    cost = measured.cost(own) if beside == "merged" else rounded
     if cost is None:
         return (
             None,
             None,
             f"its results were not compared with its own weights: {why}, and what its level must cost is not known",
         )
-    return ("merged" if output.to_merged is not None else "reference"), cost, ""
+    return beside, cost, ""
 
 
 def _sum(first: float | None, second: float | None) -> float | None:

@@ -78,7 +78,7 @@ def yardsticks(
         threads: Threads to compute with.
         logit_bytes: Most disk for logits, of which the passes take half.
     """
-    passes = tuple(_passes(outputs))
+    passes = tuple(_passes(outputs, reference.merged_level))
     if not passes:
         return None
     each_window = max(1, reference.logits[:1].nbytes)
@@ -93,7 +93,7 @@ def yardsticks(
     )
 
 
-def _passes(outputs: Mapping[str, Path]) -> Iterator[Pass]:
+def _passes(outputs: Mapping[str, Path], merged_level: str) -> Iterator[Pass]:
     roundings: dict[str, None] = {}
     costs: dict[str, None] = {}
     for name, folder in outputs.items():
@@ -103,8 +103,10 @@ def _passes(outputs: Mapping[str, Path]) -> Iterator[Pass]:
         own, beside = is_own_code(name, folder), stands_beside(name)
         if not own and not beside:
             yield Pass(name=name, output=folder.absolute())
-        if level in _COSTS and not beside:
-            costs[level] = None
+        if not beside:
+            costs |= dict.fromkeys(
+                each for each in (level, merged_level) if each in _COSTS
+            )  # a merged model was rounded first
         rounding = rounding_of(name, folder)
         if rounding not in ("", STATIC):
             roundings[rounding] = None
