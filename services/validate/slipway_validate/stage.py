@@ -29,7 +29,7 @@ def probe() -> tuple[Provider, ...]:
 
 STAGE = Stage(
     name="validate",
-    version=10,
+    version=11,
     inputs=("base",),
     outputs=("validation",),
     params=ValidateParams,

@@ -15,6 +15,8 @@ from pydantic import Field
 from slipway.validation.values import Value
 
 _MOST_DROWNED = 256
+_ROUNDING_TIMES = 1.5
+"""Times the error of the nearest rounding that a rounding may make which keeps the results instead of the weights."""
 
 
 class ModuleSurvival(Value):
@@ -34,6 +36,7 @@ class ModuleSurvival(Value):
         cosine: Cosine of D and Δ: how much of the change is the adapter and not rounding.
         changed: Share of the stored values (codes of a quantized weight) that differ from those of W on the same grid.
         weight_error: ‖D - Δ‖ / ‖W + Δ‖: the rounding, or a wrong weight.
+        rounded_error: As ``rounded``, the ``weight_error`` of that rounding; measured too where the weight error is above its limit.
         weight_of: The module whose weight is stored here instead; empty if there is none.
         update_of: The module whose update was merged here instead; empty if there is none.
         fault: Why the module fails; empty if it passes.
@@ -48,6 +51,7 @@ class ModuleSurvival(Value):
     cosine: float | None = None
     changed: float | None = None
     weight_error: float | None = None
+    rounded_error: float | None = None
     weight_of: str = ""
     update_of: str = ""
     fault: str = ""
@@ -57,6 +61,14 @@ class ModuleSurvival(Value):
         """Return how far the strength is from what a right module may have, between ``expected`` and ``rounded``."""
         strength, rounded = self.strength or 0.0, self.expected if self.rounded is None else self.rounded
         return max(0.0, min(rounded, self.expected) - strength, strength - max(rounded, self.expected))
+
+    @property
+    def unexplained_error(self) -> float | None:
+        """Return the weight error; 0 if the nearest rounding on the output's own grid makes nearly as much, and None if it is not known."""
+        explained = (
+            self.rounded_error is not None and (self.weight_error or 0.0) <= _ROUNDING_TIMES * self.rounded_error
+        )
+        return 0.0 if explained else self.weight_error
 
     @property
     def exchanged(self) -> bool:

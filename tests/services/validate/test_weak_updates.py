@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +16,7 @@ from torch import Tensor
 
 from slipway.validation.survival import AdapterSurvival
 from slipway_validate.judging import survival
+from slipway_validate.judging.limits import LIMITS
 from slipway_validate.runner.survival.checkpoints import Checkpoint
 from slipway_validate.runner.survival.measuring import measure
 from slipway_validate.runner.survival.stored import Coded, StoredWeight
@@ -36,8 +40,9 @@ class Weak:
         save_file(base, self.base / "model.safetensors", {"format": "pt"})
         save_file({**base, **merged}, self.merged / "model.safetensors", {"format": "pt"})
 
-    def measured(self) -> AdapterSurvival:
-        return measure(self.base, self.adapter, {"merged": self.merged}, report=lambda _done, _total: None)["merged"]
+    def measured(self, largest_error: float = math.inf) -> AdapterSurvival:
+        outputs, largest = {"merged": self.merged}, {"merged": largest_error}
+        return measure(self.base, self.adapter, outputs, largest_errors=largest, report=lambda *_: None)["merged"]
 
 
 def weakened(tiny: Models, folder: Path, share: float) -> Weak:
@@ -65,6 +70,22 @@ def test_an_update_below_the_steps_of_bfloat16_is_not_held_against_the_output(ti
     assert any("smaller than the steps of the base's 16-bit type" in note for note in survival.notes(found))
 
 
+@contextmanager
+def read_as(codes: Tensors, scales: Tensors) -> Iterator[None]:
+    """Have weights of the file read as integers of 4 bits with scales."""
+
+    class Grid(Checkpoint):
+        def weight(self, name: str, *, turned: bool) -> StoredWeight:
+            if name not in codes:
+                return super().weight(name, turned=turned)
+            found = codes[name]
+            return Coded(lambda rows: found[rows].int(), scales[name], None, (-8, 7), tuple(found.shape))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("slipway_validate.runner.survival.measuring.open_stored", lambda folder, *_: Grid(folder))
+        yield
+
+
 @pytest.mark.parametrize(
     ("steps", "factor", "plainly"),
     [(1, 2e-2, "holds the adapter"), (2, 0.2, "of its update instead of")],
@@ -84,16 +105,8 @@ def test_what_rounding_does_to_a_base_on_a_grid_is_not_held_against_the_output(
     }
     weak.write({**weak.weights, **before}, {name: codes[name] * scale for name, scale in scales.items()})
 
-    class Grid(Checkpoint):
-        def weight(self, name: str, *, turned: bool) -> StoredWeight:
-            if name not in codes:
-                return super().weight(name, turned=turned)
-            found = codes[name]
-            return Coded(lambda rows: found[rows].int(), scales[name], None, (-8, 7), tuple(found.shape))
-
     plain = weak.measured()
-    with pytest.MonkeyPatch.context() as patch:  # the same file, read as integers
-        patch.setattr("slipway_validate.runner.survival.measuring.open_stored", lambda folder, *_: Grid(folder))
+    with read_as(codes, scales):
         coded = weak.measured()
         codes.update({name: torch.round(before[name] / scale).clamp(-8, 7) for name, scale in scales.items()})
         lost = weak.measured()
@@ -104,3 +117,24 @@ def test_what_rounding_does_to_a_base_on_a_grid_is_not_held_against_the_output(
     assert any("the base's weights lie on a grid themselves" in note for note in survival.notes(coded))
     assert all(each.rounded is None or each.off_by < 1e-5 for each in coded.modules)
     assert steps == 1 or "holds the adapter" in said(lost, "int4"), "a lost update is one on any grid that can hold it"
+
+
+def test_a_weight_that_its_grid_holds_no_better_is_coarse_and_not_another(tiny: Models, tmp_path: Path) -> None:
+    """A few large values make the steps of 8 bits in a row too wide for the others, as in the first layers of real models."""
+    weak = weakened(tiny, tmp_path, 1.0)
+    wanted = {name: weak.weights[name] + update for name, update in weak.updates.items()}
+    scales = {name: each.abs().amax(1, keepdim=True) / 7 for name, each in wanted.items()}
+    codes = {name: torch.round(each / scales[name]).clamp(-8, 7) for name, each in wanted.items()}
+    weak.write(weak.weights, {name: codes[name] * scales[name] for name in codes})
+    largest = LIMITS["int8"].module_weight_error or 0.0
+    assert "hold other weights" in said(weak.measured(largest), "int8"), (
+        "without codes, nothing tells it from another weight"
+    )
+    with read_as(codes, scales):
+        right = weak.measured(largest)
+        first, second = "model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight"
+        codes[first], codes[second] = codes[second], codes[first]
+        swapped = weak.measured(largest)
+    assert said(right, "int8") == ""
+    assert all(each.unexplained_error == 0.0 and (each.weight_error or 0.0) > largest for each in right.modules)
+    assert "holds the weight of" in said(swapped, "int8")

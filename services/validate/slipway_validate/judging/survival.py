@@ -39,7 +39,7 @@ def checks(survival: AdapterSurvival, limits: Limits) -> list[Check]:
     errors = [max(0.0, each.error - SURE * each.noise) for each in map(_Judged, survival.modules) if each]
     if errors and limits.module_strength_error is not None:
         found.append(_at_most(STRENGTH, max(errors), limits.module_strength_error, "share"))
-    weights = [each.weight_error for each in survival.modules if each.weight_error is not None]
+    weights = [error for each in survival.modules if (error := each.unexplained_error) is not None]
     if weights and limits.module_weight_error is not None:
         found.append(_at_most(WEIGHT, max(weights), limits.module_weight_error, "share"))
     return found
@@ -150,7 +150,7 @@ def _fault(each: ModuleSurvival, limits: Limits) -> str:
     if known and limit is not None and known.error > limit + SURE * known.noise:
         lost = "has lost the adapter: it holds" if known.strength < LOST else "holds"
         return f"{lost} {known.strength:.2f} of its update instead of {each.expected:.3g}"
-    wrong = limits.module_weight_error is not None and (each.weight_error or 0.0) > limits.module_weight_error
+    wrong = limits.module_weight_error is not None and (each.unexplained_error or 0.0) > limits.module_weight_error
     return f"{_OTHER_WEIGHT} {each.weight_error:.2g} of its size away" if wrong else ""
 
 

@@ -300,11 +300,13 @@ class SurvivalSpec(_Message):
         base: Folder of the base.
         adapter: Folder of the adapter.
         outputs: Folders of the outputs by name.
+        largest_errors: Error of a weight by output, above which it is measured what rounding on the output's own grid makes.
     """
 
     base: Path
     adapter: Path
     outputs: dict[str, Path]
+    largest_errors: dict[str, float]
 
 
 class Pass(_Message):

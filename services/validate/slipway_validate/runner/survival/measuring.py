@@ -48,6 +48,7 @@ class _Output:
     """An output whose weights are compared."""
 
     stored: StoredModel
+    largest_error: float
     names: Names = field(init=False)
     modules: dict[str, ModuleSurvival] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
@@ -117,6 +118,7 @@ def measure(
     adapter: Path,
     outputs: Mapping[str, Path],
     *,
+    largest_errors: Mapping[str, float] = {},
     report: Callable[[int, int], None],
 ) -> dict[str, AdapterSurvival]:
     """Return what each output holds of the adapter.
@@ -127,18 +129,23 @@ def measure(
         base: Folder of the base.
         adapter: Folder of the adapter.
         outputs: Folders of the outputs by name.
+        largest_errors: Error of a weight by output, above which it is measured what rounding on the output's own grid makes.
         report: Called with the modules that are done, and all.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _measure(base, adapter, outputs, report=report)
+        return _measure(base, adapter, outputs, largest_errors, report)
     finally:
         torch.set_num_threads(threads)
 
 
 def _measure(
-    base: Path, adapter: Path, outputs: Mapping[str, Path], *, report: Callable[[int, int], None]
+    base: Path,
+    adapter: Path,
+    outputs: Mapping[str, Path],
+    largest_errors: Mapping[str, float],
+    report: Callable[[int, int], None],
 ) -> dict[str, AdapterSurvival]:
     try:
         modules, left_out = adapted_modules(base, adapter)
@@ -149,7 +156,8 @@ def _measure(
     opened: dict[str, _Output] = {}
     for name, folder in outputs.items():
         try:
-            opened[name] = _Output(open_stored(folder, base, weights.rows, runtime_of_output(name)))
+            stored = open_stored(folder, base, weights.rows, runtime_of_output(name))
+            opened[name] = _Output(stored, largest_errors.get(name, math.inf))
         except _FAULTS as error:
             found[name] = AdapterSurvival(not_run=_said(error))
     chosen = modules[:: max(1, math.ceil(len(modules) / MOST_MODULES))]
@@ -249,8 +257,9 @@ def _compare(module: AdaptedModule, weights: _Base, outputs: Mapping[str, _Outpu
             expected=1.0 if strength is None else strength,
             **asdict(each.sums.figures()),
         )
-        rounded = _strength_of_rounding(own, each.weight) if each.weight and _is_off(survival) else None
-        outputs[name].modules[module.name] = survival.model_copy(update={"rounded": rounded})
+        is_off = _is_off(survival) or (survival.weight_error or 0.0) > outputs[name].largest_error
+        rounding = _rounding(own, each.weight) if each.weight and is_off else {}
+        outputs[name].modules[module.name] = survival.model_copy(update=rounding)
 
 
 def _is_off(found: ModuleSurvival) -> bool:
@@ -260,16 +269,17 @@ def _is_off(found: ModuleSurvival) -> bool:
     return abs(found.expected - found.strength) > OFF + SURE * found.noise
 
 
-def _strength_of_rounding(own: _Module, weight: StoredWeight) -> float | None:
-    """Return what the nearest rounding of W + Δ on a stored weight's own grid holds of Δ; None if its grid is not known."""
+def _rounding(own: _Module, weight: StoredWeight) -> dict[str, float | None]:
+    """Return what the nearest rounding of W + Δ on a stored weight's own grid holds of Δ, and its error; nothing if the grid is not known."""
     sums = Sums()
     for rows in _pieces(own.shape, MOST_VALUES):
         both = own.rows(rows)
         nearest = weight.take(rows).nearest(own.rounded(both))
         if nearest is None:
-            return None
+            return {}
         sums += Sums.of(both, nearest)
-    return sums.figures().strength
+    figures = sums.figures()
+    return {"rounded": figures.strength, "rounded_error": figures.weight_error}
 
 
 @dataclass(slots=True)
