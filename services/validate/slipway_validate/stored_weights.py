@@ -9,27 +9,28 @@ from pathlib import Path
 from slipway.files.json_documents import LARGEST_LIST, read_json_object
 from slipway.stage import Context
 from slipway.validation.inputs import NOT_OUTPUTS, input_of, output_of
+from slipway.validation.limit_overrides import Limits
 from slipway.validation.survival import AdapterSurvival
 from slipway_validate.folders import stands_beside, stored_dtype
-from slipway_validate.judging.limits import LIMITS, level_of
+from slipway_validate.judging.limits import level_of
 from slipway_validate.judging.reference_run import ReferenceRun
 from slipway_validate.judging.yardsticks import Measured, read_measured
 from slipway_validate.protocol import process
 from slipway_validate.protocol.messages import SURVIVAL_FILE, YARDSTICKS_FILE, Spec, SurvivalSpec, Yardsticks
 
 
-def survival_spec(inputs: Mapping[str, Path]) -> SurvivalSpec | None:
-    """Return what is compared in a validation with these inputs; None without an adapter."""
+def survival_spec(inputs: Mapping[str, Path], limits: Mapping[str, Limits]) -> SurvivalSpec | None:
+    """Return what is compared in a validation with these inputs and limits by level; None without an adapter."""
     if "adapter" not in inputs:
         return None
     names = [output_of(name) for name in inputs if name not in NOT_OUTPUTS]
     outputs = {name: inputs[input_of(name)].absolute() for name in names if not stands_beside(name)}
-    limits = {name: LIMITS[level_of(stored_dtype(folder))].module_weight_error for name, folder in outputs.items()}
+    largest = {name: limits[level_of(stored_dtype(folder))].module_weight_error for name, folder in outputs.items()}
     return SurvivalSpec(
         base=inputs["base"].absolute(),
         adapter=inputs["adapter"].absolute(),
         outputs=outputs,
-        largest_errors={name: limit for name, limit in limits.items() if limit is not None},
+        largest_errors={name: limit for name, limit in largest.items() if limit is not None},
     )
 
 

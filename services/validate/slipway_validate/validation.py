@@ -141,8 +141,9 @@ def _validated(
         except NoReferenceError as none:
             return _not_run(inputs, outputs, params, why=none.message)
         prepared, reference, params = begun.prepared, begun.reference, begun.params
+        limits = limits_by_level(params.limits)
         stored = StoredWeights(
-            survival_spec(inputs) if reference else None,
+            survival_spec(inputs, limits) if reference else None,
             ctx,
             folder=work / "stored_weights",
             timeout_seconds=params.output_timeout_seconds,
@@ -153,7 +154,7 @@ def _validated(
         evaluator = Evaluator(
             reference,
             family,
-            limits_by_level(params.limits),
+            limits,
             decode=decoder(prepared.tokenizer),
             survival=lambda: stored.found,
             measured=lambda: stored.measured,
@@ -277,7 +278,7 @@ def _begin(
     begun = _Begun(prepared, params, reference, alone=QUICK, warnings=file.warnings, yardsticks=measured)
     if timed is None:
         return begun
-    survival, folder = survival_spec(inputs), work / TIMING
+    survival, folder = survival_spec(inputs, limits_by_level(params.limits)), work / TIMING
     started = start_timing(
         inputs, prepared, params, ctx, folder=folder, benchmark=timed, survival=survival, yardsticks=measured
     )

@@ -3,11 +3,13 @@
 W is the base's weight, Δ the adapter's update of it, and Q(W + Δ) the weight that an output stores, as its runtime computes with it.
 The change D = Q(W + Δ) - W is compared with Δ. Q(W) would be the other choice, but no output holds it: it needs a grid of its own,
 whose rounding adds as much noise again. Rounding noise is uncorrelated with what is rounded (Widrow and Kollár, Quantization Noise,
-2008, ch. 5), so the projection of D on Δ, the *strength*, stays 1 however coarse the grid is, and is 0 without the adapter.
+2008, ch. 5), so the projection of D on Δ, the *strength*, stays 1 however coarse the grid is, and is 0 without the adapter. That holds unless
+W lies on a grid itself; then what the nearest rounding makes of Δ is measured.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from pydantic import Field
@@ -16,7 +18,7 @@ from slipway.validation.values import Value
 
 _MOST_DROWNED = 256
 _ROUNDING_TIMES = 1.5
-"""Times the error of the nearest rounding that a rounding may make which keeps the results instead of the weights."""
+"""How many times the nearest rounding's error a calibrated one may make: it keeps results, not weights."""
 
 
 class ModuleSurvival(Value):
@@ -29,14 +31,15 @@ class ModuleSurvival(Value):
             finite.
         expected: The strength of W + Δ rounded to the base's own type, which a merge keeps: below 1 where steps of 16 bits are larger than
             the update.
-        rounded: Where another strength than expected is held: that of W + Δ rounded to the nearest on the output's own grid. A base whose
-            values lie on a grid, because it was made from a quantized file, is no continuous weight: on its own grid rounding takes back steps
-            smaller than half of the grid's, and on one of other steps a small update may decide between two of them. None if not measured.
+        nearest_strength: Strength of W + Δ rounded to the nearest on the output's own grid. Measured where the strength is not the expected one,
+            or the weight error is above its limit: a base whose values lie on a grid, because it was made from a quantized file, is no
+            continuous weight. On its own grid rounding takes back what is smaller than half a step, and on another a small update may decide
+            between two steps. None if not measured.
         noise: Standard error of the strength: it is large where the update is small beside the rounding.
         cosine: Cosine of D and Δ: how much of the change is the adapter and not rounding.
         changed: Share of the stored values (codes of a quantized weight) that differ from those of W on the same grid.
         weight_error: ‖D - Δ‖ / ‖W + Δ‖: the rounding, or a wrong weight.
-        rounded_error: As ``rounded``, the ``weight_error`` of that rounding; measured too where the weight error is above its limit.
+        nearest_error: Weight error of the same rounding.
         weight_of: The module whose weight is stored here instead; empty if there is none.
         update_of: The module whose update was merged here instead; empty if there is none.
         fault: Why the module fails; empty if it passes.
@@ -46,29 +49,34 @@ class ModuleSurvival(Value):
     layer: int | None = None
     strength: float | None = None
     expected: float = 1.0
-    rounded: float | None = None
+    nearest_strength: float | None = None
     noise: float | None = None
     cosine: float | None = None
     changed: float | None = None
     weight_error: float | None = None
-    rounded_error: float | None = None
+    nearest_error: float | None = None
     weight_of: str = ""
     update_of: str = ""
     fault: str = ""
 
     @property
     def off_by(self) -> float:
-        """Return how far the strength is from what a right module may have, between ``expected`` and ``rounded``."""
-        strength, rounded = self.strength or 0.0, self.expected if self.rounded is None else self.rounded
-        return max(0.0, min(rounded, self.expected) - strength, strength - max(rounded, self.expected))
+        """Return how far the strength is from what a right module may have, between ``expected`` and ``nearest_strength``."""
+        strength, nearest = (
+            self.strength or 0.0,
+            self.expected if self.nearest_strength is None else self.nearest_strength,
+        )
+        return max(0.0, min(nearest, self.expected) - strength, strength - max(nearest, self.expected))
 
     @property
     def unexplained_error(self) -> float | None:
-        """Return the weight error; 0 if the nearest rounding on the output's own grid makes nearly as much, and None if it is not known."""
-        explained = (
-            self.rounded_error is not None and (self.weight_error or 0.0) <= _ROUNDING_TIMES * self.rounded_error
-        )
-        return 0.0 if explained else self.weight_error
+        """Return the part of the weight error that rounding on the output's own grid does not explain; None if the error is not known.
+
+        Errors that have nothing to do with each other add in squares.
+        """
+        if self.weight_error is None or self.nearest_error is None:
+            return self.weight_error
+        return math.sqrt(max(0.0, self.weight_error**2 - (_ROUNDING_TIMES * self.nearest_error) ** 2))
 
     @property
     def exchanged(self) -> bool:

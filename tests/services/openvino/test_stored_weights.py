@@ -18,10 +18,10 @@ from slipway_openvino.library import ops, ov
 from slipway_openvino.stored import description
 from slipway_openvino.stored.weights import stored
 from slipway_validate.runner.survival.checkpoints import Checkpoint
-from slipway_validate.runner.survival.measuring import measure
 from slipway_validate.runner.survival.stored import Names, NotUnderstoodError
 from support.models.judged_families import make
 from support.models.openvino_models import Ir, converted, every_level, exported, rounded, tied_graph
+from support.models.stored_survival import survival_of
 from support.models.validation_models import Models
 
 ALL = slice(None)
@@ -256,7 +256,7 @@ def test_what_is_no_number_is_named(
 
     ir = Ir(outputs[name], tmp_path / "ir")
     ir.change(ir.scale(f"{DOWN}.T.q8") if name.endswith("int8") else ir.constant(f"{DOWN}.T{where}"), plant)
-    held = measure(tiny.base, tiny.adapter, {name: ir.folder, "right": outputs[name]}, report=lambda *_: None)
+    held = survival_of(tiny.base, tiny.adapter, {name: ir.folder, "right": outputs[name]})
     assert held[name].non_finite == {f"{DOWN}.T{where.removesuffix('_compressed')}": 1}
     assert not held["right"].non_finite
 
@@ -292,7 +292,7 @@ def test_a_place_beyond_the_file_is_named(
     ir.replace(*(text.format(**own) for text in (old, new)))
     with pytest.raises(NotUnderstoodError, match=message):
         stored(ir.folder, tiny.base, lambda _: 0)
-    held = measure(tiny.base, tiny.adapter, {"openvino": ir.folder, "pytorch": tiny.merged}, report=lambda *_: None)
+    held = survival_of(tiny.base, tiny.adapter, {"openvino": ir.folder, "pytorch": tiny.merged})
     assert re.search(message, held["openvino"].not_run)
     assert len(held["pytorch"].modules) == 14
 
@@ -301,7 +301,7 @@ def test_a_cut_file_of_weights_is_named(tiny: Models, outputs: dict[str, Path], 
     for name in ("openvino", "openvino-int8"):
         ir = Ir(outputs[name], tmp_path / name)
         os.truncate(ir.weights, ir.weights.stat().st_size - 100)
-        held = measure(tiny.base, tiny.adapter, {"openvino": ir.folder}, report=lambda *_: None)
+        held = survival_of(tiny.base, tiny.adapter, {"openvino": ir.folder})
         assert re.search(
             r"constant '.+' ends at byte \d+ of openvino_model.bin, which has \d+", held["openvino"].not_run
         )
@@ -317,7 +317,7 @@ def test_a_link_out_of_the_folder_is_not_followed(tiny: Models, outputs: dict[st
     ir = Ir(outputs["openvino"], tmp_path / "ir")
     ir.weights.rename(tmp_path / "outside.bin")
     ir.weights.symlink_to(tmp_path / "outside.bin")
-    held = measure(tiny.base, tiny.adapter, {"openvino": ir.folder}, report=lambda *_: None)
+    held = survival_of(tiny.base, tiny.adapter, {"openvino": ir.folder})
     assert "openvino_model.bin" in held["openvino"].not_run
 
 

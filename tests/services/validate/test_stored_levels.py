@@ -16,9 +16,9 @@ from slipway_validate.runner.model import Step
 from slipway_validate.runner.runtime_transformers import load
 from slipway_validate.runner.survival import measuring
 from slipway_validate.runner.survival.checkpoints import Checkpoint
-from slipway_validate.runner.survival.measuring import measure
 from slipway_validate.runner.survival.stored import Coded, Turned
 from support.models import judged_families
+from support.models.stored_survival import survival_of
 from support.models.validated_here import Validated
 from support.models.validation_models import Models
 
@@ -57,9 +57,9 @@ def test_pieces_of_a_weight_give_the_figures_of_the_whole(
     """Weights of this size are one piece: smaller pieces stand in for larger weights, and fewer values for sampled rows."""
     outputs = {"pytorch": tiny.merged, **folders}
     monkeypatch.setattr(measuring, "MOST_VALUES", most)
-    whole = measure(tiny.base, tiny.adapter, outputs, report=lambda _done, _total: None)
+    whole = survival_of(tiny.base, tiny.adapter, outputs)
     monkeypatch.setattr(measuring, "PIECE", 300)  # some rows, which do not divide all rows evenly
-    pieces = measure(tiny.base, tiny.adapter, outputs, report=lambda _done, _total: None)
+    pieces = survival_of(tiny.base, tiny.adapter, outputs)
     for name, found in whole.items():
         assert found.modules
         assert not found.left_out
@@ -82,7 +82,7 @@ def test_later_rows_of_codes_with_one_scale_and_of_turned_codes_are_those_of_the
 
 def test_the_adapter_is_found_at_every_level(tiny: Models, folders: dict[str, Path]) -> None:
     outputs = {level: folders[level] for level in LEVELS}
-    found = measure(tiny.base, tiny.adapter, outputs, report=lambda _done, _total: None)
+    found = survival_of(tiny.base, tiny.adapter, outputs)
     for level, each in found.items():
         assert not each.not_run
         assert not each.left_out

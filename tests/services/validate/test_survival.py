@@ -24,13 +24,12 @@ from slipway_validate.judging import survival
 from slipway_validate.judging.limits import LIMITS, level_of
 from slipway_validate.params import ValidateParams
 from slipway_validate.runner.survival.adapted import _without_values
-from slipway_validate.runner.survival.measuring import measure
 from slipway_validate.runner.survival.stored import Names
 from slipway_validate.stage import STAGE
 from support.models.compiler_variables import compiler_kept
 from support.models.judged_families import MAKERS, make
 from support.models.merge_forms import FORMS, save_form
-from support.models.stored_survival import said
+from support.models.stored_survival import said, survival_of
 from support.models.validation_models import Models, make_base
 
 ATTENTION, MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
@@ -134,7 +133,7 @@ def found(tiny: Models) -> dict[str, AdapterSurvival]:
             shutil.copytree(tiny.base, tiny.root / "survival-engine", ignore=shutil.ignore_patterns("*.safetensors"))
         ),
     }
-    return measure(tiny.base, tiny.adapter, outputs, report=lambda _done, _total: None)
+    return survival_of(tiny.base, tiny.adapter, outputs)
 
 
 def edit(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> Path:
@@ -177,7 +176,7 @@ def test_weights_in_an_odd_form_leave_the_other_outputs_as_they_are(tiny: Models
         "three": edit(int4, shape_of_three),
         "cut": cut_graph(named_graph(tiny, tiny.root / "survival-odd-graph")),
     }
-    found = measure(tiny.base, tiny.adapter, {**odd, "merged": tiny.merged}, report=lambda _done, _total: None)
+    found = survival_of(tiny.base, tiny.adapter, {**odd, "merged": tiny.merged})
     assert said(found["merged"]) == ""
     assert len(found["merged"].modules) == 14
     for name in ("flat", "groups", "three"):
@@ -269,20 +268,20 @@ class TestWhatIsNotUnderstood:
     def test_a_folder_without_known_weights(self, found: dict[str, AdapterSurvival]) -> None:
         assert "neither in safetensors nor in an ONNX graph" in found["engine"].not_run
         assert survival.checks(found["engine"], LIMITS["float32"]) == []
-        assert "was not compared" in survival.notes(found["engine"])[0]
+        assert "was not compared" in survival.notes(found["engine"], LIMITS["float32"])[0]
 
     def test_an_adapter_that_began_with_a_part_of_the_base(self, tiny: Models, tmp_path: Path) -> None:
         adapter = Path(shutil.copytree(tiny.adapter, tmp_path / "pissa"))
         config = adapter / "adapter_config.json"
         config.write_text(config.read_text().replace('"init_lora_weights": false', '"init_lora_weights": "pissa"'))
-        result = measure(tiny.base, adapter, {"merged": tiny.merged}, report=lambda _done, _total: None)
+        result = survival_of(tiny.base, adapter, {"merged": tiny.merged})
         assert "init_lora_weights is pissa" in result["merged"].not_run
 
     def test_a_damaged_output(self, tiny: Models, tmp_path: Path) -> None:
         broken = Path(shutil.copytree(tiny.merged, tmp_path / "broken"))
         weights = broken / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:-100])
-        result = measure(tiny.base, tiny.adapter, {"broken": broken}, report=lambda _done, _total: None)
+        result = survival_of(tiny.base, tiny.adapter, {"broken": broken})
         assert "truncated" in result["broken"].not_run
 
     def test_names_with_and_without_a_prefix(self) -> None:
@@ -299,7 +298,7 @@ def survival_of_form(name: str, folder: Path) -> AdapterSurvival:
         case, _ = save_form(folder, FORMS[name], torch.float32)
         merged, _ = case.merge()
         outputs = {"pytorch": merged}
-        return measure(case.base, case.adapter, outputs, report=lambda _done, _total: None)["pytorch"]
+        return survival_of(case.base, case.adapter, outputs)["pytorch"]
 
 
 def test_a_form_that_takes_a_part_of_the_base_is_not_run(tmp_path: Path) -> None:
@@ -321,7 +320,7 @@ def test_every_form_of_adapter_is_right_or_not_run(name: str, tmp_path: Path) ->
 def test_every_family_holds_its_adapter_at_every_level(name: str, tmp_path: Path) -> None:
     model = make(name, tmp_path)
     outputs = model.outputs()
-    found = measure(model.base, model.adapter, outputs, report=lambda _done, _total: None)
+    found = survival_of(model.base, model.adapter, outputs)
     for output, folder in outputs.items():
         assert found[output].modules, found[output].not_run
         assert said(found[output], level_of(stored_dtype(folder))) == ""
@@ -334,7 +333,7 @@ def test_graphs_of_the_real_export_hold_the_adapter_at_every_level(tiny: Models,
     graph = stage.run({"pytorch": tiny.merged}, params, Context(workdir=tmp_path))["onnx"]
     levels = {"fp16": "float16", "int8": "int8", "int4": "int4"}
     outputs = {"onnx": graph, **{level: quantized(graph, level, "onnx") for level in levels}}
-    found = measure(tiny.base, tiny.adapter, outputs, report=lambda _done, _total: None)
+    found = survival_of(tiny.base, tiny.adapter, outputs)
     for name, output in found.items():
         assert len(output.modules) == 14, output.not_run
         assert said(output, levels.get(name, "float32")) == ""

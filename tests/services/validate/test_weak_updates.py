@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,13 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from slipway.validation.survival import AdapterSurvival
+from slipway.validation.survival import AdapterSurvival, ModuleSurvival
 from slipway_validate.judging import survival
 from slipway_validate.judging.limits import LIMITS
 from slipway_validate.runner.survival.checkpoints import Checkpoint
-from slipway_validate.runner.survival.measuring import measure
 from slipway_validate.runner.survival.stored import Coded, StoredWeight
-from support.models.stored_survival import said
+from support.models.stored_survival import said, survival_of
 from support.models.validation_models import Models
 
 Tensors = dict[str, Tensor]
@@ -40,9 +38,8 @@ class Weak:
         save_file(base, self.base / "model.safetensors", {"format": "pt"})
         save_file({**base, **merged}, self.merged / "model.safetensors", {"format": "pt"})
 
-    def measured(self, largest_error: float = math.inf) -> AdapterSurvival:
-        outputs, largest = {"merged": self.merged}, {"merged": largest_error}
-        return measure(self.base, self.adapter, outputs, largest_errors=largest, report=lambda *_: None)["merged"]
+    def measured(self) -> AdapterSurvival:
+        return survival_of(self.base, self.adapter, {"merged": self.merged})["merged"]
 
 
 def weakened(tiny: Models, folder: Path, share: float) -> Weak:
@@ -67,7 +64,9 @@ def test_an_update_below_the_steps_of_bfloat16_is_not_held_against_the_output(ti
     found = weak.measured()
     assert min(each.expected for each in found.modules) < 0.8
     assert said(found, "bfloat16") == ""
-    assert any("smaller than the steps of the base's 16-bit type" in note for note in survival.notes(found))
+    assert any(
+        "smaller than the steps of the base's 16-bit type" in note for note in survival.notes(found, LIMITS["bfloat16"])
+    )
 
 
 @contextmanager
@@ -114,27 +113,72 @@ def test_what_rounding_does_to_a_base_on_a_grid_is_not_held_against_the_output(
     assert min(strengths) < 0.5 if steps == 1 else max(strengths) > 1.5
     assert plainly in said(plain, "int4"), "without codes, nothing tells it from a fault"
     assert said(coded, "int4") == ""
-    assert any("the base's weights lie on a grid themselves" in note for note in survival.notes(coded))
-    assert all(each.rounded is None or each.off_by < 1e-5 for each in coded.modules)
+    assert any("the base's weights lie on a grid" in note for note in survival.notes(coded, LIMITS["int4"]))
+    assert all(each.nearest_strength is None or each.off_by < 1e-5 for each in coded.modules)
     assert steps == 1 or "holds the adapter" in said(lost, "int4"), "a lost update is one on any grid that can hold it"
 
 
-def test_a_weight_that_its_grid_holds_no_better_is_coarse_and_not_another(tiny: Models, tmp_path: Path) -> None:
-    """A few large values make the steps of 8 bits in a row too wide for the others, as in the first layers of real models."""
+def test_what_the_stored_float_type_takes_back_is_not_held_against_the_output(tiny: Models, tmp_path: Path) -> None:
+    """A base in float32 that was saved from bfloat16 lies on that type's grid, in which its merge is stored again."""
+    weak = weakened(tiny, tmp_path, 2e-3)
+    before = {name: value.bfloat16().float() for name, value in weak.weights.items()}
+    weak.write(before, {name: (before[name] + update).bfloat16() for name, update in weak.updates.items()})
+    found = weak.measured()
+    assert all(each.expected == 1.0 for each in found.modules)
+    assert min(each.strength or 0.0 for each in found.modules) < 0.8
+    assert said(found, "bfloat16") == ""
+
+
+@dataclass
+class Coarse:
+    """A right model in steps that are too wide for most of its values, as outliers make them in the first layers of real models."""
+
+    weak: Weak
+    scales: Tensors
+    codes: Tensors
+
+    def measured(self) -> AdapterSurvival:
+        with read_as(self.codes, self.scales):
+            return self.weak.measured()
+
+
+@pytest.fixture
+def coarse(tiny: Models, tmp_path: Path) -> Coarse:
     weak = weakened(tiny, tmp_path, 1.0)
     wanted = {name: weak.weights[name] + update for name, update in weak.updates.items()}
     scales = {name: each.abs().amax(1, keepdim=True) / 7 for name, each in wanted.items()}
     codes = {name: torch.round(each / scales[name]).clamp(-8, 7) for name, each in wanted.items()}
     weak.write(weak.weights, {name: codes[name] * scales[name] for name in codes})
-    largest = LIMITS["int8"].module_weight_error or 0.0
-    assert "hold other weights" in said(weak.measured(largest), "int8"), (
-        "without codes, nothing tells it from another weight"
-    )
-    with read_as(codes, scales):
-        right = weak.measured(largest)
-        first, second = "model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight"
-        codes[first], codes[second] = codes[second], codes[first]
-        swapped = weak.measured(largest)
-    assert said(right, "int8") == ""
-    assert all(each.unexplained_error == 0.0 and (each.weight_error or 0.0) > largest for each in right.modules)
-    assert "holds the weight of" in said(swapped, "int8")
+    return Coarse(weak, scales, codes)
+
+
+FIRST, SECOND = "model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight"
+
+
+def test_a_weight_that_its_grid_holds_no_better_is_coarse_and_not_another(coarse: Coarse) -> None:
+    plain, found = coarse.weak.measured(), coarse.measured()
+    assert "hold other weights" in said(plain, "int8"), "without codes, nothing tells it from another weight"
+    assert said(found, "int8") == ""
+    assert any("the output's grid is coarse" in note for note in survival.notes(found, LIMITS["int8"]))
+    assert not any("lie on a grid" in note for note in survival.notes(found, LIMITS["int8"]))
+
+
+def test_another_weight_on_a_coarse_grid_is_named(coarse: Coarse) -> None:
+    coarse.codes[FIRST], coarse.codes[SECOND] = coarse.codes[SECOND], coarse.codes[FIRST]
+    assert "holds the weight of" in said(coarse.measured(), "int8")
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.25], ids=["empty", "too short"])
+def test_a_grid_that_ends_too_early_explains_nothing(coarse: Coarse, factor: float) -> None:
+    weak, scale = coarse.weak, coarse.scales[FIRST] * factor
+    coarse.scales[FIRST] = scale
+    wanted = weak.weights[FIRST] + weak.updates[FIRST]
+    coarse.codes[FIRST] = torch.round(wanted / scale).clamp(-8, 7) if factor else torch.zeros_like(wanted)
+    assert FIRST.removesuffix(".weight") in said(coarse.measured(), "int8")
+
+
+def test_an_error_counts_where_it_is_more_than_a_calibrated_rounding_makes() -> None:
+    assert ModuleSurvival(module="m", weight_error=0.14, nearest_error=0.1).unexplained_error == 0.0
+    assert ModuleSurvival(module="m", weight_error=0.25, nearest_error=0.1).unexplained_error == pytest.approx(0.2)
+    assert ModuleSurvival(module="m", weight_error=0.25).unexplained_error == 0.25
+    assert ModuleSurvival(module="m", nearest_error=0.1).unexplained_error is None

@@ -324,7 +324,9 @@ def test_the_whole_falls_back_when_ended_tasks_are_run_again() -> None:
     assert 0 < before < 0.9
     assert overall.remaining_seconds() is None, "the speed of the first run says nothing about the second"
     rows.take(progress(again.id, 9, total=10, phase="merge"))
-    assert look() > before
+    assert (seen := look()) > before
+    event.export.tasks.add(id="calibrate", stage="calibrate", state=pb.TASK_STATE_RUNNING)
+    assert look() < seen, "a task was added"
 
 
 def test_a_validation_fills_the_bar_output_by_output() -> None:

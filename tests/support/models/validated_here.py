@@ -23,9 +23,9 @@ from slipway_validate.preparation import Prepared, _affordable, _embeds, padding
 from slipway_validate.protocol.messages import RunResult, RunSpec, Spec, TokenizeSpec
 from slipway_validate.reference.running import RUNTIME
 from slipway_validate.runner.main import execute
-from slipway_validate.runner.survival.measuring import measure
 from slipway_validate.runner.yardsticks.computing import compute_yardsticks
 from slipway_validate.samples import Samples
+from support.models.stored_survival import survival_of
 from support.models.validation_models import TEXT
 
 PARAMS: dict[str, Any] = {"sequence_length": 48, "test_samples": 6, "max_new_tokens": 4, "benchmark_performance": False}
@@ -86,7 +86,7 @@ class Validated:
         (folder := self.work / "weights").mkdir()
         compute_yardsticks(asked, folder, report=lambda *_: None)
         measured = read_measured(folder, asked, self.reference)
-        held = measure(self._base, self._adapter, outputs, report=lambda *_: None) if self._adapter else {}
+        held = survival_of(self._base, self._adapter, outputs) if self._adapter else {}
         self.evaluator = Evaluator(
             self.reference,
             self.prepared.family,

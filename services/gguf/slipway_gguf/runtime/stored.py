@@ -23,7 +23,11 @@ from slipway_validate.runner.survival.stored import (
 )
 
 _MATRIX = 2
-_EXACT = {gguf.GGMLQuantizationType.F32: torch.float32, gguf.GGMLQuantizationType.F16: torch.float16}
+_EXACT = {
+    gguf.GGMLQuantizationType.F32: torch.float32,
+    gguf.GGMLQuantizationType.F16: torch.float16,
+    gguf.GGMLQuantizationType.BF16: torch.bfloat16,
+}
 
 
 def stored(folder: Path, model: Path, _rows: Callable[[str], int]) -> StoredFile:
@@ -161,7 +165,7 @@ _CODES = {
     gguf.GGMLQuantizationType.IQ4_XS: _Codes(136, slice(8, 136), _NONE, 0x11, levels=_IQ4),
     gguf.GGMLQuantizationType.IQ4_NL: _Codes(18, slice(2, 18), _NONE, 0x11, levels=_IQ4),
 }
-"""All types of which a file that is made here may be; of others no grid is known."""
+"""All quantized types of the files made here; no other grid is known."""
 
 
 def _is_whole(planned: Planned) -> bool:

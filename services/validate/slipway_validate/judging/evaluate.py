@@ -106,7 +106,7 @@ class Evaluator:
                 "kept": kept_share(distance_of(measured.to_reference), effect),
                 "level_cost": self._level_cost(measured),
                 "survival": None if found is None else survival.judged(found, rule.limits),
-                "notes": (*survival.notes(found), *texts.notes(result.texts)),
+                "notes": (*survival.notes(found, rule.limits), *texts.notes(result.texts)),
             }
         )
         verdict = self._verdict(measured, result, rule, adapter=reference.with_adapter, unjudged=unjudged)
@@ -124,10 +124,10 @@ class Evaluator:
         if not rounding and computes in HALVES:
             rounding = computing_in(computes)
         noise = None if rounding == STATIC else measured.noise(rounding)
-        rounded = _sum(
-            measured.cost(own), 0.0 if own == reference.merged_level else measured.cost(reference.merged_level)
-        )
-        yardstick, cost, unjudged = _yardstick(output, measured, own=own, rounded=rounded, folder=folder)
+        from_reference = _sum(
+            measured, {own, reference.merged_level}
+        )  # rounding to one type twice changes nothing more
+        yardstick, cost, unjudged = _yardstick(output, measured, own=own, from_reference=from_reference, folder=folder)
         if noise is None and yardstick is not None:
             unjudged = (
                 "its ranges of activations are not read, so its results were not compared with its own weights"
@@ -141,7 +141,7 @@ class Evaluator:
             yardstick=yardstick,
             noise=noise,
             cost=cost,
-            from_reference=rounded,
+            from_reference=from_reference,
             values=reference.logits.size,
             measured=reference.logits[: measured.windows].size if measured.windows else reference.logits.size,
             exact=own == "float32" and not rounding and yardstick is not None and not cost,
@@ -237,11 +237,11 @@ class Evaluator:
 
 
 def _yardstick(
-    output: OutputValidation, measured: Measured, *, own: str, rounded: float | None, folder: Path
+    output: OutputValidation, measured: Measured, *, own: str, from_reference: float | None, folder: Path
 ) -> tuple[Against | None, float | None, str]:
     """Return what an output is compared with, the cost of its level beside that, and why it is not compared; empty if it is.
 
-    ``rounded`` is the cost beside the reference: of the merged model's type and of the level together.
+    ``from_reference`` is the cost beside the reference.
     """
     if stands_beside(output.name):
         return "reference", 0.0, ""
@@ -250,10 +250,10 @@ def _yardstick(
     if is_own_code(output.name, folder):
         # PyTorch computes with what it stores; beyond that, its weights may be no further than rounding takes them.
         said = "PyTorch computes with the weights that it stores"
-        return "reference", rounded, "" if rounded is not None else said
+        return "reference", from_reference, "" if from_reference is not None else said
     why = measured.missing.get(output.name, "its weights are not read")
     beside: Against = "merged" if output.to_merged is not None else "reference"
-    cost = measured.cost(own) if beside == "merged" else rounded
+    cost = measured.cost(own) if beside == "merged" else from_reference
     if cost is None:
         return (
             None,
@@ -263,8 +263,10 @@ def _yardstick(
     return beside, cost, ""
 
 
-def _sum(first: float | None, second: float | None) -> float | None:
-    return None if first is None or second is None else first + second
+def _sum(measured: Measured, levels: set[str]) -> float | None:
+    """Return the cost of several roundings of the weights; None if that of one is not known."""
+    costs = [measured.cost(each) for each in levels]
+    return None if None in costs else sum(each for each in costs if each is not None)
 
 
 def begin_result(name: str, folder: Path, result: RunResult) -> OutputValidation:

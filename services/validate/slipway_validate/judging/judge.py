@@ -39,8 +39,8 @@ class Rule:
         effect: Distance of base and reference: the effect of the adapter on this text. None: there is no adapter, or it is unknown.
         yardstick: The model that it is compared with for faithfulness; None if there is none.
         noise: Distance that rounding the inputs of products makes, as its runtime does; 0 if it rounds none, None if that is unknown.
-        cost: Distance that rounding the merged weights to its level makes; 0 for the same weights, None if that is unknown.
-        from_reference: Distance from the reference that the rounding of the weights makes; None if that is unknown.
+        cost: Distance from the yardstick that rounding the weights makes; 0 for the same weights, None if that is unknown.
+        from_reference: Distance from the reference that it makes, to the merged model's type and to the output's; None if that is unknown.
         values: Number of values that are compared.
         measured: Number of values on which noise and cost were measured.
         exact: Whether weights and arithmetic are float32.

@@ -2,7 +2,7 @@
 
 *Derived* (``docs/verdicts.md``): an output may differ from PyTorch on its own stored weights by :data:`FLOOR`, and by :data:`NOISE_TIMES` what
 rounding the inputs of products as its runtime does changes on the reference. Where the stored weights are not read, or another model is the
-yardstick, :data:`COST_TIMES` what rounding the merged weights to the nearest of its level changes is added.
+yardstick, :data:`COST_TIMES` what rounding the weights changes is added: to the nearest of its level, and beside the reference of the merged model's type too.
 
 *Stored weights* (``slipway.validation.survival``) are judged module by module, beyond four standard errors of the rounding, by limits of each
 type, because a module's relative error does not grow with the depth of a model. Measured on a trained sample (float32, 28 modules), worst module:

@@ -14,7 +14,7 @@ SURE = 4.0
 LOST = 0.5
 """Strength below which a module has lost its update. If rounding may move it that far, the module is not judged."""
 WEAK = 0.9
-"""Share of an update below which a note says that the base's own type holds no more of it."""
+"""Share of an update below which a note says that the base's own type, or the output's grid, holds no more of it."""
 NON_FINITE, STRENGTH, WEIGHT = "non_finite_weights", "module_strength_error", "module_weight_error"
 CHECKS = frozenset({NON_FINITE, STRENGTH, WEIGHT})
 _SHOWN = 4
@@ -45,7 +45,7 @@ def checks(survival: AdapterSurvival, limits: Limits) -> list[Check]:
     return found
 
 
-def notes(survival: AdapterSurvival | None) -> tuple[str, ...]:
+def notes(survival: AdapterSurvival | None, limits: Limits) -> tuple[str, ...]:
     """Return what was not compared or not judged."""
     if survival is None:
         return ()
@@ -62,12 +62,18 @@ def notes(survival: AdapterSurvival | None) -> tuple[str, ...]:
             f"in {counted(len(coarse), 'module')} the update is smaller than the steps of the base's 16-bit type, which holds only "
             f"{least.expected:.2f} of it in {least.module}: a base in float32 keeps all of it"
         )
-    moved = {each.module: _moved(each) for each in survival.modules if _moved(each) > (1 - WEAK) * each.expected}
+    moved = [each for each in survival.modules if _moved(each) > (1 - WEAK) * each.expected]
     if moved:
-        most = max(survival.modules, key=_moved)
+        most = max(moved, key=_moved)
         found.append(
-            f"in {counted(len(moved), 'module')} the base's weights lie on a grid themselves, so that rounding them to another changes small "
-            f"updates: it makes {most.rounded:.2f} of {most.module}'s; a wider level keeps them"
+            f"in {counted(len(moved), 'module')} the base's weights lie on a grid, so rounding changes small updates: "
+            f"{most.module} holds {most.strength or 0.0:.2f} of its own, and a wider level holds all of it"
+        )
+    far = [each for each in survival.modules if not each.fault and _is_far(each.weight_error, limits)]
+    if far:
+        most = max(far, key=lambda each: each.weight_error or 0.0)
+        found.append(
+            f"in {counted(len(far), 'module')} the output's grid is coarse: the weight of {most.module} is {most.weight_error:.2g} of its size away"
         )
     small = [each for each in survival.modules if each.strength is not None and not _Judged(each)]
     if small:
@@ -78,9 +84,14 @@ def notes(survival: AdapterSurvival | None) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _is_far(error: float | None, limits: Limits) -> bool:
+    return limits.module_weight_error is not None and (error or 0.0) > limits.module_weight_error
+
+
 def _moved(each: ModuleSurvival) -> float:
-    """Return how far rounding to the output's grid alone moves a module's strength."""
-    return 0.0 if each.rounded is None else abs(each.rounded - each.expected)
+    """Return how far rounding alone moves a module's strength, if it does beyond noise."""
+    moved = 0.0 if each.nearest_strength is None else abs(each.nearest_strength - each.expected)
+    return moved if moved > SURE * (each.noise or 0.0) else 0.0
 
 
 def explain(survival: AdapterSurvival) -> tuple[str, str]:
@@ -149,9 +160,12 @@ def _fault(each: ModuleSurvival, limits: Limits) -> str:
     known, limit = _Judged(each), limits.module_strength_error
     if known and limit is not None and known.error > limit + SURE * known.noise:
         lost = "has lost the adapter: it holds" if known.strength < LOST else "holds"
-        return f"{lost} {known.strength:.2f} of its update instead of {each.expected:.3g}"
-    wrong = limits.module_weight_error is not None and (each.unexplained_error or 0.0) > limits.module_weight_error
-    return f"{_OTHER_WEIGHT} {each.weight_error:.2g} of its size away" if wrong else ""
+        nearest = each.expected if each.nearest_strength is None else each.nearest_strength
+        ends = sorted({f"{end:.3g}" for end in (each.expected, nearest)}, key=float)
+        return f"{lost} {known.strength:.2f} of its update instead of {' to '.join(ends)}"
+    if _is_far(each.unexplained_error, limits):
+        return f"{_OTHER_WEIGHT} {each.weight_error:.2g} of its size away"
+    return ""
 
 
 class _Judged:

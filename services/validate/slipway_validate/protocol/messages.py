@@ -294,13 +294,9 @@ class ExplainSpec(_Message):
 
 
 class SurvivalSpec(_Message):
-    """Outputs whose stored weights are compared with base and adapter.
+    """Outputs whose stored weights are compared with base and adapter: their folders by name.
 
-    Attributes:
-        base: Folder of the base.
-        adapter: Folder of the adapter.
-        outputs: Folders of the outputs by name.
-        largest_errors: Error of a weight by output, above which it is measured what rounding on the output's own grid makes.
+    ``largest_errors`` has by output the error of a weight above which the nearest rounding on its grid is measured too.
     """
 
     base: Path

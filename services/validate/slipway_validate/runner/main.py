@@ -269,13 +269,7 @@ def compare_weights(spec: SurvivalSpec, folder: Path) -> None:
     try:
         from slipway_validate.runner.survival.measuring import measure
 
-        found = measure(
-            spec.base,
-            spec.adapter,
-            spec.outputs,
-            largest_errors=spec.largest_errors,
-            report=lambda done, total: _report("weights", done, total),
-        )
+        found = measure(spec, report=lambda done, total: _report("weights", done, total))
     except Exception as error:  # noqa: BLE001 - as in execute()
         found = dict.fromkeys(spec.outputs, AdapterSurvival(not_run=f"{type(error).__name__}: {error}"))
     document = {name: each.model_dump(mode="json") for name, each in found.items()}

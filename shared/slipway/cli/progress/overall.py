@@ -42,19 +42,20 @@ class Overall:
     tasks: int = 0
     _began: tuple[float, float] | None = None
     _left: float | None = None
-    _ended: int = 0
+    _ended: frozenset[str] = frozenset()
     _looked: float = 0.0
 
     def update(self, rows: Rows) -> None:
         """Update the share and the remaining time from the tasks' present state."""
         weights = {row.task: self._weight(row, rows) for row in rows.tasks.values()}
-        whole, ended = sum(weights.values()), sum(row.ended_for_good for row in rows.tasks.values())
-        longer = ended < self._ended or len(weights) > self.tasks
+        whole = sum(weights.values())
+        ended = frozenset(row.task for row in rows.tasks.values() if row.ended_for_good)
+        longer = not self._ended <= ended or len(weights) > self.tasks
         self.tasks, self._ended = len(weights), ended
         if not whole:
             return
         share = min(sum(weights[row.task] * _part(row) for row in rows.tasks.values()) / whole, 1.0)
-        if longer and share < self.done:  # a fallback calibrates, for example: what remains is not the last percent
+        if longer and share < self.done:  # more remains than did: the share and the speed so far no longer hold
             self.done, self._began, self._left = share, None, None
         self.done = max(self.done, share)
         self._estimate()

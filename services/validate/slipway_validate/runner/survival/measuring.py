@@ -16,10 +16,12 @@ from slipway.errors import ModelExportError
 from slipway.formats import Runtime
 from slipway.formats.registry import runtime_of_output
 from slipway.validation.survival import AdapterSurvival, ModuleSurvival
+from slipway_validate.protocol.messages import SurvivalSpec
 from slipway_validate.runner.model import Unusable
 from slipway_validate.runner.survival.adapted import AdaptedModule, adapted_modules
 from slipway_validate.runner.survival.checkpoints import Checkpoint
-from slipway_validate.runner.survival.stored import Dense, Names, NotUnderstoodError, StoredModel, StoredWeight
+from slipway_validate.runner.survival.originals import BaseWeights, Original
+from slipway_validate.runner.survival.stored import Names, NotUnderstoodError, StoredModel, StoredWeight
 from slipway_validate.runner.survival.sums import Both, Sums
 
 MOST_VALUES = 1 << 20
@@ -57,107 +59,35 @@ class _Output:
         self.names = Names(self.stored.names)
 
 
-@dataclass(frozen=True, slots=True)
-class _Module:
-    """A module's whole weight in the base, and with its update.
-
-    Attributes:
-        before: W, in the type in which it is stored. (N, K)
-        after: W + Δ. float32 (N, K)
-    """
-
-    before: Tensor
-    after: Tensor
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Return (N, K)."""
-        return tuple(self.before.shape)
-
-    @property
-    def rounds(self) -> bool:
-        """Return whether the type of W cannot hold W + Δ."""
-        return self.before.dtype not in (torch.float32, torch.float64)
-
-    def rounded(self, both: Both) -> Tensor:
-        """Return W + Δ as the type of W holds it, float32 (R, K)."""
-        return both.after.to(self.before.dtype).float()
-
-    def rows(self, rows: slice) -> Both:
-        """Return some rows."""
-        return Both(self.before[rows].float().contiguous(), self.after[rows].contiguous())
-
-
-class _Base:
-    """The base's weights, by the names that the model gives them."""
-
-    def __init__(self, folder: Path) -> None:
-        self._stored = Checkpoint(folder)
-        self._names = Names(self._stored.names)
-
-    def weight(self, module: AdaptedModule) -> Tensor:
-        """Return W as (N, K), in its stored type.
-
-        Raises:
-            NotUnderstoodError: The base stores it under another name or in another form.
-        """
-        name = self._names.find(module.weight) or (self._names.find(module.tied) if module.tied else None)
-        if name is None:
-            raise NotUnderstoodError("the base has no weight of this name")
-        found = self._stored.weight(name, turned=module.turned)
-        return found.values if isinstance(found, Dense) else found.take(slice(None)).stored
-
-    def rows(self, weight: str) -> int:
-        """Return the number of output features of a linear layer's weight; 0 if the base has none of this name."""
-        name = self._names.find(weight)
-        return self._stored.weight(name, turned=False).shape[0] if name else 0
-
-
-def measure(
-    base: Path,
-    adapter: Path,
-    outputs: Mapping[str, Path],
-    *,
-    largest_errors: Mapping[str, float] = {},
-    report: Callable[[int, int], None],
-) -> dict[str, AdapterSurvival]:
+def measure(spec: SurvivalSpec, *, report: Callable[[int, int], None]) -> dict[str, AdapterSurvival]:
     """Return what each output holds of the adapter.
 
     It computes with one thread: several would wait for each other longer than a weight takes, and an output is computed beside it.
 
     Args:
-        base: Folder of the base.
-        adapter: Folder of the adapter.
-        outputs: Folders of the outputs by name.
-        largest_errors: Error of a weight by output, above which it is measured what rounding on the output's own grid makes.
+        spec: What is compared.
         report: Called with the modules that are done, and all.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _measure(base, adapter, outputs, largest_errors, report)
+        return _measure(spec, report=report)
     finally:
         torch.set_num_threads(threads)
 
 
-def _measure(
-    base: Path,
-    adapter: Path,
-    outputs: Mapping[str, Path],
-    largest_errors: Mapping[str, float],
-    report: Callable[[int, int], None],
-) -> dict[str, AdapterSurvival]:
+def _measure(spec: SurvivalSpec, *, report: Callable[[int, int], None]) -> dict[str, AdapterSurvival]:
     try:
-        modules, left_out = adapted_modules(base, adapter)
-        weights = _Base(base)
+        modules, left_out = adapted_modules(spec.base, spec.adapter)
+        weights = BaseWeights(spec.base)
     except (NotUnderstoodError, Unusable, ModelExportError, OSError, ValueError, RuntimeError) as error:
-        return {name: AdapterSurvival(not_run=f"{error}") for name in outputs}
+        return {name: AdapterSurvival(not_run=f"{error}") for name in spec.outputs}
     found: dict[str, AdapterSurvival] = {}
     opened: dict[str, _Output] = {}
-    for name, folder in outputs.items():
+    for name, folder in spec.outputs.items():
         try:
-            stored = open_stored(folder, base, weights.rows, runtime_of_output(name))
-            opened[name] = _Output(stored, largest_errors.get(name, math.inf))
+            stored = open_stored(folder, spec.base, weights.rows, runtime_of_output(name))
+            opened[name] = _Output(stored, spec.largest_errors.get(name, math.inf))
         except _FAULTS as error:
             found[name] = AdapterSurvival(not_run=_said(error))
     chosen = modules[:: max(1, math.ceil(len(modules) / MOST_MODULES))]
@@ -174,7 +104,7 @@ def _measure(
 
 
 def _survival(
-    output: _Output, modules: list[AdaptedModule], weights: _Base, left_out: Mapping[str, str]
+    output: _Output, modules: list[AdaptedModule], weights: BaseWeights, left_out: Mapping[str, str]
 ) -> AdapterSurvival:
     """Return what an output holds, after all modules were compared.
 
@@ -228,10 +158,12 @@ def open_stored(folder: Path, model: Path, rows: Callable[[str], int], runtime: 
     raise NotUnderstoodError("its weights lie neither in safetensors nor in an ONNX graph, and others are not read")
 
 
-def _compare(module: AdaptedModule, weights: _Base, outputs: Mapping[str, _Output], left_out: dict[str, str]) -> None:
+def _compare(
+    module: AdaptedModule, weights: BaseWeights, outputs: Mapping[str, _Output], left_out: dict[str, str]
+) -> None:
     """Compare one module in every output, a piece at a time."""
     try:
-        own = _whole(module, weights)
+        own = weights.original(module)
     except NotUnderstoodError as error:
         left_out[module.name] = str(error)
         return
@@ -257,29 +189,33 @@ def _compare(module: AdaptedModule, weights: _Base, outputs: Mapping[str, _Outpu
             expected=1.0 if strength is None else strength,
             **asdict(each.sums.figures()),
         )
-        is_off = _is_off(survival) or (survival.weight_error or 0.0) > outputs[name].largest_error
-        rounding = _rounding(own, each.weight) if each.weight and is_off else {}
-        outputs[name].modules[module.name] = survival.model_copy(update=rounding)
+        output, is_off = (
+            outputs[name],
+            _is_off(survival) or (survival.weight_error or 0.0) > outputs[name].largest_error,
+        )
+        try:
+            nearest = _nearest(own, each.weight) if each.weight and is_off else {}
+        except _FAULTS as error:
+            output.left_out[module.name] = _said(error)
+        else:
+            output.modules[module.name] = survival.model_copy(update=nearest)
 
 
 def _is_off(found: ModuleSurvival) -> bool:
-    """Return whether a module holds another share of its update than rounding noise explains, as one may whose W lies on a grid."""
+    """Return whether a module's strength is further from what is expected than noise explains."""
     if found.strength is None or found.noise is None:
         return False
     return abs(found.expected - found.strength) > OFF + SURE * found.noise
 
 
-def _rounding(own: _Module, weight: StoredWeight) -> dict[str, float | None]:
-    """Return what the nearest rounding of W + Δ on a stored weight's own grid holds of Δ, and its error; nothing if the grid is not known."""
+def _nearest(own: Original, weight: StoredWeight) -> dict[str, float | None]:
+    """Return what W + Δ rounded to the nearest on a stored weight's own grid holds of Δ, and the error of that."""
     sums = Sums()
     for rows in _pieces(own.shape, MOST_VALUES):
         both = own.rows(rows)
-        nearest = weight.take(rows).nearest(own.rounded(both))
-        if nearest is None:
-            return {}
-        sums += Sums.of(both, nearest)
+        sums += Sums.of(both, weight.take(rows).nearest(own.rounded(both)))
     figures = sums.figures()
-    return {"rounded": figures.strength, "rounded_error": figures.weight_error}
+    return {"nearest_strength": figures.strength, "nearest_error": figures.weight_error}
 
 
 @dataclass(slots=True)
@@ -302,12 +238,6 @@ class _Found:
         stored = weight.take(rows)
         self.sums += Sums.of(both, stored.values)
         self.changed += stored.changed_from(both.before)
-
-
-def _whole(module: AdaptedModule, weights: _Base) -> _Module:
-    before = weights.weight(module)
-    merged = module.merged(before.T if module.turned else before)
-    return _Module(before, merged.T if module.turned else merged)
 
 
 def _stored(output: _Output, module: AdaptedModule, shape: tuple[int, ...]) -> StoredWeight:
@@ -338,7 +268,7 @@ def _layer(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def _name_strangers(output: _Output, modules: list[AdaptedModule], weights: _Base) -> None:
+def _name_strangers(output: _Output, modules: list[AdaptedModule], weights: BaseWeights) -> None:
     """Find out which module's weight or update lies where a module's own does not."""
     strange = {each.module for each in output.modules.values() if _is_strange(each)}
     kinds: dict[tuple[object, ...], list[AdaptedModule]] = {}
@@ -364,7 +294,7 @@ def _kind(name: str) -> tuple[object, ...]:
 
 
 def _compare_with_others(
-    output: _Output, suspects: list[AdaptedModule], alike: list[AdaptedModule], weights: _Base
+    output: _Output, suspects: list[AdaptedModule], alike: list[AdaptedModule], weights: BaseWeights
 ) -> None:
     own: dict[str, tuple[Both, Tensor]] = {}
     for module in suspects:
@@ -382,9 +312,9 @@ def _compare_with_others(
                     output.modules[name] = output.modules[name].model_copy(update={found: other.name})
 
 
-def _some(module: AdaptedModule, weights: _Base) -> tuple[Both, slice, tuple[int, ...]]:
+def _some(module: AdaptedModule, weights: BaseWeights) -> tuple[Both, slice, tuple[int, ...]]:
     """Return the rows of a module that are compared with other modules', which rows they are, and the shape of all."""
-    whole = _whole(module, weights)
+    whole = weights.original(module)
     rows = slice(None, None, _step(whole.shape, MOST_COMPARED))
     return whole.rows(rows), rows, whole.shape
 

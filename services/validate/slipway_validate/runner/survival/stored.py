@@ -50,30 +50,55 @@ class Rows:
         other = values.to(self.stored.dtype) if self.scales is None else self.codes_of(values, self.scales)
         return int(torch.count_nonzero(other != self.stored))
 
-    def nearest(self, values: Tensor) -> Tensor | None:
-        """Return other values (R, K) rounded to the nearest on the same grid; None if there are no codes."""
+    def nearest(self, values: Tensor) -> Tensor:
+        """Return other values (R, K) rounded to the nearest on the same grid, of integers or of the stored float type.
+
+        A value beyond the grid's ends, or where the grid has no step, stays as it is: a grid that ends too early explains no error.
+        """
+        if self.grid is not None:
+            return self.grid().nearest(values)
         if self.scales is None:
-            return self.grid().nearest(values) if self.grid is not None else None
-        codes = self.codes_of(values, self.scales)
-        return (codes if self.zeros is None else codes - self.zeros) * self.scales
+            found = values.to(self.stored.dtype).float()
+            return torch.where(found.isfinite(), found, values)
+        places = self._places(values, self.scales)
+        codes = self._nearest_codes(places)
+        found = (codes if self.zeros is None else codes - self.zeros) * self.scales
+        low, high = self._ends()
+        known = (places > low) & (places < high) & (self.scales.abs() > _LEAST)
+        return torch.where(known, found, values)
 
     def codes_of(self, values: Tensor, scales: Tensor) -> Tensor:
         """Return the codes of other values (R, K) on a grid of these scales."""
+        found = self._nearest_codes(self._places(values, scales))
+        return found if self.levels is not None else found.clamp(*self.limits).to(self.stored.dtype)
+
+    def _places(self, values: Tensor, scales: Tensor) -> Tensor:
+        """Return where values lie among the codes, float32 (R, K)."""
         found = values * torch.where(scales.abs() > _LEAST, 1 / scales, torch.zeros(()))
-        found = found if self.zeros is None else found + self.zeros
-        if self.levels is not None:
-            ties = (self.levels[1:] + self.levels[:-1]) / 2
-            down, up = (torch.bucketize(found, ties, right=right) for right in (False, True))
-            return self.levels[torch.where(found < 0, up, down)]  # a tie goes towards 0
-        return torch.round(found).clamp(*self.limits).to(self.stored.dtype)
+        return found if self.zeros is None else found + self.zeros
+
+    def _nearest_codes(self, places: Tensor) -> Tensor:
+        if self.levels is None:
+            return torch.round(places)
+        ties = (self.levels[1:] + self.levels[:-1]) / 2
+        below = torch.nextafter(ties, torch.tensor(-torch.inf))
+        return self.levels[torch.bucketize(places, torch.where(ties < 0, below, ties))]  # a tie goes towards 0
+
+    def _ends(self) -> tuple[float, float]:
+        """Return half a step before the smallest code, and behind the largest."""
+        if self.levels is None:
+            return self.limits[0] - 0.5, self.limits[1] + 0.5
+        first, second, before, last = self.levels[[0, 1, -2, -1]].tolist()
+        return first - (second - first) / 2, last + (last - before) / 2
 
     def turned(self, rows: slice) -> Rows:
         """Return rows of the transposed weight."""
+        grid = self.grid
         return replace(
             self,
             values=self.values.T[rows],
             stored=self.stored.T[rows],
-            grid=None,
+            grid=None if grid is None else lambda: grid().turned(rows),
             scales=None if self.scales is None else self.scales.T[rows],
             zeros=None if self.zeros is None else self.zeros.T[rows],
         )
