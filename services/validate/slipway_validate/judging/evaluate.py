@@ -124,9 +124,8 @@ class Evaluator:
         if not rounding and computes in HALVES:
             rounding = computing_in(computes)
         noise = None if rounding == STATIC else measured.noise(rounding)
-        from_reference = _sum(
-            measured, {own, reference.merged_level}
-        )  # rounding to one type twice changes nothing more
+        # A set, as rounding to one type twice changes nothing more.
+        from_reference = _sum(measured, {own, reference.merged_level})
         yardstick, cost, unjudged = _yardstick(output, measured, own=own, from_reference=from_reference, folder=folder)
         if noise is None and yardstick is not None:
             unjudged = (

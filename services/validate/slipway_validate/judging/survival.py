@@ -67,7 +67,7 @@ def notes(survival: AdapterSurvival | None, limits: Limits) -> tuple[str, ...]:
         most = max(moved, key=_moved)
         found.append(
             f"in {counted(len(moved), 'module')} the base's weights lie on a grid, so rounding changes small updates: "
-            f"{most.module} holds {most.strength or 0.0:.2f} of its own, and a wider level holds all of it"
+            f"{most.module} holds {most.strength or 0.0:.2f} of its update, and a wider level holds all of it"
         )
     far = [each for each in survival.modules if not each.fault and _is_far(each.weight_error, limits)]
     if far:

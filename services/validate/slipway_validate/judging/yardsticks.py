@@ -104,9 +104,8 @@ def _passes(outputs: Mapping[str, Path], merged_level: str) -> Iterator[Pass]:
         if not own and not beside:
             yield Pass(name=name, output=folder.absolute())
         if not beside:
-            costs |= dict.fromkeys(
-                each for each in (level, merged_level) if each in _COSTS
-            )  # a merged model was rounded first
+            # What is made of a merged model was rounded to that model's type first.
+            costs |= dict.fromkeys(each for each in (level, merged_level) if each in _COSTS)
         rounding = rounding_of(name, folder)
         if rounding not in ("", STATIC):
             roundings[rounding] = None

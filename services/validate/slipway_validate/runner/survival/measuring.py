@@ -189,10 +189,8 @@ def _compare(
             expected=1.0 if strength is None else strength,
             **asdict(each.sums.figures()),
         )
-        output, is_off = (
-            outputs[name],
-            _is_off(survival) or (survival.weight_error or 0.0) > outputs[name].largest_error,
-        )
+        output = outputs[name]
+        is_off = _is_off(survival) or (survival.weight_error or 0.0) > output.largest_error
         try:
             nearest = _nearest(own, each.weight) if each.weight and is_off else {}
         except _FAULTS as error:
