@@ -141,6 +141,7 @@ def test_a_fault_of_stored_weights_is_named(decoder: Judged, name: str, said: st
     assert found.status is OutputStatus.FAILED
     assert re.search(said, found.explanation), found.explanation
     assert found.survival is not None
+    assert not any("coarse" in note for note in found.notes)
     assert [each.module for each in found.survival.faulty] == [KEY if "transposed" in name else DOWN]
     assert found.to_stored is not None
     assert (found.to_stored.mean_kl or 0.0) < 1e-7

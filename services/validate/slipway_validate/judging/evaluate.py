@@ -98,14 +98,14 @@ class Evaluator:
             return result_not_run(output, RunResult(status="failed", reason="VALIDATION_IMPOSSIBLE", message=message))
         measured = self._measured(output, reference, spec=spec, result=result, run_folder=run_folder)
         rule, unjudged = self._rule(measured, reference, folder)
-        found = self._survival().get(name)
-        effect = rule.effect
+        held, effect = self._survival().get(name), rule.effect
+        found = None if held is None else survival.judged(held, rule.limits)
         measured = measured.model_copy(
             update={
                 "limits": rule.limits,
                 "kept": kept_share(distance_of(measured.to_reference), effect),
                 "level_cost": self._level_cost(measured),
-                "survival": None if found is None else survival.judged(found, rule.limits),
+                "survival": found,
                 "notes": (*survival.notes(found, rule.limits), *texts.notes(result.texts)),
             }
         )

@@ -21,6 +21,8 @@ _SHOWN = 4
 _OTHER_WEIGHT = "holds a weight that is"
 _OF_ANOTHER_BASE = 0.5
 """Share of the modules with other weights, from which the base as a whole is another."""
+_SAME = 0.02
+"""Largest difference between two strengths that are shown as one."""
 _ALIKE = 0.05
 """Largest difference of the modules' strengths, relative to them, at which one scale is wrong for all."""
 
@@ -46,7 +48,7 @@ def checks(survival: AdapterSurvival, limits: Limits) -> list[Check]:
 
 
 def notes(survival: AdapterSurvival | None, limits: Limits) -> tuple[str, ...]:
-    """Return what was not compared or not judged."""
+    """Return what was not compared or not judged, and what rounding explains. The survival has its faults (:func:`judged`)."""
     if survival is None:
         return ()
     if survival.not_run:
@@ -160,9 +162,9 @@ def _fault(each: ModuleSurvival, limits: Limits) -> str:
     known, limit = _Judged(each), limits.module_strength_error
     if known and limit is not None and known.error > limit + SURE * known.noise:
         lost = "has lost the adapter: it holds" if known.strength < LOST else "holds"
-        nearest = each.expected if each.nearest_strength is None else each.nearest_strength
-        ends = sorted({f"{end:.3g}" for end in (each.expected, nearest)}, key=float)
-        return f"{lost} {known.strength:.2f} of its update instead of {' to '.join(ends)}"
+        ends = {each.expected, each.nearest_strength or 0.0} if _moved(each) > _SAME else {each.expected}
+        wanted = " to ".join(f"{end:.3g}" for end in sorted(ends))
+        return f"{lost} {known.strength:.2f} of its update instead of {wanted}"
     if _is_far(each.unexplained_error, limits):
         return f"{_OTHER_WEIGHT} {each.weight_error:.2g} of its size away"
     return ""
