@@ -62,10 +62,8 @@ class ModuleSurvival(Value):
     @property
     def off_by(self) -> float:
         """Return how far the strength is from what a right module may have, between ``expected`` and ``nearest_strength``."""
-        strength, nearest = (
-            self.strength or 0.0,
-            self.expected if self.nearest_strength is None else self.nearest_strength,
-        )
+        strength = self.strength or 0.0
+        nearest = self.expected if self.nearest_strength is None else self.nearest_strength
         return max(0.0, min(nearest, self.expected) - strength, strength - max(nearest, self.expected))
 
     @property

@@ -56,7 +56,7 @@ def test_pieces_of_a_weight_give_the_figures_of_the_whole(
 ) -> None:
     """Weights of this size are one piece: smaller pieces stand in for larger weights, and fewer values for sampled rows."""
     outputs = {"pytorch": tiny.merged, **folders}
-    monkeypatch.setattr(measuring, "MOST_VALUES", most)
+    monkeypatch.setattr(measuring, "MOST_VALUES", most)  # no weight of a test has a million values
     whole = survival_of(tiny.base, tiny.adapter, outputs)
     monkeypatch.setattr(measuring, "PIECE", 300)  # some rows, which do not divide all rows evenly
     pieces = survival_of(tiny.base, tiny.adapter, outputs)

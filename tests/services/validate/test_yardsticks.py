@@ -17,6 +17,7 @@ from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.stage import STAGE as EXPORT
 from slipway_validate.folders import runtime_for
 from slipway_validate.judging.compare import compare_windows, load_logits
+from slipway_validate.judging.limits import COST_TIMES, FLOOR
 from slipway_validate.judging.yardsticks import _passes, cost_pass, read_measured, rounding_pass, yardsticks
 from slipway_validate.protocol.messages import pass_file
 from slipway_validate.reference.running import RUNTIME
@@ -186,8 +187,12 @@ def test_a_model_that_was_merged_in_bf16_and_stored_in_fp16_may_be_as_far_as_bot
         save_tokenizer(folder)
     (work := tmp_path / "work").mkdir()
     run = Validated(folders["base"], adapter, work, merged=folders["merged"])
-    run.read_weights({"pytorch-fp16": folders["fp16"]})  # no output of this export is in bfloat16
+    measured = run.read_weights({"pytorch-fp16": folders["fp16"]})  # no output of this export is in bfloat16
     right = run.output("pytorch-fp16", folders["fp16"])
     assert (right.status, right.explanation) == ("passed", "")
+    once = FLOOR + COST_TIMES * (measured.cost("bfloat16") or 0.0)
+    of_one_type = run.output("pytorch-bf16", folders["merged"])
+    limits = [check.limit for check in of_one_type.checks if (check.name, check.against) == ("mean_kl", "reference")]
+    assert limits[0] == pytest.approx(once, rel=1e-3), "rounding to one type twice changes nothing more"
     wrong = run.output("pytorch-fp16", folders["coarse"])
     assert "further from the model than rounding its weights to their type explains" in wrong.explanation

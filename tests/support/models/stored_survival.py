@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slipway.validation.inputs import input_of
-from slipway.validation.limit_overrides import Limits
 from slipway.validation.survival import AdapterSurvival
 from slipway_validate.judging import survival
 from slipway_validate.judging.limits import LIMITS
@@ -14,13 +13,10 @@ from slipway_validate.runner.survival.measuring import measure
 from slipway_validate.stored_weights import survival_spec
 
 
-def survival_of(
-    base: Path, adapter: Path, outputs: Mapping[str, Path], *, limits: Mapping[str, Limits] = LIMITS
-) -> dict[str, AdapterSurvival]:
+def survival_of(base: Path, adapter: Path, outputs: Mapping[str, Path]) -> dict[str, AdapterSurvival]:
     """Return what outputs hold of an adapter, measured as the stage asks for it."""
-    spec = survival_spec(
-        {"base": base, "adapter": adapter, **{input_of(name): outputs[name] for name in outputs}}, limits
-    )
+    inputs = {"base": base, "adapter": adapter, **{input_of(name): folder for name, folder in outputs.items()}}
+    spec = survival_spec(inputs, LIMITS)
     assert spec is not None
     return measure(spec, report=lambda _done, _total: None)
 

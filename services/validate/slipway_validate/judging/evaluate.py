@@ -125,7 +125,7 @@ class Evaluator:
             rounding = computing_in(computes)
         noise = None if rounding == STATIC else measured.noise(rounding)
         # A set, as rounding to one type twice changes nothing more.
-        from_reference = _sum(measured, {own, reference.merged_level})
+        from_reference = _rounding_cost(measured, {own, reference.merged_level})
         yardstick, cost, unjudged = _yardstick(output, measured, own=own, from_reference=from_reference, folder=folder)
         if noise is None and yardstick is not None:
             unjudged = (
@@ -262,7 +262,7 @@ def _yardstick(
     return beside, cost, ""
 
 
-def _sum(measured: Measured, levels: set[str]) -> float | None:
+def _rounding_cost(measured: Measured, levels: set[str]) -> float | None:
     """Return the cost of several roundings of the weights; None if that of one is not known."""
     costs = [measured.cost(each) for each in levels]
     return None if None in costs else sum(each for each in costs if each is not None)

@@ -1,4 +1,4 @@
-"""Updates that are smaller than the steps of the stored type: what rounding takes back is not held against the output."""
+"""What the grid that a weight is stored on explains of its difference from base + update, and what it does not."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from slipway.validation.limit_overrides import LimitOverrides
 from slipway.validation.survival import AdapterSurvival, ModuleSurvival
 from slipway_validate.judging import survival
-from slipway_validate.judging.limits import LIMITS
+from slipway_validate.judging.limits import LIMITS, limits_by_level
 from slipway_validate.runner.survival.checkpoints import Checkpoint
 from slipway_validate.runner.survival.stored import Coded, StoredWeight
+from slipway_validate.stored_weights import survival_spec
 from support.models.stored_survival import said, survival_of
 from support.models.validation_models import Models
 
@@ -175,6 +177,16 @@ def test_a_grid_that_ends_too_early_explains_nothing(coarse: Coarse, factor: flo
     wanted = weak.weights[FIRST] + weak.updates[FIRST]
     coarse.codes[FIRST] = torch.round(wanted / scale).clamp(-8, 7) if factor else torch.zeros_like(wanted)
     assert FIRST.removesuffix(".weight") in said(coarse.measured(), "int8")
+
+
+def test_the_grid_is_asked_above_the_limits_in_force(coarse: Coarse) -> None:
+    weak = coarse.weak
+    inputs = {"base": weak.base, "adapter": weak.adapter, "onnx": weak.merged}
+    limits = limits_by_level({"float32": LimitOverrides(module_weight_error=0.03)})
+    usual, own = survival_spec(inputs, LIMITS), survival_spec(inputs, limits)
+    assert usual is not None
+    assert own is not None
+    assert (usual.largest_errors, own.largest_errors) == ({"onnx": 1e-5}, {"onnx": 0.03})
 
 
 def test_an_error_counts_where_it_is_more_than_a_calibrated_rounding_makes() -> None:
