@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
 from typing import Any
 
+from slipway.distribution.installed import installed_entry_points
 from slipway.distribution.naming import install_command
 from slipway.errors import ConfigurationError
 from slipway.stage import Role, Stage
@@ -19,7 +19,7 @@ _OWN = {IMPORT: "slipway.export_sources.import_stage:STAGE"}
 
 def stage_names() -> tuple[str, ...]:
     """Return the names of all installed stages, sorted."""
-    return tuple(sorted(entry_points(group=GROUP).names))
+    return tuple(sorted(installed_entry_points(GROUP).names))
 
 
 def load_stage(reference: str) -> Stage[Any]:
@@ -33,7 +33,7 @@ def load_stage(reference: str) -> Stage[Any]:
         if colon:
             stage = getattr(import_module(module), attribute)
         else:
-            stage = entry_points(group=GROUP)[reference].load()
+            stage = installed_entry_points(GROUP)[reference].load()
     except (Exception, SystemExit) as error:  # a third-party module may raise anything
         why = "" if reference not in stage_names() and not colon else f": {type(error).__name__}: {error}"
         raise ConfigurationError(

@@ -6,18 +6,17 @@ are there or in ``params.py``. It knows nothing about stores, services or tracin
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
+from slipway.distribution.installed import installed_version
 from slipway.errors import StageError
 from slipway.estimates import ModelSize
 
@@ -25,14 +24,12 @@ MOST_FACTS_BYTES = 256 << 10
 """Largest size of a result's facts when they are sent; long lists are cut before (:func:`cut_lists`)."""
 
 _MOST_ENTRIES = 300
-_OTHER_BUILDS = {"onnxruntime": ("onnxruntime-gpu",)}
-"""Distributions with the same module for other machines, by name."""
 
 
 class StageParams(BaseModel):
     """Base of every stage's parameters: frozen and strict; unknown fields are refused and defaults checked."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", validate_default=True, defer_build=True)
 
 
 P = TypeVar("P", bound=StageParams)
@@ -279,19 +276,6 @@ def cut_lists(facts: Mapping[str, Any]) -> dict[str, Any]:
         else:
             cut[name] = value
     return cut
-
-
-def installed_version(distribution: str, *, alike: bool = True) -> str:
-    """Return the version of an installed distribution, or an empty string.
-
-    Args:
-        distribution: Its name.
-        alike: Whether another build of the same module will do.
-    """
-    for name in (distribution, *(_OTHER_BUILDS.get(distribution, ()) if alike else ())):
-        with contextlib.suppress(PackageNotFoundError):
-            return version(name)
-    return ""
 
 
 def library_provider(distribution: str) -> Provider:

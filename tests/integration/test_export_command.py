@@ -69,8 +69,11 @@ def test_export_and_stage_are_one_trace(project: Path, tmp_path: Path, collector
 @pytest.mark.slow
 def test_the_same_command_finds_its_folder_again(project: Path, tmp_path: Path) -> None:
     first = export(project, "--out", tmp_path)
+    [state] = (project / "home" / "exports").glob(f"{first.json['export_id']}/state.db")
+    before = state.stat().st_mtime_ns
     again = export(project, "--out", tmp_path)
     assert (first.code, again.code) == (0, 0), again.err
+    assert state.stat().st_mtime_ns == before, "a coordinator was started for an export that has succeeded"
     assert again.json["output_directory"] == first.json["output_directory"]
     assert len(list(tmp_path.iterdir())) == 1
     assert slipway("verify", first.json["output_directory"], home=project / "home").code == 0

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from slipway.distribution.installed import installed_entry_points, installed_version
 from slipway.distribution.naming import DISTRIBUTION, install_command, own_version
 from support.commands.light_install import PROJECT, ROOT
 
@@ -75,10 +76,20 @@ def test_the_version_is_that_of_the_installed_distribution(tmp_path: Path) -> No
 
 
 def test_a_copy_installed_under_an_earlier_name_has_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(name: str) -> str:
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(
-        "slipway.distribution.naming.version", absent
-    )  # the entry points are those of the real installation
+    # The entry points are those of the real installation.
+    monkeypatch.setattr("slipway.distribution.naming.installed_version", lambda _: "")
     assert own_version() == PROJECT["version"]
+
+
+def test_what_is_installed_meanwhile_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    assert installed_version("mason") == ""
+    for version in ("1.0", "2.0"):
+        metadata = tmp_path / f"mason-{version}.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: mason\nVersion: {version}\n")
+        (metadata / "entry_points.txt").write_text(f"[slipway.tests]\nmason = mason{version[0]}:NAME\n")
+        os.utime(tmp_path, ns=(0, int(version[0])))  # two changes within one tick of the file system's clock
+        assert installed_version("mason") == version
+        assert [entry.value for entry in installed_entry_points("slipway.tests")] == [f"mason{version[0]}:NAME"]
+        shutil.rmtree(metadata)

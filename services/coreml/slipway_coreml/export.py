@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from slipway.distribution.installed import installed_version
 from slipway.errors import CoreMLExportError
 from slipway.files.regular_file import sha256_of
 from slipway.models.families import DECODER
@@ -18,7 +19,7 @@ from slipway.models.pytorch.text_model import TextModel, open_text_model
 from slipway.models.pytorch.text_reader import TextReader, has_token_types
 from slipway.models.sentences.files import UnknownPoolingError, read_pooling
 from slipway.models.sentences.pooling import SENTENCE_EMBEDDING
-from slipway.stage import Context, installed_version
+from slipway.stage import Context
 from slipway_coreml.attention import use_core_attention
 from slipway_coreml.checks import Expected, check_package
 from slipway_coreml.conversion import convert, trace

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from slipway.distribution.installed import installed_version
 from slipway.errors import ExecutorchExportError
 from slipway.files.json_documents import read_json_object
 from slipway.files.regular_file import sha256_of
@@ -18,7 +19,7 @@ from slipway.models.pytorch.text_model import TextModel
 from slipway.models.pytorch.text_reader import TextReader, has_token_types
 from slipway.models.sentences.files import UnknownPoolingError, read_pooling
 from slipway.models.sentences.pooling import SENTENCE_EMBEDDING
-from slipway.stage import Context, installed_version
+from slipway.stage import Context
 from slipway_executorch.files import DESCRIPTION, PROGRAM
 from slipway_executorch.loading import open_source
 from slipway_executorch.lowering import Lowered, lower, trace

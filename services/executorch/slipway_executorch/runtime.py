@@ -16,11 +16,11 @@ from executorch.extension.pybindings import portable_lib
 from executorch.kernels import quantized  # noqa: F401 - registers the kernels of rounded embeddings
 from executorch.runtime import Runtime
 
+from slipway.distribution.installed import installed_version
 from slipway.errors import CheckpointValidationError
 from slipway.models.base_format import read_config
 from slipway.models.families import DECODER, Comparison, Family, described, family_of
 from slipway.models.sentences.pooling import SENTENCE_EMBEDDING
-from slipway.stage import installed_version
 from slipway.texts import one_line, shortened
 from slipway.validation.speed import Engine
 from slipway_executorch.files import DESCRIPTION, PROGRAM

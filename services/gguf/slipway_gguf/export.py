@@ -12,10 +12,11 @@ from typing import Any
 
 from gguf import GGMLQuantizationType as Kind
 
+from slipway.distribution.installed import installed_version
 from slipway.distribution.naming import own_version
 from slipway.errors import GGUFExportError
 from slipway.models.model_files import copy_companions
-from slipway.stage import Context, installed_version
+from slipway.stage import Context
 from slipway_gguf import modelfile, vocabulary
 from slipway_gguf.architectures.parameters import Parameters
 from slipway_gguf.general import general_fields

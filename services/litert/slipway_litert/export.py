@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
+from slipway.distribution.installed import installed_version
 from slipway.errors import LiteRtExportError
 from slipway.files.regular_file import sha256_of
 from slipway.models.families import DECODER
 from slipway.models.model_files import CONFIG, copy_companions
 from slipway.models.pytorch.text_model import TextModel
 from slipway.models.sentences.files import UnknownPoolingError, read_pooling
-from slipway.stage import Context, installed_version
+from slipway.stage import Context
 from slipway_litert.conversion import Sample, convert, round_weights
 from slipway_litert.decoder import StaticDecoder
 from slipway_litert.encoder import TextReader

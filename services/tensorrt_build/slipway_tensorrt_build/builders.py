@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from slipway.distribution.installed import installed_version
 from slipway.distribution.naming import install_command
 from slipway.errors import TensorRTBuildError
-from slipway.stage import Provider, installed_version
+from slipway.stage import Provider
 from slipway_tensorrt_build.gpus import Gpu, find_gpus
 
 if TYPE_CHECKING:

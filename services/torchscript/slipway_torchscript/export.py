@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
+from slipway.distribution.installed import installed_version
 from slipway.errors import TorchGraphError
 from slipway.files.regular_file import sha256_of
 from slipway.models.families import FEATURE_EXTRACTION
 from slipway.models.model_files import copy_companions
 from slipway.models.pytorch.rotary import compute_frequencies_in_graph
 from slipway.models.sentences.files import UnknownPoolingError, read_pooling
-from slipway.stage import Context, installed_version
+from slipway.stage import Context
 from slipway_torchscript import capture, tracing
 from slipway_torchscript.cases import cases, sample, unproven
 from slipway_torchscript.files import COMPILED, DESCRIPTIONS, PROGRAM, SCRIPT

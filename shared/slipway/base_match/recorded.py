@@ -12,7 +12,7 @@ from slipway.errors import ArtifactError, CheckpointValidationError
 from slipway.files.json_documents import LARGEST, read_json
 from slipway.files.links import file_in
 from slipway.files.user_paths import has_unknown_home, user_path
-from slipway.models.model_files import CONFIG, cached_snapshot
+from slipway.models.model_files import CONFIG, cached_snapshot, is_cached
 
 TRAINING_FOLDERS = 3
 """Number of parent folders of a checkpoint to search for a base model named by a relative path."""
@@ -71,7 +71,7 @@ def _places(name: str, revision: str, checkpoint: Path) -> Iterator[Path]:
     if path.is_absolute():
         yield path
         return
-    if _REPOSITORY.fullmatch(name):
+    if _REPOSITORY.fullmatch(name) and is_cached(name):
         yield from _cached(name, revision)
     for folder in checkpoint.absolute().parents[:TRAINING_FOLDERS]:
         yield folder / path

@@ -24,7 +24,7 @@ from slipway.client.requests import (
 from slipway.client.resumption import Resumption
 from slipway.configuration import ExportConfiguration
 from slipway.errors import Failure, ServiceError
-from slipway.rpc.statuses import failure_of_call
+from slipway.rpc.call_ends import failure_of_call
 from slipway.rpc.structs import sendable
 from slipway.security.channels import AsyncChannel
 from slipway.settings.security import Security

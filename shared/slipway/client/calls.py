@@ -10,7 +10,7 @@ import grpc
 
 from slipway.client.requests import TIMEOUT_SECONDS, Metadata, with_trace
 from slipway.errors import Failure
-from slipway.rpc.statuses import failure_of_call
+from slipway.rpc.call_ends import failure_of_call
 from slipway.security.channels import BlockingChannel
 from slipway.settings.security import Security
 from slipway_protos.v1.artifact_pb2_grpc import ArtifactServiceStub

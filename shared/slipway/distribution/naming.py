@@ -6,8 +6,7 @@ The import name and the command are ``slipway``. The distribution has another na
 
 from __future__ import annotations
 
-import contextlib
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from slipway.distribution.installed import installed_entry_points, installed_version
 
 DISTRIBUTION = "slipway-ml"
 
@@ -29,9 +28,7 @@ def own_version() -> str:
     A working copy may be installed under an earlier name: then return the version of the distribution that provides its
     stages. Return an empty string if nothing does.
     """
-    with contextlib.suppress(PackageNotFoundError):
-        return version(DISTRIBUTION)
-    providers = (
-        entry.dist for entry in entry_points(group="slipway.stages") if entry.module.startswith("slipway_merge.")
-    )
-    return next((provider.version for provider in providers if provider is not None), "")
+    if version := installed_version(DISTRIBUTION):
+        return version
+    merging = (entry for entry in installed_entry_points("slipway.stages") if entry.module.startswith("slipway_merge."))
+    return next((entry.dist.version for entry in merging if entry.dist is not None), "")

@@ -66,7 +66,7 @@ class Embedded:
         import sqlalchemy as sa
 
         from slipway_coordinator.leadership.file_lock import FileLock, holding
-        from slipway_coordinator.storage.database_address import check_database_files
+        from slipway_coordinator.storage.database_files import check_database_files
 
         # Access to this folder is access to the coordinator in it.
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)

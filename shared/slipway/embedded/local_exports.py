@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from slipway.errors import ConfigurationError, ModelExportError, ServiceError
 from slipway.rpc.state_names import ENDED, export_state
 from slipway.settings import Settings
 from slipway_coordinator.api.messages import export_message
-from slipway_coordinator.storage.filters import parse_filter
+from slipway_coordinator.leadership.file_lock import FileLock, holding
 from slipway_coordinator.storage.reading import read_exports
 from slipway_protos.v1 import export_pb2 as pb
 
@@ -42,7 +44,10 @@ def local_exports(settings: Settings, *, filter: str = "") -> list[LocalExport]:
     Raises:
         ServiceError: ``REQUEST_INVALID`` for a filter that is not understood.
     """
-    parse_filter(filter)  # also where there is no export to filter
+    if filter:
+        from slipway_coordinator.storage.filters import parse_filter
+
+        parse_filter(filter)  # also where there is no export to filter
     found = []
     for state in sorted(settings.exports_path.glob("*/state.db")):
         found += _of_state(state, filter=filter)
@@ -71,6 +76,24 @@ def local_export(settings: Settings, name: str) -> LocalExport:
             about={"folder": found.folder},
         )
     return found
+
+
+@contextmanager
+def succeeded_export(settings: Settings, export_id: str) -> Iterator[pb.Export | None]:
+    """Yield an export that has succeeded on this machine, with its lock held; None if there is none, or if its state cannot be read.
+
+    The lock keeps its artifacts in the store until they are delivered.
+
+    Raises:
+        ServiceError: ``COORDINATOR_LOCKED`` while another process runs the same export.
+    """
+    state = settings.exports_path / export_id / "state.db"
+    if not state.is_file():
+        yield None
+        return
+    with holding(FileLock(state)):
+        messages = [export.message for export in _of_state(state, filter="") if export.message is not None]
+        yield next((each for each in messages if each.state == pb.EXPORT_STATE_SUCCEEDED), None)
 
 
 def _of_state(state: Path, *, filter: str) -> list[LocalExport]:  # noqa: A002 - as above

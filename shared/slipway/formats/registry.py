@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from slipway.distribution.installed import installed_entry_points
 from slipway.distribution.naming import DISTRIBUTION, install_command
 from slipway.errors import ConfigurationError, ModelExportError
 from slipway.formats.contract import Format, Runtime
@@ -54,7 +55,7 @@ class RefusedFormat:
 def _installed() -> tuple[dict[str, Format[Any]], tuple[RefusedFormat, ...]]:
     """Load all installed formats; return the usable ones by name, and the others."""
     loaded, refused = list[_Found](), list[RefusedFormat]()
-    for entry in entry_points(group=GROUP):
+    for entry in installed_entry_points(GROUP):
         distribution = entry.dist.name if entry.dist is not None else entry.module
         try:
             loaded.append(_Found(distribution, _load(entry)))

@@ -11,9 +11,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+from slipway.distribution.installed import installed_version
 from slipway.distribution.naming import install_command
 from slipway.machine.gpu import first_gpu
-from slipway.stage import Provider, installed_version, library_provider
+from slipway.stage import Provider, library_provider
 from slipway.texts import one_line
 
 ProviderChoice = Literal["auto", "cuda", "cpu"]

@@ -214,9 +214,7 @@ def check_cached_reference(name: str, revision: str | None) -> None:
     Raises:
         CheckpointValidationError: ``BASE_MODEL_INVALID``.
     """
-    from huggingface_hub import constants
-
-    reference = Path(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}", "refs", revision or "main")
+    reference = _cache_folder(name) / "refs" / (revision or "main")
     if not os.path.lexists(reference):  # methods of Path fail on impossible names
         return
     try:
@@ -231,6 +229,20 @@ def check_cached_reference(name: str, revision: str | None) -> None:
             remedy=f"remove it, and download the model again: hf download {name}",
             about={"file": reference},
         )
+
+
+def is_cached(name: str) -> bool:
+    """Return whether the local Hugging Face cache knows a repository, whole or in part; the library that fetches is not imported."""
+    try:
+        return _cache_folder(name).is_dir()
+    except (ImportError, OSError, ValueError):
+        return False
+
+
+def _cache_folder(repository: str) -> Path:
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE, f"models--{repository.replace('/', '--')}")
 
 
 def cached_snapshot(name: str, revision: str | None = None) -> Path:

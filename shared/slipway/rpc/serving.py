@@ -14,8 +14,8 @@ from grpc_health.v1.health import SERVICE_NAME as HEALTH
 from grpc_reflection.v1alpha import reflection
 
 from slipway.errors import Failure, ModelExportError, ServiceError
+from slipway.rpc.call_ends import STATUS_KEY, call_status
 from slipway.rpc.health import HealthService
-from slipway.rpc.statuses import STATUS_KEY, call_status
 from slipway.texts import number_of
 
 log = logging.getLogger("slipway.rpc")

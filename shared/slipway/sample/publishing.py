@@ -7,13 +7,13 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from slipway.distribution.installed import installed_version
 from slipway.errors import ModelExportError
 from slipway.files.json_documents import LARGEST
 from slipway.files.regular_file import read_regular
 from slipway.folders.disk_full import is_disk_full
 from slipway.folders.unfinished import unfinished
 from slipway.sample.training import Measured
-from slipway.stage import installed_version
 
 HELDOUT = "heldout"
 CONFIGURATION = "export.yaml"

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 
 from slipway.errors import ArtifactError, ModelExportError, ServiceError
 from slipway.observability import metrics
-from slipway.rpc.statuses import STATUS_KEY, call_status
+from slipway.rpc.call_ends import STATUS_KEY, call_status
 from slipway.security.access.audit import AUDITED, Attempt, audited
 from slipway.security.access.callers import ANONYMOUS, Authenticator, Callers, host_of
 from slipway.security.access.principals import OWNER, WORKERS, Principal

@@ -28,7 +28,9 @@ def wrong_value(value: Any, fault: str, remedy: str) -> PydanticCustomError:
 class Section(BaseModel):
     """Base of every section: frozen and strict; unknown settings are refused and defaults checked."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, strict=True, extra="forbid", validate_default=True, allow_inf_nan=False, defer_build=True
+    )
 
 
 class Listed(Section):

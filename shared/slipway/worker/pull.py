@@ -16,7 +16,7 @@ import grpc
 
 from slipway.errors import Failure
 from slipway.execution.runner import TaskRunner
-from slipway.rpc.statuses import failure_of_call
+from slipway.rpc.call_ends import failure_of_call
 from slipway.security.channels import AsyncChannel
 from slipway.settings.security import Security
 from slipway.worker.leased import LeasedTask

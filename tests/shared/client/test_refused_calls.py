@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from slipway.observability import metrics
-from slipway.rpc.statuses import failure_of_call
+from slipway.rpc.call_ends import failure_of_call
 from slipway.security.access.access_file import unauthenticated
 from slipway.security.access.principals import OWNER, Principal
 from slipway.security.access.rules import Rule

@@ -12,7 +12,8 @@ import pytest
 
 from slipway.client import Client
 from slipway.errors import Failure
-from slipway.rpc.statuses import RETRY_AFTER, STATUS_KEY, call_status
+from slipway.rpc.call_ends import STATUS_KEY, call_status
+from slipway.rpc.statuses import RETRY_AFTER
 from slipway_protos.v1 import artifact_pb2 as pb
 from slipway_protos.v1 import artifact_pb2_grpc
 

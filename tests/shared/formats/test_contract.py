@@ -102,7 +102,7 @@ def test_a_value_that_could_not_be_used_later_is_refused_at_once(changes: dict[s
 
 def test_without_any_format_it_is_said_how_to_get_some(monkeypatch: pytest.MonkeyPatch) -> None:
     # Slipway's own entry points cannot be uninstalled for one test; an empty list stands in for that.
-    monkeypatch.setattr(registry, "entry_points", lambda group: [])
+    monkeypatch.setattr(registry, "installed_entry_points", lambda _: [])
     registry._installed.cache_clear()
     with pytest.raises(ConfigurationError, match="no format is installed"):
         formats()

@@ -17,8 +17,9 @@ from slipway.configuration import ExportConfiguration, FormatsConfiguration, par
 from slipway.errors import MOST_TEXT, ConfigurationError, Failure, ModelMergeError
 from slipway.formats import LevelSettings
 from slipway.reasons import REASONS
+from slipway.rpc.call_ends import call_status
 from slipway.rpc.configuration_messages import configuration_message, configuration_of
-from slipway.rpc.statuses import RETRY_AFTER, call_status, failure_of_bytes, failure_of_status, status_of
+from slipway.rpc.statuses import RETRY_AFTER, failure_of_bytes, failure_of_status, status_of
 from slipway.rpc.structs import dict_of, struct_of, timestamp
 from slipway_protos.v1 import configuration_pb2
 

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from slipway.errors import ModelExportError
-from slipway.rpc.statuses import failure_of_call
+from slipway.rpc.call_ends import failure_of_call
 from slipway.security.access.access_file import Everyone
 from slipway.security.access.principals import OWNER
 from slipway.security.access.rules import Rule

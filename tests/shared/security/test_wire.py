@@ -10,8 +10,8 @@ import grpc
 import pytest
 
 from slipway.errors import ServiceError
+from slipway.rpc.call_ends import failure_of_call
 from slipway.rpc.channel_options import MAX_MESSAGE_BYTES
-from slipway.rpc.statuses import failure_of_call
 from slipway.rpc.structs import struct_of
 from slipway.security.access.access_file import Everyone
 from slipway.security.access.principals import OWNER

@@ -18,8 +18,9 @@ from slipway.artifacts import LocalStore
 from slipway.errors import ServiceError
 from slipway.execution.runner import TaskResult, TaskRunner
 from slipway.registry import IMPORT
+from slipway.rpc.call_ends import STATUS_KEY
 from slipway.rpc.serving import abort, listen
-from slipway.rpc.statuses import STATUS_KEY, failure_of_status
+from slipway.rpc.statuses import failure_of_status
 from slipway.rpc.structs import dict_of, struct_of
 from slipway.security.server import ServerSecurity
 from slipway.worker import service as worker_service

@@ -7,7 +7,8 @@ from typing import Any
 import grpc
 from google.rpc import status_pb2
 
-from slipway.rpc.statuses import STATUS_KEY, failure_of_status
+from slipway.rpc.call_ends import STATUS_KEY
+from slipway.rpc.statuses import failure_of_status
 from slipway_protos.v1 import worker_pb2, worker_pb2_grpc
 
 

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from slipway.errors import ServiceError
 from slipway_coordinator.model.records import ExportRecord
 from slipway_coordinator.storage import migrations, ownership, schema
+from slipway_coordinator.storage.events import SEQUENCE_BLOCK
 from slipway_coordinator.storage.inbox import Events
 from slipway_coordinator.storage.journal import Transactions
 from slipway_coordinator.storage.leases import Leases
@@ -23,8 +24,6 @@ from slipway_coordinator.storage.ownership import Ownership
 from slipway_coordinator.storage.schema import events as _events
 from slipway_coordinator.storage.schema import exports as _exports
 from slipway_coordinator.storage.schema import labels as _labels
-
-SEQUENCE_BLOCK = 10_000
 
 # A transaction of a coordinator that froze, or lost its network, would keep its rows locked for hours: PostgreSQL ends it after
 # this time. Ours never pause, because they do nothing but run their statements.
@@ -186,7 +185,7 @@ class Database:
             ownership.forget(connection, name)
 
     def reserve_sequences(self, name: str) -> int:
-        """Reserve the next :data:`SEQUENCE_BLOCK` event numbers of an export; return the number before the first.
+        """Reserve the next :data:`~slipway_coordinator.storage.events.SEQUENCE_BLOCK` event numbers of an export; return the number before the first.
 
         A number is never reserved twice, so the numbers that a client has seen stay valid after a restart.
         """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from dataclasses import dataclass
@@ -12,7 +11,8 @@ from typing import ClassVar
 import sqlalchemy as sa
 
 from slipway.errors import ServiceError
-from slipway.files.regular_file import check_regular, open_regular
+from slipway.files.regular_file import open_regular
+from slipway_coordinator.storage.database_files import check_database_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,17 +110,6 @@ def _database_file(path: Path) -> Path:
     if start and start != _SQLITE:
         raise _unusable(f"{path} is not a SQLite database")
     return path
-
-
-def check_database_files(path: Path) -> None:
-    """Refuse a SQLite file that is, or has beside it, what SQLite would wait for or follow, such as a pipe in its log's place.
-
-    Raises:
-        OSError: One of them is not a regular file. A missing file is not an error.
-    """
-    for name in (path.name, *(f"{path.name}-{part}" for part in ("wal", "shm", "journal"))):
-        with contextlib.suppress(FileNotFoundError):
-            check_regular(path.with_name(name))
 
 
 def _unusable(problem: str) -> ServiceError:

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
 from slipway_coordinator.model.records import ExportRecord
-from slipway_coordinator.storage.database import SEQUENCE_BLOCK
 from slipway_protos.v1 import export_pb2
 
 LOG_LINES_KEPT = 1000
+SEQUENCE_BLOCK = 10_000
+"""Numbers of events that are reserved at once for an export."""
 ENDED_CHANNELS_KEPT = 64
 
 Payload = ExportRecord | export_pb2.TaskProgress | export_pb2.LogLine

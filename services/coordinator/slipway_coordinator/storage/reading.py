@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import pydantic
-import sqlalchemy as sa
 
 from slipway.errors import ServiceError
 from slipway_coordinator.model.records import ExportRecord
-from slipway_coordinator.storage.database_address import check_database_files
-from slipway_coordinator.storage.filters import parse_filter
-from slipway_coordinator.storage.schema import exports
+from slipway_coordinator.storage.database_files import check_database_files
 
 _BUSY_SECONDS = 5
+
+
+class _Query(NamedTuple):
+    text: str
+    values: Sequence[Any] = ()
+
+
+_ALL = _Query("SELECT record FROM slipway_exports ORDER BY create_time DESC")
+_UNENDED = _Query("SELECT record FROM slipway_exports WHERE NOT ended ORDER BY create_time DESC")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
@@ -31,7 +40,7 @@ def read_exports(state: Path, *, filter: str = "") -> list[ExportRecord]:  # noq
     Raises:
         ServiceError: ``STATE_SCHEMA`` when it cannot be read; ``REQUEST_INVALID`` for a filter that is not understood.
     """
-    documents = _documents(state, *parse_filter(filter)) or []
+    documents = _documents(state, _filtered(filter) if filter else _ALL) or []
     try:
         return [ExportRecord.from_json(document) for document in documents]
     except pydantic.ValidationError as error:
@@ -49,17 +58,29 @@ def digests_named(state: Path, *, running: bool) -> frozenset[str] | None:
     Raises:
         ServiceError: ``STATE_SCHEMA`` when it cannot be read.
     """
-    unended = (exports.c.ended.is_(False),) if not running else ()
-    documents = _documents(state, *unended, whole=not running)
+    documents = _documents(state, _ALL if running else _UNENDED, whole=not running)
     return None if documents is None else frozenset(_DIGEST.findall(json.dumps(documents)))
 
 
-def _documents(state: Path, *conditions: sa.ColumnElement[bool], whole: bool = False) -> list[dict[str, Any]] | None:
+def _filtered(filter: str) -> _Query:  # noqa: A002 - the field's name everywhere
+    """Return the query of the exports that match a filter. SQLAlchemy is imported here alone: it takes longer than the reading."""
+    import sqlalchemy as sa
+    from sqlalchemy.dialects import sqlite
+
+    from slipway_coordinator.storage.filters import parse_filter
+    from slipway_coordinator.storage.schema import exports
+
+    query = sa.select(exports.c.record).where(*parse_filter(filter)).order_by(exports.c.create_time.desc())
+    compiled = query.compile(dialect=sqlite.dialect())
+    return _Query(str(compiled), [compiled.params[name] for name in compiled.positiontup or ()])
+
+
+def _documents(state: Path, query: _Query, *, whole: bool = False) -> list[dict[str, Any]] | None:
     """Return the exports of :func:`read_exports` as plain data; None for a state without tables.
 
     Args:
         state: The file.
-        conditions: On :data:`slipway_coordinator.storage.schema.exports`.
+        query: Query of their records.
         whole: Check the whole file for damage first, not only the pages that the query reads.
 
     Raises:
@@ -69,24 +90,20 @@ def _documents(state: Path, *conditions: sa.ColumnElement[bool], whole: bool = F
         check_database_files(state)
     except OSError as error:
         raise _unreadable(state, f"{Path(error.filename or state).name} is {error.strerror}", damaged=False) from error
-    query = sa.select(exports.c.record).where(*conditions).order_by(exports.c.create_time.desc())
-    url = sa.URL.create("sqlite", database=f"file:{quote(str(state))}", query={"mode": "ro", "uri": "true"})
-    engine = sa.create_engine(url, poolclass=sa.NullPool, connect_args={"timeout": _BUSY_SECONDS})
+    address = f"file:{quote(str(state))}?mode=ro"
     try:
-        with engine.connect() as connection:
-            found = connection.exec_driver_sql("PRAGMA integrity_check(1)").scalar_one() if whole else "ok"
-            if found != "ok":
-                raise _unreadable(state, str(found))
-            documents = [json.loads(text) for text in connection.execute(query).scalars()]
-    except sa.exc.DatabaseError as error:
-        if "no such table" in str(error.orig):
+        with closing(sqlite3.connect(address, uri=True, timeout=_BUSY_SECONDS)) as connection:
+            fault = connection.execute("PRAGMA integrity_check(1)").fetchone()[0] if whole else "ok"
+            if fault != "ok":
+                raise _unreadable(state, str(fault))
+            documents = [json.loads(text) for (text,) in connection.execute(query.text, query.values)]
+    except sqlite3.DatabaseError as error:
+        if "no such table" in str(error):
             return None
         # Only errors of the base class itself concern the file's content; others, such as a locked file, may pass.
-        raise _unreadable(state, str(error.orig), damaged=type(error) is sa.exc.DatabaseError) from error
-    except ValueError as error:
+        raise _unreadable(state, str(error), damaged=type(error) is sqlite3.DatabaseError) from error
+    except (TypeError, ValueError) as error:
         raise _unreadable(state, "an export in it is damaged") from error
-    finally:
-        engine.dispose()
     if not all(isinstance(document, dict) for document in documents):
         raise _unreadable(state, "an export in it is damaged")
     return documents

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from safetensors.torch import save_file
 
-from slipway.stage import installed_version
+from slipway.distribution.installed import installed_version
 from slipway_quantize.calibrated import DESCRIPTION, SCHEMA, WEIGHTS
 from slipway_quantize.calibration.params import CalibrateParams
 from slipway_quantize.calibration.rounding.roundings import Fixed

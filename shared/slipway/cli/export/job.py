@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pydantic
 
@@ -17,7 +18,6 @@ from slipway.artifacts import Artifacts
 from slipway.cli.connection import artifacts_at
 from slipway.cli.export.preparing import Prepared, prepare_sources
 from slipway.cli.progress.display import Display
-from slipway.client import Client
 from slipway.configuration import ExportConfiguration, LoadedConfiguration, render_name
 from slipway.errors import ArtifactError, ModelExportError
 from slipway.export_sources.found import Sources
@@ -35,6 +35,9 @@ from slipway.settings import Settings
 from slipway.sources import SourceFolders
 from slipway.validation.findings import ValidationReport
 from slipway_protos.v1 import export_pb2 as pb
+
+if TYPE_CHECKING:
+    from slipway.client import Client
 
 _log = logging.getLogger("slipway.export")
 _LOST = ("ARTIFACT_NOT_FOUND", "ARTIFACT_CORRUPT")
@@ -72,6 +75,9 @@ class ExportJob:
             folders = stack.enter_context(SourceFolders(self.settings, store))
             prepared = self._prepare(folders, store)
             warnings = tuple(dict.fromkeys((*self.loaded.warnings, *prepared.warnings)))
+            delivered = self._deliver_again(prepared, store, warnings)
+            if delivered is not None:
+                return delivered
             self.display.note("starting")
             client = stack.enter_context(self._client(prepared.identity))
             export = self._carry_out(client, prepared)
@@ -83,6 +89,27 @@ class ExportJob:
                 _log.warning(f"{error.message}: making it again")
             client.delete_export(export.name)
             return self._deliver(self._carry_out(client, prepared), store, warnings)
+
+    def _deliver_again(self, prepared: Prepared, store: Artifacts, warnings: tuple[str, ...]) -> ExportResult | None:
+        """Deliver an export that has succeeded on this machine before; None if none has, or if its artifacts are lost.
+
+        Its record is read from its file, because starting a coordinator and a worker would take most of the time.
+        """
+        if self.settings.coordinator:
+            return None
+        from slipway.embedded.local_exports import succeeded_export
+
+        with succeeded_export(self.settings, prepared.identity) as export:
+            if export is None:
+                return None
+            self._check_target(export)
+            self.display.event(pb.ExportEvent(export=export))
+            try:
+                return self._deliver(export, store, warnings)
+            except ModelExportError as error:
+                if error.reason not in _LOST:
+                    raise
+        return None
 
     def _prepare(self, folders: SourceFolders, store: Artifacts) -> Prepared:
         imports = sources_to_import(self.configuration) if self.settings.coordinator and not self.bring_sources else {}
@@ -127,6 +154,8 @@ class ExportJob:
     def _client(self, identity: str) -> Iterator[Client]:
         """Yield a client of the coordinator, or of one inside this process."""
         if self.settings.coordinator:
+            from slipway.client import Client
+
             with Client(
                 self.settings.coordinator, security=self.settings.security, project=self.settings.project
             ) as client:

@@ -16,7 +16,7 @@ import pytest
 from slipway.artifacts.digests import digest_bytes
 from slipway.client import Client
 from slipway.errors import ModelExportError, ServiceError
-from slipway.rpc.statuses import failure_of_call
+from slipway.rpc.call_ends import failure_of_call
 from slipway.security.turns import Turns
 from slipway_coordinator.transfers.transfers import Pace, TransferLimits, Transfers
 from slipway_protos.v1 import artifact_pb2 as pb

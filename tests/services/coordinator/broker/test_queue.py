@@ -16,7 +16,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from slipway.configuration import ExportConfiguration
 from slipway.requirements import Abilities
-from slipway.rpc.statuses import STATUS_KEY
+from slipway.rpc.call_ends import STATUS_KEY
 from slipway.stage_call import StageCall
 from slipway_coordinator.broker.board import Board
 from slipway_coordinator.broker.waiting import Waiting
