@@ -58,8 +58,8 @@ test-k8s: $(INSTALLED) ## Install the checkers of manifests that npm and checkov
 	$(SHUFFLED) tests/k8s tests/deploy/test_alerts.py
 
 test-deepspeed: $(INSTALLED) ## Install DeepSpeed beside the environment and run the tests of its checkpoints
-	tests/shared/models/tools/deepspeed.sh
-	[ ! -d .deepspeed ] || PYTHONPATH=$(CURDIR)/.deepspeed $(SHUFFLED) tests/shared/models/test_deepspeed_checkpoint.py
+	tests/shared/model/tools/deepspeed.sh
+	[ ! -d .deepspeed ] || PYTHONPATH=$(CURDIR)/.deepspeed $(SHUFFLED) tests/shared/model/test_deepspeed_checkpoint.py
 
 lint: $(INSTALLED) ## Check style, types and protos
 	$(BIN)/ruff check .

@@ -209,7 +209,7 @@ class Stage(Generic[P]):
         defers: Function that says whether, with these parameters, ``weights: deferred`` may leave weights out of the main output. A task
             that reads such an output also gets the inputs of the task that made it, under their names.
         reads_deferred: Function that returns the names of the inputs whose weights may be left out, with these parameters.
-        reader: ``module:attribute`` of a :data:`slipway.models.weights.reading.Reader` for main outputs without their weights; empty if others
+        reader: ``module:attribute`` of a :data:`slipway.model.weights.reading.Reader` for main outputs without their weights; empty if others
             never read them.
         recovery: YAML file with ``rules`` for the attempt after a failure of this stage, and ``guidance`` for people by reason
             (docs/adding-a-stage.md); None if only the rules for all stages apply.

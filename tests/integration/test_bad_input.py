@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 
-from slipway.models.safetensors_file import MOST_TENSORS
+from slipway.model.safetensors_file import MOST_TENSORS
 from support.commands.cli import slipway
 from support.commands.project import Project, nothing_left
 from support.models import tiny_models

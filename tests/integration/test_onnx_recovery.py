@@ -165,7 +165,7 @@ FAULTS = {
     ),
     "weights too large for a graph": Fault(
         "qwen3", ("onnx-data-outside",), {"external_data": "false"},
-        {"slipway.models.graphs.inline": "MOST_INLINE_BYTES = 1000\n"}, "mobius", 23, ("ONNX_TOO_LARGE",),
+        {"slipway.model.graphs.inline": "MOST_INLINE_BYTES = 1000\n"}, "mobius", 23, ("ONNX_TOO_LARGE",),
     ),
     "a branch on values": Fault(
         "bert-classes", ("onnx-legacy-instead-of-capture", "onnx-warning-proven"), {}, {BERT: _BRANCH}, "legacy", 17,

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipway.errors import AdapterExportError
-from slipway.models.adapters.pairs import Pair
-from slipway.models.adapters.saved import Saved
-from slipway.models.base_format import read_config
-from slipway.models.families import DECODER, family_of
-from slipway.models.model_facts import CannotBuildError, ModelFacts, model_facts, remedy_of
-from slipway.models.safetensors_file import TensorInfo, read_weights
-from slipway.models.trained.trained_model import trained_model
+from slipway.model.adapters.pairs import Pair
+from slipway.model.adapters.saved import Saved
+from slipway.model.base_format import read_config
+from slipway.model.families import DECODER, family_of
+from slipway.model.model_facts import CannotBuildError, ModelFacts, model_facts, remedy_of
+from slipway.model.safetensors_file import TensorInfo, read_weights
+from slipway.model.trained.trained_model import trained_model
 from slipway.texts import quoted
 from slipway_adapter.factors import differing
 from slipway_adapter.names import Modules

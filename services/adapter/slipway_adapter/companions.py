@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from slipway.files.links import real_file
-from slipway.models.model_files import (
+from slipway.model.model_files import (
     chat_templates,
     has_chat_template,
     is_chat_template,

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from slipway.errors import AdapterExportError
-from slipway.models.adapters.pairs import Pair
-from slipway.models.dtypes import FLOATS, numpy_dtypes
-from slipway.models.safetensors_file import TensorInfo
-from slipway.models.weights.reading import mapped
+from slipway.model.adapters.pairs import Pair
+from slipway.model.dtypes import FLOATS, numpy_dtypes
+from slipway.model.safetensors_file import TensorInfo
+from slipway.model.weights.reading import mapped
 from slipway_adapter.params import FactorType
 
 Array = np.ndarray[Any, np.dtype[Any]]

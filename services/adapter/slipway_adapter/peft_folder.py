@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from slipway.models.adapters.pairs import Pair
-from slipway.models.adapters.saved import Saved
-from slipway.models.model_files import ADAPTER_CONFIG, ADAPTER_PREFIX, ADAPTER_WEIGHTS
-from slipway.models.safetensors_layout import TensorSpec, plan_files
+from slipway.model.adapters.pairs import Pair
+from slipway.model.adapters.saved import Saved
+from slipway.model.model_files import ADAPTER_CONFIG, ADAPTER_PREFIX, ADAPTER_WEIGHTS
+from slipway.model.safetensors_layout import TensorSpec, plan_files
 from slipway.stage import Context
 from slipway_adapter.base import Fitted, fit
 from slipway_adapter.companions import copy_tokenizer

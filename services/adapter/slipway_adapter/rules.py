@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from slipway.errors import AdapterExportError
-from slipway.models.adapters.saved import Saved
+from slipway.model.adapters.saved import Saved
 from slipway.texts import quoted
 from slipway_adapter.params import Target
 

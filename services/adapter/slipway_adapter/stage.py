@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.estimates import GRAPH_BYTES, ModelSize
-from slipway.models.adapters.saved import read_saved
+from slipway.model.adapters.saved import read_saved
 from slipway.stage import Context, Effort, Stage
 from slipway_adapter.params import AdapterParams
 from slipway_adapter.rules import check_rules

@@ -11,14 +11,14 @@ import torch
 from slipway.distribution.installed import installed_version
 from slipway.errors import CoreMLExportError
 from slipway.files.regular_file import sha256_of
-from slipway.models.families import DECODER
-from slipway.models.model_files import CONFIG, copy_companions
-from slipway.models.pytorch.linear_layers import use_linear_layers
-from slipway.models.pytorch.static_cache import StaticDecoder
-from slipway.models.pytorch.text_model import TextModel, open_text_model
-from slipway.models.pytorch.text_reader import TextReader, has_token_types
-from slipway.models.sentences.files import UnknownPoolingError, read_pooling
-from slipway.models.sentences.pooling import SENTENCE_EMBEDDING
+from slipway.model.families import DECODER
+from slipway.model.model_files import CONFIG, copy_companions
+from slipway.model.pytorch.linear_layers import use_linear_layers
+from slipway.model.pytorch.static_cache import StaticDecoder
+from slipway.model.pytorch.text_model import TextModel, open_text_model
+from slipway.model.pytorch.text_reader import TextReader, has_token_types
+from slipway.model.sentences.files import UnknownPoolingError, read_pooling
+from slipway.model.sentences.pooling import SENTENCE_EMBEDDING
 from slipway.stage import Context
 from slipway_coreml.attention import use_core_attention
 from slipway_coreml.checks import Expected, check_package

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from slipway.models.families import why_no_text_graph
+from slipway.model.families import why_no_text_graph
 
 
 def refusal_reason(config: Mapping[str, Any]) -> str:

@@ -21,7 +21,7 @@ from slipway.formats import (
     Runtime,
     Usage,
 )
-from slipway.models.families import FAMILIES, TEXT_FAMILIES
+from slipway.model.families import FAMILIES, TEXT_FAMILIES
 
 PROGRAM_BYTES = 4 << 20
 """Size of a program's instructions, without weights."""

@@ -12,13 +12,13 @@ from slipway.distribution.installed import installed_version
 from slipway.errors import ExecutorchExportError
 from slipway.files.json_documents import read_json_object
 from slipway.files.regular_file import sha256_of
-from slipway.models.families import DECODER
-from slipway.models.model_files import CONFIG, GENERATION_CONFIG, copy_companions
-from slipway.models.pytorch.static_cache import StaticDecoder
-from slipway.models.pytorch.text_model import TextModel
-from slipway.models.pytorch.text_reader import TextReader, has_token_types
-from slipway.models.sentences.files import UnknownPoolingError, read_pooling
-from slipway.models.sentences.pooling import SENTENCE_EMBEDDING
+from slipway.model.families import DECODER
+from slipway.model.model_files import CONFIG, GENERATION_CONFIG, copy_companions
+from slipway.model.pytorch.static_cache import StaticDecoder
+from slipway.model.pytorch.text_model import TextModel
+from slipway.model.pytorch.text_reader import TextReader, has_token_types
+from slipway.model.sentences.files import UnknownPoolingError, read_pooling
+from slipway.model.sentences.pooling import SENTENCE_EMBEDDING
 from slipway.stage import Context
 from slipway_executorch.files import DESCRIPTION, PROGRAM
 from slipway_executorch.loading import open_source

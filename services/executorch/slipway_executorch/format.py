@@ -19,7 +19,7 @@ from slipway.formats import (
     Runtime,
     Usage,
 )
-from slipway.models.families import FAMILIES
+from slipway.model.families import FAMILIES
 from slipway_executorch.families import TAKEN
 from slipway_executorch.params import GROUP_SIZES, LEVEL
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers.activations import GELUTanh
 
-from slipway.models.pytorch.linear_layers import use_linear_layers
+from slipway.model.pytorch.linear_layers import use_linear_layers
 
 
 class TanhGelu(torch.nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from slipway.errors import ExecutorchExportError
-from slipway.models.pytorch.text_model import TextModel, open_text_model
+from slipway.model.pytorch.text_model import TextModel, open_text_model
 from slipway_executorch.attention import use_grouped_attention
 from slipway_executorch.families import refusal_reason
 from slipway_executorch.layers import replace_layers

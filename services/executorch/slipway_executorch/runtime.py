@@ -18,9 +18,9 @@ from executorch.runtime import Runtime
 
 from slipway.distribution.installed import installed_version
 from slipway.errors import CheckpointValidationError
-from slipway.models.base_format import read_config
-from slipway.models.families import DECODER, Comparison, Family, described, family_of
-from slipway.models.sentences.pooling import SENTENCE_EMBEDDING
+from slipway.model.base_format import read_config
+from slipway.model.families import DECODER, Comparison, Family, described, family_of
+from slipway.model.sentences.pooling import SENTENCE_EMBEDDING
 from slipway.texts import one_line, shortened
 from slipway.validation.speed import Engine
 from slipway_executorch.files import DESCRIPTION, PROGRAM

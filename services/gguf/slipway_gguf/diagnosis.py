@@ -9,7 +9,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from slipway.models.base_format import read_config
+from slipway.model.base_format import read_config
 from slipway_gguf.architectures.table import architecture_of
 from slipway_gguf.weights.planning import plan_file
 from slipway_gguf.weights.tensors import EMBEDDING, HEAD, Planned

@@ -15,7 +15,7 @@ from gguf import GGMLQuantizationType as Kind
 from slipway.distribution.installed import installed_version
 from slipway.distribution.naming import own_version
 from slipway.errors import GGUFExportError
-from slipway.models.model_files import copy_companions
+from slipway.model.model_files import copy_companions
 from slipway.stage import Context
 from slipway_gguf import modelfile, vocabulary
 from slipway_gguf.architectures.parameters import Parameters

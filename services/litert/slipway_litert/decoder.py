@@ -12,7 +12,7 @@ import torch
 from litert_torch.generative.custom_ops.dynamic_update_slice import dynamic_update_slice
 from transformers.cache_utils import Cache
 
-from slipway.models.pytorch.static_cache import Slots, keys_and_values, with_length
+from slipway.model.pytorch.static_cache import Slots, keys_and_values, with_length
 from slipway_litert.files import KEYS, LOGITS, PLACES, TOKENS, VALUES
 
 Shape = tuple[int, ...]

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from slipway.models.families import Family
-from slipway.models.sentences.pooling import SENTENCE_EMBEDDING, Pooling, pool
+from slipway.model.families import Family
+from slipway.model.sentences.pooling import SENTENCE_EMBEDDING, Pooling, pool
 
 
 class TextReader(torch.nn.Module):

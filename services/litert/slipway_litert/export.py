@@ -11,10 +11,10 @@ import torch
 from slipway.distribution.installed import installed_version
 from slipway.errors import LiteRtExportError
 from slipway.files.regular_file import sha256_of
-from slipway.models.families import DECODER
-from slipway.models.model_files import CONFIG, copy_companions
-from slipway.models.pytorch.text_model import TextModel
-from slipway.models.sentences.files import UnknownPoolingError, read_pooling
+from slipway.model.families import DECODER
+from slipway.model.model_files import CONFIG, copy_companions
+from slipway.model.pytorch.text_model import TextModel
+from slipway.model.sentences.files import UnknownPoolingError, read_pooling
 from slipway.stage import Context
 from slipway_litert.conversion import Sample, convert, round_weights
 from slipway_litert.decoder import StaticDecoder

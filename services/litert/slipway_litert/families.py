@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from slipway.models.families import TEXT_FAMILIES, why_no_text_graph
+from slipway.model.families import TEXT_FAMILIES, why_no_text_graph
 
 TAKEN = TEXT_FAMILIES
 """Families that are exported."""

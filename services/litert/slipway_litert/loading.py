@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from slipway.errors import LiteRtExportError
-from slipway.models.generation.settings import token_of
-from slipway.models.pytorch.text_model import TextModel, open_text_model
+from slipway.model.generation.settings import token_of
+from slipway.model.pytorch.text_model import TextModel, open_text_model
 from slipway_litert.attention import use_grouped_attention
 from slipway_litert.families import refusal_reason
 

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from slipway.errors import LiteRtExportError
-from slipway.models.families import DECODER
-from slipway.models.pytorch.text_model import TextModel
+from slipway.model.families import DECODER
+from slipway.model.pytorch.text_model import TextModel
 from slipway_litert.attention import use_own_attention
 from slipway_litert.files import TEXT, text_lengths
 from slipway_litert.loading import padding_of

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter
 
-from slipway.models.families import SEQUENCE_CLASSIFIER, Family
+from slipway.model.families import SEQUENCE_CLASSIFIER, Family
 from slipway_litert.files import DECODE, KEYS, LOGITS, PLACES, PREFILL, TEXT, TOKENS, VALUES
 
 Array = np.ndarray[Any, Any]

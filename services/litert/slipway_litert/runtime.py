@@ -13,9 +13,9 @@ import numpy as np
 
 from slipway.distribution.installed import installed_version
 from slipway.errors import CheckpointValidationError
-from slipway.models.base_format import read_config
-from slipway.models.families import DECODER, Comparison, Family, described, family_of
-from slipway.models.sentences.pooling import SENTENCE_EMBEDDING
+from slipway.model.base_format import read_config
+from slipway.model.families import DECODER, Comparison, Family, described, family_of
+from slipway.model.sentences.pooling import SENTENCE_EMBEDDING
 from slipway.validation.speed import Engine
 from slipway_litert.files import PROGRAM
 from slipway_litert.program import BadProgramError, DecoderProgram, Program, TextProgram

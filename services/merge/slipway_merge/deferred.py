@@ -19,9 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from slipway.files.json_documents import LARGEST_LIST
 from slipway.files.links import file_in
 from slipway.files.regular_file import read_regular
-from slipway.models.dtypes import DTYPES
-from slipway.models.safetensors_file import TensorInfo
-from slipway.models.weights.reading import DEFERRED, invalid_description, mapped
+from slipway.model.dtypes import DTYPES
+from slipway.model.safetensors_file import TensorInfo
+from slipway.model.weights.reading import DEFERRED, invalid_description, mapped
 from slipway_merge.plan.layout import Layout, OutputTensor
 from slipway_merge.tensors.block import Block
 from slipway_merge.tensors.deltas import Change, LowRank, compute_type, merge_block, round_block
@@ -168,7 +168,7 @@ def _fingerprint(places: Iterable[TensorInfo]) -> str:
 
 
 class MergedWeights:
-    """The weights of a merge that was described, made when they are read; a :class:`slipway.models.weights.reading.Weights`.
+    """The weights of a merge that was described, made when they are read; a :class:`slipway.model.weights.reading.Weights`.
 
     Args:
         folder: The merge's output.
@@ -206,7 +206,7 @@ class MergedWeights:
         self._reader.__exit__(None, None, None)
 
     def rows(self, name: str, first: int, count: int) -> Array:
-        """As :meth:`slipway.models.weights.reading.Weights.rows`; rows of the sample are checked.
+        """As :meth:`slipway.model.weights.reading.Weights.rows`; rows of the sample are checked.
 
         Raises:
             ModelMergeError: ``NON_FINITE_WEIGHTS``, ``DTYPE_UNSUPPORTED`` or ``MERGE_NOT_VERIFIED``.

@@ -11,11 +11,11 @@ import psutil
 
 from slipway.errors import ModelMergeError
 from slipway.folders.disk_full import disk_full_is_typed
-from slipway.models.dtypes import FLOATS
-from slipway.models.families import model_class
-from slipway.models.model_facts import ModelFacts
-from slipway.models.safetensors_file import TensorInfo, read_weights
-from slipway.models.trained.trained_model import TrainedModel, trained_model
+from slipway.model.dtypes import FLOATS
+from slipway.model.families import model_class
+from slipway.model.model_facts import ModelFacts
+from slipway.model.safetensors_file import TensorInfo, read_weights
+from slipway.model.trained.trained_model import TrainedModel, trained_model
 from slipway.stage import Context
 from slipway_merge.adapter.adapter import Adapter, read_adapter
 from slipway_merge.adapter.heads import Headed, with_head

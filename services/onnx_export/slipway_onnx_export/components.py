@@ -12,7 +12,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from slipway.errors import ONNXExportError, is_own_fault
 from slipway.machine.out_of_memory import is_out_of_memory
-from slipway.models.families import (
+from slipway.model.families import (
     DECODER,
     ENCODER_DECODER,
     QUESTION_ANSWERING,
@@ -21,8 +21,8 @@ from slipway.models.families import (
     TOKEN_CLASSIFIER,
     Family,
 )
-from slipway.models.generation.settings import token_of
-from slipway.models.sentences.pooling import SENTENCE_EMBEDDING, Pooling, pool
+from slipway.model.generation.settings import token_of
+from slipway.model.sentences.pooling import SENTENCE_EMBEDDING, Pooling, pool
 from slipway_onnx_export.forms.cacheless import cacheless_components, sound
 from slipway_onnx_export.interface import Call, Component, Port, ids
 from slipway_onnx_export.loading.trial_run import integers, try_out

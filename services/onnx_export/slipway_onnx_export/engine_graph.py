@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from slipway.models.activations.request import ActivationRequest
-from slipway.models.graphs.promise import EVERY_CALL, Promise
+from slipway.model.activations.request import ActivationRequest
+from slipway.model.graphs.promise import EVERY_CALL, Promise
 from slipway_onnx_export.interface import Component
 from slipway_onnx_export.loading.conversion import Weight
 from slipway_onnx_export.params import Attention, Optimization, Runtime

@@ -12,11 +12,11 @@ import onnx_ir as ir
 import torch
 
 from slipway.errors import ONNXExportError, TracerWarningError
-from slipway.models.activations.request import ActivationRequest
-from slipway.models.families import TEXT_FAMILIES
-from slipway.models.model_files import copy_companions
-from slipway.models.weights.left_out import LeftOutWeights
-from slipway.models.weights.reading import store_weights
+from slipway.model.activations.request import ActivationRequest
+from slipway.model.families import TEXT_FAMILIES
+from slipway.model.model_files import copy_companions
+from slipway.model.weights.left_out import LeftOutWeights
+from slipway.model.weights.reading import store_weights
 from slipway.sizes import format_size
 from slipway.stage import Context
 from slipway_onnx_export.activations.interface import contract_of

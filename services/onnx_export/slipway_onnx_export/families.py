@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from slipway.models.families import SPEECH, described, family_of, keeps_states, takes_more_than_text
+from slipway.model.families import SPEECH, described, family_of, keeps_states, takes_more_than_text
 
 
 def refusal_reason(config: Mapping[str, Any]) -> str:

@@ -24,7 +24,7 @@ from slipway.formats import (
     wrong_value,
 )
 from slipway.machine.onnx_runtime import ProviderChoice
-from slipway.models.families import ENCODER_DECODER, FAMILIES, SPEECH
+from slipway.model.families import ENCODER_DECODER, FAMILIES, SPEECH
 from slipway.settings.sections import as_tuple
 from slipway_onnx_export.activations.settings import Activations, activation_params
 from slipway_onnx_export.forms.sizes import StaticShape

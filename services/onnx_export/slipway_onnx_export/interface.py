@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from slipway.models.activations.request import Activation
-from slipway.models.graphs.promise import EVERY_CALL, Promise
+from slipway.model.activations.request import Activation
+from slipway.model.graphs.promise import EVERY_CALL, Promise
 from slipway_onnx_export.names import BATCH, MASK, PAST, POSITIONS, SEQUENCE, SOURCE, TOTAL
 
 SAMPLE_SIZES = {BATCH: 2, SEQUENCE: 3, PAST: 5, TOTAL: 8, SOURCE: 7}

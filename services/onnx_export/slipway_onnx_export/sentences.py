@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from slipway.models.families import FEATURE_EXTRACTION
-from slipway.models.sentences.files import UnknownPoolingError, read_pooling
-from slipway.models.sentences.pooling import Pooling
+from slipway.model.families import FEATURE_EXTRACTION
+from slipway.model.sentences.files import UnknownPoolingError, read_pooling
+from slipway.model.sentences.pooling import Pooling
 from slipway.stage import Context
 from slipway_onnx_export.source import ModelSource
 

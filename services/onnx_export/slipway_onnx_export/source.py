@@ -15,13 +15,13 @@ import transformers
 from safetensors import SafetensorError, safe_open
 
 from slipway.errors import CheckpointValidationError, ONNXExportError
-from slipway.models.base_format import read_config
-from slipway.models.config.lengths import window_of
-from slipway.models.dtypes import DTYPES, torch_dtypes
-from slipway.models.families import Family, described, family_of
-from slipway.models.generation.settings import first_token, generation_settings, token_of
-from slipway.models.safetensors_file import read_index
-from slipway.models.weights.reading import Weights, has_weights, open_weights
+from slipway.model.base_format import read_config
+from slipway.model.config.lengths import window_of
+from slipway.model.dtypes import DTYPES, torch_dtypes
+from slipway.model.families import Family, described, family_of
+from slipway.model.generation.settings import first_token, generation_settings, token_of
+from slipway.model.safetensors_file import read_index
+from slipway.model.weights.reading import Weights, has_weights, open_weights
 from slipway_onnx_export.families import refusal_reason
 from slipway_onnx_export.stand_ins import stand_in
 

@@ -8,8 +8,8 @@ import warnings
 import numpy as np
 import torch
 
-from slipway.models.dtypes import torch_dtypes
-from slipway.models.safetensors_file import TensorInfo
+from slipway.model.dtypes import torch_dtypes
+from slipway.model.safetensors_file import TensorInfo
 
 
 def stand_in(info: TensorInfo) -> torch.Tensor:

@@ -11,9 +11,9 @@ from google.protobuf.message import DecodeError
 
 from slipway.distribution.installed import installed_version
 from slipway.errors import CheckpointValidationError, OpenVinoExportError
-from slipway.models.base_format import read_config
-from slipway.models.families import DECODER, ENCODER_DECODER, Family, described, family_of
-from slipway.models.model_files import copy_companions
+from slipway.model.base_format import read_config
+from slipway.model.families import DECODER, ENCODER_DECODER, Family, described, family_of
+from slipway.model.model_files import copy_companions
 from slipway.stage import Context
 from slipway_openvino.families import PAIRS, refusal_reason
 from slipway_openvino.files import DECODER_GRAPH, DECODER_MODEL, ENCODER_GRAPH, ENCODER_MODEL, GRAPH, MODEL

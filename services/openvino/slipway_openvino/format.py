@@ -19,7 +19,7 @@ from slipway.formats import (
     quantized,
 )
 from slipway.levels import bits_of
-from slipway.models.families import DECODER, ENCODER_DECODER, SPEECH
+from slipway.model.families import DECODER, ENCODER_DECODER, SPEECH
 from slipway_openvino.families import FAMILIES
 from slipway_openvino.files import DECODER_MODEL, MODEL
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from slipway.errors import CheckpointValidationError
-from slipway.models.base_format import read_config
-from slipway.models.families import DECODER, Comparison, Family, described, family_of
-from slipway.models.sentences.pooling import SENTENCE_EMBEDDING
+from slipway.model.base_format import read_config
+from slipway.model.families import DECODER, Comparison, Family, described, family_of
+from slipway.model.sentences.pooling import SENTENCE_EMBEDDING
 from slipway.validation.speed import Engine
 from slipway_openvino.families import PAIRS
 from slipway_openvino.files import DECODER_MODEL, ENCODER_MODEL, MODEL

@@ -7,8 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from slipway.models.chat_templates import ChatTemplates, EndlessTemplateError, TemplateError
-from slipway.models.model_files import tokenizer_files
+from slipway.model.chat_templates import ChatTemplates, EndlessTemplateError, TemplateError
+from slipway.model.model_files import tokenizer_files
 from slipway.stage import Context
 from slipway.texts import one_line, shortened
 from slipway.validation.hard_texts import CONVERSATIONS, TEXTS

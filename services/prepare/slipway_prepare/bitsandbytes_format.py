@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from slipway.files.json_documents import parse_json
-from slipway.models.dtypes import DTYPES, torch_dtypes
+from slipway.model.dtypes import DTYPES, torch_dtypes
 from slipway_prepare.faults import invalid, unsupported
 from slipway_prepare.recipes import Base, Dequantized, Read, Recipe, check_shape
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from slipway.models.module_patterns import GROUP_TARGETS, IGNORED, check_patterns
+from slipway.model.module_patterns import GROUP_TARGETS, IGNORED, check_patterns
 from slipway_prepare.faults import invalid, unsupported
 from slipway_prepare.recipes import Base, Dequantized, Read, Recipe, check_shape
 

@@ -14,11 +14,11 @@ from safetensors.torch import save_file
 
 from slipway.counts import counted
 from slipway.files.links import real_file
-from slipway.models.base_format import quantization_of, read_config
-from slipway.models.dtypes import DTYPES, FLOATS, torch_dtypes
-from slipway.models.families import model_class, typed
-from slipway.models.model_files import CONFIG, GENERATION_CONFIG, LEFTOVERS, copy_companions, has_safetensors
-from slipway.models.sentences.files import MODULE_WEIGHTS, pickled_modules
+from slipway.model.base_format import quantization_of, read_config
+from slipway.model.dtypes import DTYPES, FLOATS, torch_dtypes
+from slipway.model.families import model_class, typed
+from slipway.model.model_files import CONFIG, GENERATION_CONFIG, LEFTOVERS, copy_companions, has_safetensors
+from slipway.model.sentences.files import MODULE_WEIGHTS, pickled_modules
 from slipway.stage import Context
 from slipway_prepare.bitsandbytes_format import read_bitsandbytes
 from slipway_prepare.compressed_format import read_compressed

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from slipway.counts import counted
 from slipway.errors import CheckpointValidationError
-from slipway.models.dtypes import FLOATS, torch_dtypes
-from slipway.models.model_files import has_safetensors, pickle_files
-from slipway.models.safetensors_file import corrupt, read_weights
+from slipway.model.dtypes import FLOATS, torch_dtypes
+from slipway.model.model_files import has_safetensors, pickle_files
+from slipway.model.safetensors_file import corrupt, read_weights
 from slipway_prepare.faults import invalid
 from slipway_prepare.pickles.loading import aliases, checked, load_pickle
 

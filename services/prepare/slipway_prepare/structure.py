@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from slipway.models.families import FEATURE_EXTRACTION, class_name
-from slipway.models.model_facts import CannotBuildError, ModelFacts, model_facts_of, remedy_of
+from slipway.model.families import FEATURE_EXTRACTION, class_name
+from slipway.model.model_facts import CannotBuildError, ModelFacts, model_facts_of, remedy_of
 from slipway_prepare.faults import invalid
 
 

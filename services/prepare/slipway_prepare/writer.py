@@ -11,7 +11,7 @@ from torch import Tensor
 
 from slipway.errors import CheckpointValidationError
 from slipway.folders.disk_full import disk_full_is_typed
-from slipway.models.safetensors_layout import PlannedFile, TensorSpec, index_file, plan_files
+from slipway.model.safetensors_layout import PlannedFile, TensorSpec, index_file, plan_files
 from slipway.stage import Context
 from slipway_prepare.recipes import Recipe
 from slipway_prepare.source import DTYPES, Source

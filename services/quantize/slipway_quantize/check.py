@@ -14,10 +14,10 @@ import numpy as np
 from slipway.counts import counted
 from slipway.errors import QuantizationError
 from slipway.machine.threads import session_options
-from slipway.models.base_format import read_config
-from slipway.models.families import auto_model, described, model_family
-from slipway.models.model_facts import check_loadable
-from slipway.models.sample_inputs import compared_outputs, sample_inputs
+from slipway.model.base_format import read_config
+from slipway.model.families import auto_model, described, model_family
+from slipway.model.model_facts import check_loadable
+from slipway.model.sample_inputs import compared_outputs, sample_inputs
 from slipway.sizes import format_size
 from slipway.stage import Context
 from slipway.texts import quoted

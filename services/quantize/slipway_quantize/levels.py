@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from slipway.levels import LEVELS, QuantizationLevel, widths_of
-from slipway.models.families import SPEECH, Comparison, described, family_of
+from slipway.model.families import SPEECH, Comparison, described, family_of
 
 CASTS = ("fp16", "bf16")
 """Levels at which every tensor of any model is cast."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.levels import LEVELS, widths_of
-from slipway.models.weights.reading import has_weights, open_weights
+from slipway.model.weights.reading import has_weights, open_weights
 from slipway.stage import Context
 from slipway_quantize.check import run_checkpoint, run_graph
 from slipway_quantize.levels import CASTS

@@ -8,7 +8,7 @@ from typing import Any
 
 from slipway.errors import QuantizationError
 from slipway.formats.registry import load_format
-from slipway.models.base_format import quantization_of
+from slipway.model.base_format import quantization_of
 from slipway.stage import Context
 from slipway_quantize.calibrated import Calibration, mismatch
 from slipway_quantize.check import check_result

@@ -11,7 +11,7 @@ from typing import Any
 from slipway.errors import TensorRTBuildError
 from slipway.files.json_documents import read_json_object
 from slipway.files.regular_file import sha256_of
-from slipway.models.model_files import copy_companions
+from slipway.model.model_files import copy_companions
 from slipway.stage import Context
 from slipway.texts import quoted
 from slipway_tensorrt_build.builders import Choice, Machine, choose, this_machine

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from slipway.models.families import DECODER, TEXT_FAMILIES, described, family_of
+from slipway.model.families import DECODER, TEXT_FAMILIES, described, family_of
 from slipway.stage import Context, Effort, Stage
 from slipway_tensorrt_build.builders import probe
 from slipway_tensorrt_build.params import TensorRTBuildParams

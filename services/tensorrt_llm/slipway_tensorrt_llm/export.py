@@ -13,10 +13,10 @@ from slipway.distribution.installed import installed_version
 from slipway.distribution.naming import own_version
 from slipway.errors import TensorRTLLMExportError
 from slipway.files.links import real_file
-from slipway.models.base_format import read_config
-from slipway.models.dtypes import DTYPES
-from slipway.models.model_files import CONFIG, companion_files
-from slipway.models.safetensors_file import read_weights
+from slipway.model.base_format import read_config
+from slipway.model.dtypes import DTYPES
+from slipway.model.model_files import CONFIG, companion_files
+from slipway.model.safetensors_file import read_weights
 from slipway.stage import Context
 from slipway_tensorrt_llm.models.fields import checkpoint_fields
 from slipway_tensorrt_llm.models.model import Model, check_division, model_of

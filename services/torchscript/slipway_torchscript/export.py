@@ -12,10 +12,10 @@ import torch
 from slipway.distribution.installed import installed_version
 from slipway.errors import TorchGraphError
 from slipway.files.regular_file import sha256_of
-from slipway.models.families import FEATURE_EXTRACTION
-from slipway.models.model_files import copy_companions
-from slipway.models.pytorch.rotary import compute_frequencies_in_graph
-from slipway.models.sentences.files import UnknownPoolingError, read_pooling
+from slipway.model.families import FEATURE_EXTRACTION
+from slipway.model.model_files import copy_companions
+from slipway.model.pytorch.rotary import compute_frequencies_in_graph
+from slipway.model.sentences.files import UnknownPoolingError, read_pooling
 from slipway.stage import Context
 from slipway_torchscript import capture, tracing
 from slipway_torchscript.cases import cases, sample, unproven

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from slipway.models.families import (
+from slipway.model.families import (
     DECODER,
     FEATURE_EXTRACTION,
     MASKED_LANGUAGE_MODEL,

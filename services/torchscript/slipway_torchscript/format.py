@@ -19,7 +19,7 @@ from slipway.formats import (
     Runtime,
     Usage,
 )
-from slipway.models.families import FAMILIES
+from slipway.model.families import FAMILIES
 from slipway_torchscript import params
 from slipway_torchscript.families import TAKEN
 from slipway_torchscript.files import DESCRIPTIONS, PROGRAM, SCRIPT

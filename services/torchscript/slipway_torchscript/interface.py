@@ -13,7 +13,7 @@ import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from slipway.errors import is_own_fault
-from slipway.models.families import (
+from slipway.model.families import (
     FEATURE_EXTRACTION,
     MASKED_LANGUAGE_MODEL,
     QUESTION_ANSWERING,
@@ -21,8 +21,8 @@ from slipway.models.families import (
     TOKEN_CLASSIFIER,
     Family,
 )
-from slipway.models.generation.settings import token_of
-from slipway.models.sentences.pooling import SENTENCE_EMBEDDING, Pooling, pool
+from slipway.model.generation.settings import token_of
+from slipway.model.sentences.pooling import SENTENCE_EMBEDDING, Pooling, pool
 from slipway_torchscript.cases import Case
 from slipway_torchscript.loading import Source, needs_cache, unsupported
 

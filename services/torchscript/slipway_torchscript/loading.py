@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from slipway.errors import CheckpointValidationError, TorchGraphError
-from slipway.models.base_format import read_config
-from slipway.models.config.lengths import length_thresholds
-from slipway.models.families import DECODER, Family, auto_model, described, family_of
-from slipway.models.model_facts import CannotBuildError, check_loadable, most_tokens
+from slipway.model.base_format import read_config
+from slipway.model.config.lengths import length_thresholds
+from slipway.model.families import DECODER, Family, auto_model, described, family_of
+from slipway.model.model_facts import CannotBuildError, check_loadable, most_tokens
 from slipway_torchscript.families import refusal_reason
 
 LONGEST_PROOF = 512

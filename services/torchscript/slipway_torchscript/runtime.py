@@ -13,9 +13,9 @@ import torch
 from slipway.errors import CheckpointValidationError
 from slipway.files.regular_file import sha256_of
 from slipway.machine.environment import variable_set
-from slipway.models.base_format import read_config
-from slipway.models.families import DECODER, Comparison, Family, described, family_of
-from slipway.models.sentences.pooling import SENTENCE_EMBEDDING
+from slipway.model.base_format import read_config
+from slipway.model.families import DECODER, Comparison, Family, described, family_of
+from slipway.model.sentences.pooling import SENTENCE_EMBEDDING
 from slipway.validation.speed import Engine
 from slipway_torchscript.files import DESCRIPTIONS, PROGRAM, SCRIPT
 from slipway_validate.folders import read_json, stored_dtype

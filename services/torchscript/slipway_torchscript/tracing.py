@@ -13,7 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from slipway.errors import TorchGraphError
-from slipway.models.graphs.branches import MASKING, Branch, harmful_branches
+from slipway.model.graphs.branches import MASKING, Branch, harmful_branches
 from slipway_torchscript.interface import Tensors
 
 _LONGEST_MESSAGE = 400

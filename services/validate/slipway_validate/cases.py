@@ -10,7 +10,7 @@ comparison.
 
 from __future__ import annotations
 
-from slipway.models.families import FAMILIES, Comparison, Family
+from slipway.model.families import FAMILIES, Comparison, Family
 from slipway_validate.protocol.messages import Case, CaseRow
 
 MIN_LENGTH = 8

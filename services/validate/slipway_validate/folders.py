@@ -14,11 +14,11 @@ from slipway.files.distinct_files import distinct_bytes
 from slipway.formats import Runtime
 from slipway.formats.registry import format_of_output, runtime_of_output, runtimes_to_try, split_output
 from slipway.levels import LEVELS
-from slipway.models.dtypes import DTYPES
-from slipway.models.families import Family, described, family_of
-from slipway.models.model_files import CONFIG
-from slipway.models.safetensors_file import read_safetensors
-from slipway.models.sentences.files import as_used
+from slipway.model.dtypes import DTYPES
+from slipway.model.families import Family, described, family_of
+from slipway.model.model_files import CONFIG
+from slipway.model.safetensors_file import read_safetensors
+from slipway.model.sentences.files import as_used
 from slipway_validate.protocol.messages import RunResult
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slipway.models.families import Comparison, Family
-from slipway.models.model_files import CONFIG
+from slipway.model.families import Comparison, Family
+from slipway.model.model_files import CONFIG
 from slipway_validate.cases import MIN_LENGTH
 from slipway_validate.folders import read_json
 

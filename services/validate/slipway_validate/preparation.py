@@ -11,11 +11,11 @@ from typing import Any
 
 from slipway.documents import heldout as texts
 from slipway.errors import ModelExportError, StageError, ValidationError
-from slipway.models.base_format import read_config
-from slipway.models.families import FEATURE_EXTRACTION, Comparison, Family, described
-from slipway.models.model_files import CONFIG, copy_companions
-from slipway.models.sentences.files import UnknownPoolingError, read_pooling
-from slipway.models.trained.trained_model import trained_model
+from slipway.model.base_format import read_config
+from slipway.model.families import FEATURE_EXTRACTION, Comparison, Family, described
+from slipway.model.model_files import CONFIG, copy_companions
+from slipway.model.sentences.files import UnknownPoolingError, read_pooling
+from slipway.model.trained.trained_model import trained_model
 from slipway.stage import Context
 from slipway.validation.findings import ValidationInputs
 from slipway.validation.inputs import TEST_INPUTS

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slipway.errors import ValidationError
-from slipway.models.base_format import read_config
-from slipway.models.families import Family, family_of
+from slipway.model.base_format import read_config
+from slipway.model.families import Family, family_of
 from slipway.stage import Context
 from slipway.validation.findings import (
     OutputStatus,

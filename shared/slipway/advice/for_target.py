@@ -9,7 +9,7 @@ from typing import Any
 from slipway.configuration.layers import Layer, Setting
 from slipway.configuration.loading import LoadedConfiguration, load
 from slipway.formats.targets import TARGETS, target_name
-from slipway.models.families import DECODER
+from slipway.model.families import DECODER
 from slipway.settings.problems import Problem
 
 TARGET, LEVELS = "output.target", "optimization.quantization"
@@ -107,9 +107,9 @@ def _subject(settings: Mapping[str, Setting]) -> Any:
     from slipway.configuration.sections import without_none
     from slipway.errors import ModelExportError
     from slipway.files.local_folders import is_address
-    from slipway.models.checkpoints import find_checkpoint, read_adapter_config
-    from slipway.models.model_files import resolve_base_model
-    from slipway.models.trained.trained_model import trained_model
+    from slipway.model.checkpoints import find_checkpoint, read_adapter_config
+    from slipway.model.model_files import resolve_base_model
+    from slipway.model.trained.trained_model import trained_model
 
     def text(key: str) -> str:
         value = settings[key].value if key in settings else ""

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from slipway.estimates import ModelSize
-from slipway.models.base_format import read_config
-from slipway.models.families import family_of
-from slipway.models.model_files import resolve_base_model
+from slipway.model.base_format import read_config
+from slipway.model.families import family_of
+from slipway.model.model_files import resolve_base_model
 from slipway.planning.preflight import model_size
 
 CONTEXT = 4096

@@ -14,10 +14,10 @@ from slipway.base_match.models import vocabulary_size
 from slipway.base_match.recorded import read_known_json
 from slipway.errors import CheckpointValidationError
 from slipway.files.json_documents import LARGEST_LIST
-from slipway.models.dtypes import FLOATS
-from slipway.models.families import TRAINED_FAMILIES, family_of
-from slipway.models.model_files import ADAPTER_WEIGHTS, CONFIG, has_safetensors
-from slipway.models.safetensors_file import TensorInfo, read_safetensors, read_weights
+from slipway.model.dtypes import FLOATS
+from slipway.model.families import TRAINED_FAMILIES, family_of
+from slipway.model.model_files import ADAPTER_WEIGHTS, CONFIG, has_safetensors
+from slipway.model.safetensors_file import TensorInfo, read_safetensors, read_weights
 
 _PREFIX = "base_model.model."
 _LIBRARY = re.compile(r"transformers\.models\.(\w+)\.modeling_\w+")

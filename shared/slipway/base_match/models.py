@@ -12,9 +12,9 @@ from typing import Any
 from slipway.base_match.recorded import read_known_json
 from slipway.base_match.weights import Outcome, compare_weights, same_files
 from slipway.errors import CheckpointValidationError
-from slipway.models.base_format import quantization_of
-from slipway.models.model_files import CONFIG, has_safetensors
-from slipway.models.safetensors_file import TensorInfo, read_weights
+from slipway.model.base_format import quantization_of
+from slipway.model.model_files import CONFIG, has_safetensors
+from slipway.model.safetensors_file import TensorInfo, read_weights
 
 _SIZES = (
     "hidden_size",

@@ -12,7 +12,7 @@ from slipway.errors import ArtifactError, CheckpointValidationError
 from slipway.files.json_documents import LARGEST, read_json
 from slipway.files.links import file_in
 from slipway.files.user_paths import has_unknown_home, user_path
-from slipway.models.model_files import CONFIG, cached_snapshot, is_cached
+from slipway.model.model_files import CONFIG, cached_snapshot, is_cached
 
 TRAINING_FOLDERS = 3
 """Number of parent folders of a checkpoint to search for a base model named by a relative path."""

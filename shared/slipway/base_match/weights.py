@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from slipway.errors import CheckpointValidationError
-from slipway.models.dtypes import DTYPES
-from slipway.models.model_files import MODEL_WEIGHTS, has_safetensors, model_files, pickle_files
-from slipway.models.safetensors_file import TensorInfo
+from slipway.model.dtypes import DTYPES
+from slipway.model.model_files import MODEL_WEIGHTS, has_safetensors, model_files, pickle_files
+from slipway.model.safetensors_file import TensorInfo
 
 MOST_TENSORS = 4096
 """Most tensors to sample, spread evenly over all."""

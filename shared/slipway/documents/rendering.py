@@ -6,7 +6,7 @@ from typing import Any, Protocol, Self
 
 from slipway.documents.purposes import Purpose, invalid
 from slipway.documents.reading import Document
-from slipway.models.chat_templates import ChatTemplates, EndlessTemplateError, TemplateError
+from slipway.model.chat_templates import ChatTemplates, EndlessTemplateError, TemplateError
 
 
 class Writer(Protocol):

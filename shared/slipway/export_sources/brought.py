@@ -25,7 +25,7 @@ from slipway.export_sources.naming import source_settings
 from slipway.export_sources.own_text import find_own_text
 from slipway.export_sources.text_files import CALIBRATION_KEY, HELDOUT_KEY, check_texts, folder_of, text_files
 from slipway.export_sources.text_overlap import check_apart
-from slipway.models.model_files import model_files, resolve_base_model, travelling_files
+from slipway.model.model_files import model_files, resolve_base_model, travelling_files
 from slipway.planning.calibration import SOURCE as CALIBRATION
 from slipway.sources.folders import SourceFolders
 from slipway.validation.inputs import OWN_TEXT, TEST_INPUTS

@@ -29,12 +29,12 @@ from slipway.export_sources.text_files import (
 from slipway.export_sources.text_overlap import check_apart
 from slipway.export_sources.titles import title
 from slipway.files.links import real_file
-from slipway.models.base_format import base_format, check_kind, read_config
-from slipway.models.checkpoints import Checkpoint, find_checkpoint, read_adapter_config
-from slipway.models.families import typed
-from slipway.models.model_files import ADAPTER_CONFIG, model_files, resolve_base_model, travelling_files
-from slipway.models.saved_weights import whole_model_beside
-from slipway.models.trained.trained_model import TrainedModel, trained_model
+from slipway.model.base_format import base_format, check_kind, read_config
+from slipway.model.checkpoints import Checkpoint, find_checkpoint, read_adapter_config
+from slipway.model.families import typed
+from slipway.model.model_files import ADAPTER_CONFIG, model_files, resolve_base_model, travelling_files
+from slipway.model.saved_weights import whole_model_beside
+from slipway.model.trained.trained_model import TrainedModel, trained_model
 from slipway.planning.calibration import SOURCE as CALIBRATION
 from slipway.planning.references import by_source_name
 from slipway.sources import SourceFolders
@@ -57,7 +57,7 @@ class Sources:
         calibration: File or folder with text for calibration, or None.
         test_inputs: File with the user's test inputs, or None.
         base_match: The files' verdict on whether the base is the one the adapter was trained on; None without an adapter.
-        formats: Formats of sources that must be prepared first, by source (``slipway.models.base_format``).
+        formats: Formats of sources that must be prepared first, by source (``slipway.model.base_format``).
         trained: The class the adapter was trained on, if it brings a head that the base lacks; None also without transformers.
         config: Configuration of the merged model, if it is not the base's own; None also without transformers.
         warnings: Warnings from the search.

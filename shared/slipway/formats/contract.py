@@ -62,7 +62,7 @@ class Runtime:
         load: ``module:attribute`` of a function ``load(folder, *, threads) -> LanguageModel`` (``slipway_validate.runner.model``). Only
             the process that runs the output imports it; an ImportError there means that this machine cannot run it.
         on_base: Whether its outputs hold the adapter alone: the function is ``load(folder, base, *, threads)``, with the folder of the base model.
-        families: Names of the model families that it runs (``slipway.models.families``); outputs of other families are not run. None: all.
+        families: Names of the model families that it runs (``slipway.model.families``); outputs of other families are not run. None: all.
         prefers: Needs of a worker that runs outputs; None for nothing.
         precision_file: JSON file of an output whose ``precision`` names the type of its weights; empty for none.
         stored_dtype: Type of the weights if no file names one; empty if unknown.
@@ -79,7 +79,7 @@ class Runtime:
             that lie in the output. What operations compute: ``results/float16``, ``results/bfloat16``. A level without an entry rounds
             nothing: it computes in float32.
         inspect: ``module:ATTRIBUTE`` of a stage for ``slipway inspect``: input ``model``, parameter ``file``, and an output
-            ``inspection`` as :class:`slipway.models.activations.inspection.Inspection` writes it; empty for none.
+            ``inspection`` as :class:`slipway.model.activations.inspection.Inspection` writes it; empty for none.
     """
 
     name: str
@@ -121,7 +121,7 @@ class Usage:
 
     Attributes:
         template: Package and file name of a Jinja template for Python code. It gets ``folder`` (the folder that the code names first),
-            ``others`` (further folders), ``entries`` (names of files and folders in the first), ``sentences`` (whether it encodes whole texts), ``pooled`` (whether a graph of it does that alone), ``chat`` (whether all have a chat template) and ``family`` (``slipway.models.families``), and may include ``prompt.example.j2``.
+            ``others`` (further folders), ``entries`` (names of files and folders in the first), ``sentences`` (whether it encodes whole texts), ``pooled`` (whether a graph of it does that alone), ``chat`` (whether all have a chat template) and ``family`` (``slipway.model.families``), and may include ``prompt.example.j2``.
         library: ``library_name`` of the card's front matter.
         packages: Packages that the code needs, as arguments of ``pip install``.
         chat_packages: The same for code that applies a chat template.

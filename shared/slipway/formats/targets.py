@@ -42,7 +42,7 @@ class Fit:
         why: A sentence: why it fits, and what limits it.
         levels: Levels that run well there, the usual one first; empty text is the unquantized output.
         variant: Variant that it is about instead of a level, for which ``settings`` ask; empty for none.
-        families: Names of the model families that this is about (``slipway.models.families``); None: all that the format takes.
+        families: Names of the model families that this is about (``slipway.model.families``); None: all that the format takes.
         rank: Place among the formats that fit, lowest first.
         settings: Further settings of the format's section that the target needs.
         source: Where the facts come from: a document or page.

@@ -15,7 +15,7 @@ from slipway.formats.contract import Format
 from slipway.formats.registry import runtime_of_output, translate_format_errors
 from slipway.formats.settings import FormatSettings
 from slipway.formats.tasks import FormatRequest, PlannedTask
-from slipway.models.base_format import METHODS, is_base_format
+from slipway.model.base_format import METHODS, is_base_format
 from slipway.planning.calibration import SOURCE as CALIBRATION
 from slipway.planning.calibration import calibrations, is_symmetric, names_calibration, used_calibrations
 from slipway.planning.calibration import text as text_task
@@ -43,7 +43,7 @@ def plan(
         configuration: The configuration; only the tasks that it needs are planned.
         source_names: Names of the artifacts from which the export starts: ``base``, ``adapter``, optionally ``heldout``,
             ``test_inputs``, ``calibration`` and ``own_text``, and ``adapter-02`` and so on for each of ``combination.adapters``.
-        source_formats: Storage format, by name, of the sources that are not plain 16- or 32-bit safetensors (``slipway.models.base_format``).
+        source_formats: Storage format, by name, of the sources that are not plain 16- or 32-bit safetensors (``slipway.model.base_format``).
 
     Raises:
         ServiceError: ``REQUEST_INVALID``: a source is missing, or no task uses one.

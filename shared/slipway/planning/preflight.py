@@ -21,9 +21,9 @@ from slipway.formats.settings import FormatSettings
 from slipway.formats.tasks import PlannedTask
 from slipway.machine.cgroup import ControlGroup, available_memory
 from slipway.machine.doctor import StageHealth, stage_health
-from slipway.models.base_format import prepared_sizes, read_config
-from slipway.models.model_files import CONFIG
-from slipway.models.trained.adapter_kinds import is_plain_lora
+from slipway.model.base_format import prepared_sizes, read_config
+from slipway.model.model_files import CONFIG
+from slipway.model.trained.adapter_kinds import is_plain_lora
 from slipway.planning.references import producers
 from slipway.registry import known_stage, plays
 from slipway.sizes import format_size

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from slipway.errors import CheckpointValidationError
-from slipway.models.model_files import check_cached_reference
+from slipway.model.model_files import check_cached_reference
 from slipway.redaction import redact_address
 
 SCHEME = "hf://"

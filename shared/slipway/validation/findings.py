@@ -149,7 +149,7 @@ class ValidationInputs(Value):
         tokens: Number of compared positions, samples × sequence_length.
         requested_samples: Requested number of windows; fewer are used if the text is short or the logits would not fit on the disk.
         vocabulary: Number of values in one result: the vocabulary's size, the number of classes.
-        family: Kind of model: ``decoder``, ``encoder-decoder``, ``sequence classifier`` … (``slipway.models.families``).
+        family: Kind of model: ``decoder``, ``encoder-decoder``, ``sequence classifier`` … (``slipway.model.families``).
         comparison: How two models of the family are compared: ``next token``, ``teacher forced``, ``classes`` …
         seed: Seed that placed the windows in the text.
         prompts: Number of prompts that were continued greedily.

@@ -11,7 +11,7 @@ import torch
 
 from slipway.configuration import parse
 from slipway.errors import AdapterExportError, ConfigurationError, ModelExportError
-from slipway.models.adapters.saved import read_saved
+from slipway.model.adapters.saved import read_saved
 from slipway.planning.plan import plan
 from slipway.planning.preflight import Verdict, preflight
 from slipway_adapter.params import Target

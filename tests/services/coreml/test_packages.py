@@ -104,8 +104,8 @@ def wide(folder: Path) -> Path:
 
 
 def traced(source: Path) -> tuple[Any, Any]:
-    from slipway.models.pytorch.static_cache import StaticDecoder
-    from slipway.models.pytorch.text_model import open_text_model
+    from slipway.model.pytorch.static_cache import StaticDecoder
+    from slipway.model.pytorch.text_model import open_text_model
     from slipway_coreml.attention import use_core_attention
     from slipway_coreml.conversion import trace
     from slipway_coreml.families import refusal_reason

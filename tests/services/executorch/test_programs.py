@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from slipway.errors import ExecutorchExportError
-from slipway.models.families import DECODER, family_of
+from slipway.model.families import DECODER, family_of
 from support.models.quantize_models import save_tiny
 from support.models.table_models import ROWS, Row, make_row
 

@@ -87,7 +87,7 @@ def test_the_stage_measures_the_inputs_mean_squares(model: Path, tmp_path: Path)
     seen: dict[str, Any] = {}
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     loaded.model.layers[1].mlp.up_proj.register_forward_hook(lambda _, inputs, __: seen.update(rows=inputs[0]))
-    from slipway.models.families import DECODER
+    from slipway.model.families import DECODER
     from slipway_quantize.calibration.windows import read_windows
 
     windows = read_windows(data, model, DECODER, count=8, length=32, vocabulary=320, seed=0)

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from slipway.errors import ModelMergeError
-from slipway.models.families import model_family
+from slipway.model.families import model_family
 from slipway.stage import Context
 from slipway_merge.params import MergeParams
 from slipway_merge.stage import STAGE

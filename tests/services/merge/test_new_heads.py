@@ -12,8 +12,8 @@ import transformers as tf
 from safetensors.torch import load_file, save_file
 
 from slipway.errors import ModelMergeError
-from slipway.models.families import model_family
-from slipway.models.safetensors_file import read_weights
+from slipway.model.families import model_family
+from slipway.model.safetensors_file import read_weights
 from slipway.stage import Context
 from slipway_merge.params import MergeParams
 from slipway_merge.stage import STAGE
@@ -236,7 +236,7 @@ def test_a_body_without_the_adapter_is_found_by_its_logits(tmp_path):
     output, ctx = merged(base, adapter, tmp_path, verify="spot")
     tensors = load_file(output / "model.safetensors") | load_file(base / "model.safetensors")
     save_file(tensors, output / "model.safetensors", metadata={"format": "pt"})
-    from slipway.models.trained.trained_model import trained_model
+    from slipway.model.trained.trained_model import trained_model
 
     with pytest.raises(ModelMergeError, match="its logits differ from those of base and adapter"):
         reload_check.reload_check(

@@ -9,9 +9,9 @@ import pytest
 import torch
 import transformers as tf
 
-from slipway.models.base_format import read_config
-from slipway.models.families import FEATURE_EXTRACTION, model_family
-from slipway.models.safetensors_file import read_weights
+from slipway.model.base_format import read_config
+from slipway.model.families import FEATURE_EXTRACTION, model_family
+from slipway.model.safetensors_file import read_weights
 from slipway.stage import Context
 from slipway_merge.params import MergeParams
 from slipway_merge.stage import STAGE

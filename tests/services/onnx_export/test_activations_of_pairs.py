@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipway.models.activations.contract import CONTRACT, CONTRACT_PAGE, read_contract
-from slipway.models.activations.request import KINDS
+from slipway.model.activations.contract import CONTRACT, CONTRACT_PAGE, read_contract
+from slipway.model.activations.request import KINDS
 from slipway.stage import Context
 from slipway_onnx_export.inspection.graph_file import read_graph
 from slipway_onnx_export.inspection.trial import run_once

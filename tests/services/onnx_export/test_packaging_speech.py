@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import transformers as tf
 
-from slipway.models.families import SPEECH
+from slipway.model.families import SPEECH
 from slipway.stage import Context
 from slipway_onnx_export.packaging.genai_speech import audio_processor
 from slipway_onnx_export.packaging.kinds import NotPackagedError, Packaged

@@ -73,8 +73,8 @@ def test_weights_of_one_short_type_stay_as_they_are_stored(
     from safetensors.torch import load_file, save_file
     from transformers import AutoModelForCausalLM
 
-    from slipway.models.dtypes import torch_dtypes
-    from slipway.models.pytorch import wide_layers
+    from slipway.model.dtypes import torch_dtypes
+    from slipway.model.pytorch import wide_layers
     from slipway_onnx_export.parity.check import _in_float32
 
     monkeypatch.setattr(wide_layers, "SMALLEST_VALUES", 1 << 6)

@@ -213,7 +213,7 @@ def test_a_branch_on_values_is_refused_by_the_legacy_tracer() -> None:
     """The warning comes from the real tracer, on a module that does what it warns of."""
     import warnings
 
-    from slipway.models.graphs.branches import harmful_branches
+    from slipway.model.graphs.branches import harmful_branches
     from slipway_onnx_export.engines.branches import tracer_warning_error
 
     class Branches(torch.nn.Module):

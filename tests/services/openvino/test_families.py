@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from slipway.errors import ONNXExportError, OpenVinoExportError
-from slipway.models.families import DECODER, auto_model, family_of
+from slipway.model.families import DECODER, auto_model, family_of
 from slipway_openvino.runtime import load
 from slipway_validate.runner.model import Source, Step, positions_of
 from support.models.openvino_models import converted, exported

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from slipway.errors import OpenVinoExportError
-from slipway.models.families import DECODER, SEQUENCE_CLASSIFIER, Family
+from slipway.model.families import DECODER, SEQUENCE_CLASSIFIER, Family
 from slipway_openvino.files import MODEL
 from slipway_openvino.graphs.interface import text_interface
 from slipway_openvino.library import ops, ov, said

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from slipway.errors import CheckpointValidationError
-from slipway.models.weights.conversion import Conversion
+from slipway.model.weights.conversion import Conversion
 from slipway.stage import Context
 from slipway_prepare.conversion.params import ConvertParams
 from slipway_prepare.conversion.stage import CONVERSION

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from slipway.models.base_format import base_format
-from slipway.models.model_files import model_files
+from slipway.model.base_format import base_format
+from slipway.model.model_files import model_files
 from slipway.stage import Context
 from slipway_quantize.params import QuantizeParams
 from slipway_quantize.stage import STAGE as QUANTIZE

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from slipway.models.base_format import base_format
+from slipway.model.base_format import base_format
 from support.models.prepare_models import linears, loads, refusal, run, stored
 
 

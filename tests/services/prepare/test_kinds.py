@@ -8,7 +8,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from slipway.models.families import FEATURE_EXTRACTION, model_family
+from slipway.model.families import FEATURE_EXTRACTION, model_family
 from support.models.prepare_models import refusal, run
 
 

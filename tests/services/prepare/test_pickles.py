@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from slipway.errors import CheckpointValidationError
-from slipway.models.base_format import base_format
-from slipway.models.safetensors_file import read_weights
+from slipway.model.base_format import base_format
+from slipway.model.safetensors_file import read_weights
 from slipway_prepare.source import open_source
 from support.hostile.json_grammar import answer
 from support.models.prepare_models import loads, pickled, refusal, run

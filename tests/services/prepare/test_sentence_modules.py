@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from slipway.errors import CheckpointValidationError
-from slipway.models.base_format import base_format
-from slipway.models.sentences.files import module_files
+from slipway.model.base_format import base_format
+from slipway.model.sentences.files import module_files
 from slipway.stage import Context
 from slipway_merge.writing.folder import copy_small_files
 from slipway_prepare.params import PrepareParams

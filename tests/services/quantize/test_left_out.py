@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from slipway.errors import ModelExportError
-from slipway.models.weights.reading import DEFERRED, open_weights
+from slipway.model.weights.reading import DEFERRED, open_weights
 from slipway.stage import Context
 from slipway_merge.params import MergeParams
 from slipway_merge.stage import STAGE as MERGE

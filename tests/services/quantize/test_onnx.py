@@ -16,7 +16,7 @@ import onnx_ir as ir
 import pytest
 
 from slipway.errors import ModelExportError, QuantizationError
-from slipway.models.graphs import inline
+from slipway.model.graphs import inline
 from slipway.stage import Context
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.stage import STAGE as EXPORT

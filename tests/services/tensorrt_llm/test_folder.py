@@ -13,7 +13,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 
-from slipway.models.safetensors_file import read_safetensors
+from slipway.model.safetensors_file import read_safetensors
 from support.models.tensorrt_llm_models import VOCABULARY, Reader, logits_of, save_model, write_checkpoint
 
 _TOKENS = list(range(3, 27))

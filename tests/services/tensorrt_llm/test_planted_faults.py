@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from slipway.errors import TensorRTLLMExportError
-from slipway.models.base_format import read_config
-from slipway.models.safetensors_file import read_weights
+from slipway.model.base_format import read_config
+from slipway.model.safetensors_file import read_weights
 from slipway_tensorrt_llm.models.model import model_of
 from slipway_tensorrt_llm.weights.checks import check_checkpoint
 from slipway_tensorrt_llm.weights.planning import Plan

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from slipway.errors import TorchGraphError
-from slipway.models.families import DECODER, family_of
+from slipway.model.families import DECODER, family_of
 from support.models.quantize_models import save_tiny
 from support.models.table_models import ROWS, Row, make_row
 

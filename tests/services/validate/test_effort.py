@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import pytest
 
-from slipway.models.families import DECODER, ENCODER_DECODER, SEQUENCE_CLASSIFIER
+from slipway.model.families import DECODER, ENCODER_DECODER, SEQUENCE_CLASSIFIER
 from slipway.validation.effort import Effort
 from slipway.validation.findings import OutputStatus
 from slipway_validate.cases import shape_cases

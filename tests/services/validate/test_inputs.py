@@ -13,7 +13,7 @@ import pytest
 
 from slipway.documents.heldout import HeldOutText
 from slipway.documents.reading import Document
-from slipway.models.families import DECODER, ENCODER_DECODER, FEATURE_EXTRACTION, SEQUENCE_CLASSIFIER
+from slipway.model.families import DECODER, ENCODER_DECODER, FEATURE_EXTRACTION, SEQUENCE_CLASSIFIER
 from slipway_validate import folders
 from slipway_validate.cases import shape_cases
 from slipway_validate.params import ValidateParams

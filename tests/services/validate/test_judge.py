@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError as PydanticError
 
-from slipway.models.families import Comparison
+from slipway.model.families import Comparison
 from slipway.validation.comparisons import LogitComparison, ShapeCase
 from slipway.validation.findings import OutputStatus, OutputValidation
 from slipway.validation.survival import AdapterSurvival, ModuleSurvival

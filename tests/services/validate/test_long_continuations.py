@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slipway.models.base_format import read_config
-from slipway.models.families import family_of
+from slipway.model.base_format import read_config
+from slipway.model.families import family_of
 from slipway.stage import Context
 from slipway.validation.answers import LongContinuation
 from slipway.validation.findings import ValidationReport

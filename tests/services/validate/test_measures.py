@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slipway.models.families import Comparison
+from slipway.model.families import Comparison
 from slipway_validate.judging.measures import choose_measure, distance_of
 from slipway_validate.judging.together import Together, compare_together
 from slipway_validate.numerics import LogitComparer, adapter_strength

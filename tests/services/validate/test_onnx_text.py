@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from slipway.models.families import FEATURE_EXTRACTION
+from slipway.model.families import FEATURE_EXTRACTION
 from slipway_validate.runner.model import Step
 from slipway_validate.runner.onnx_graphs.text import OnnxText
 

@@ -12,7 +12,7 @@ import transformers
 from peft import LoraConfig, get_peft_model
 
 from slipway.base_match.measurement import measure
-from slipway.models.families import DECODER, ENCODER_DECODER, SEQUENCE_CLASSIFIER, TOKEN_CLASSIFIER, Family
+from slipway.model.families import DECODER, ENCODER_DECODER, SEQUENCE_CLASSIFIER, TOKEN_CLASSIFIER, Family
 from slipway.stage import Context
 from slipway.validation.findings import Reference, ValidationInputs, ValidationReport
 from slipway.validation.speed import Engine

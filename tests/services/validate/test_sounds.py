@@ -17,7 +17,7 @@ from transformers import AutoTokenizer, WhisperFeatureExtractor
 
 from slipway.errors import ConfigurationError, ModelExportError, ValidationError
 from slipway.export_sources.test_inputs import find_sounds
-from slipway.models.families import SPEECH
+from slipway.model.families import SPEECH
 from slipway.stage import Context
 from slipway.validation.answers import Score
 from slipway.validation.findings import ValidationReport

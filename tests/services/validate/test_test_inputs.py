@@ -12,8 +12,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from slipway.errors import ValidationError
-from slipway.models.base_format import read_config
-from slipway.models.families import (
+from slipway.model.base_format import read_config
+from slipway.model.families import (
     DECODER,
     ENCODER_DECODER,
     FAMILIES,

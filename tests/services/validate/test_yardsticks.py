@@ -10,8 +10,8 @@ import torch
 from peft import PeftModel
 from safetensors.torch import save_file
 
-from slipway.models.base_format import read_config
-from slipway.models.families import auto_model, family_of
+from slipway.model.base_format import read_config
+from slipway.model.families import auto_model, family_of
 from slipway.stage import Context
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.stage import STAGE as EXPORT

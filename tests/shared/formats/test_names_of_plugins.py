@@ -29,7 +29,7 @@ ALLOWED = {
     "shared/slipway/sample/real/making.py": dict.fromkeys(
         ("pytorch", "onnx", "openvino", "gguf"), "the configuration that the real sample writes"
     ),
-    "shared/slipway/models/dtypes.py": {"onnx": "the column of a library's own names for types"},
+    "shared/slipway/model/dtypes.py": {"onnx": "the column of a library's own names for types"},
     "shared/slipway/cli/export/command.py": dict.fromkeys(("pytorch", "gguf", "onnx"), "examples of the help"),
     "shared/slipway/cli/remote/commands.py": {"gguf": "an example of the help"},
     "shared/slipway/execution/child_main.py": {

@@ -15,7 +15,7 @@ import pytest
 
 from slipway.formats import Usage
 from slipway.formats.registry import formats
-from slipway.models.model_files import has_chat_template
+from slipway.model.model_files import has_chat_template
 from slipway.results.report import write_report
 from support.commands.report_parts import result
 from support.commands.usage_examples import usage_examples

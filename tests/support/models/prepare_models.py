@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from slipway.errors import ModelExportError
-from slipway.models.base_format import base_format
+from slipway.model.base_format import base_format
 from slipway.stage import Context
 from slipway_prepare.params import PrepareParams
 from slipway_prepare.stage import STAGE

@@ -8,7 +8,7 @@ from typing import Any
 
 from slipway.documents.heldout import HeldOutText
 from slipway.documents.reading import Document
-from slipway.models.families import model_family
+from slipway.model.families import model_family
 from slipway.stage import Context
 from slipway.validation.findings import OutputValidation
 from slipway_validate.folders import runtime_for, stored_dtype, why_not_run

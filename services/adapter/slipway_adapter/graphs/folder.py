@@ -15,8 +15,8 @@ from onnx_ir.serde import SerdeError
 
 from slipway.errors import AdapterExportError
 from slipway.files.links import all_files, real_file
-from slipway.models.adapters.pairs import Pair
-from slipway.models.adapters.saved import Saved
+from slipway.model.adapters.pairs import Pair
+from slipway.model.adapters.saved import Saved
 from slipway.stage import Context
 from slipway.texts import quoted
 from slipway_adapter.base import fit

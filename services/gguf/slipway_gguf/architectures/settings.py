@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slipway.errors import GGUFExportError
-from slipway.models.config.values import ConfigValues
+from slipway.model.config.values import ConfigValues
 from slipway.texts import quoted
 from slipway_gguf.architectures.table import Architecture
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from slipway.models.families import described
+from slipway.model.families import described
 from slipway.texts import quoted
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from slipway.distribution.installed import installed_version
 from slipway.distribution.naming import own_version
 from slipway.errors import AdapterExportError
-from slipway.models.adapters.saved import Saved, read_saved
+from slipway.model.adapters.saved import Saved, read_saved
 from slipway.stage import Context
 from slipway_gguf.general import adapter_fields
 from slipway_gguf.lora.description import DESCRIPTION, HALVES

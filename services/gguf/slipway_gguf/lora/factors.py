@@ -18,7 +18,7 @@ import gguf
 import numpy as np
 
 from slipway.errors import AdapterExportError
-from slipway.models.adapters.pairs import Pair
+from slipway.model.adapters.pairs import Pair
 from slipway.texts import quoted
 from slipway_gguf.architectures.parameters import Parameters
 from slipway_gguf.weights.tensors import EMBEDDING, Part, Planned, names_of, same, transposed

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from slipway.files.links import real_file
-from slipway.models.model_files import CHAT_TEMPLATES, tokenizer_files
+from slipway.model.model_files import CHAT_TEMPLATES, tokenizer_files
 from slipway.stage import Context
 from slipway.texts import quoted
 from slipway_gguf import modelfile

@@ -9,7 +9,7 @@ from typing import Any
 
 from slipway.errors import GGUFExportError
 from slipway.files.json_documents import LARGEST_LIST, read_json_object
-from slipway.models.model_files import CONFIG, GENERATION_CONFIG
+from slipway.model.model_files import CONFIG, GENERATION_CONFIG
 from slipway.texts import quoted
 
 MOST_TOKENS = 1 << 21

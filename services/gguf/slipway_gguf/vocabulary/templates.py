@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from slipway.files.json_documents import read_json_object
 from slipway.files.regular_file import read_regular
-from slipway.models.model_files import CHAT_TEMPLATE_FOLDER, CHAT_TEMPLATES
+from slipway.model.model_files import CHAT_TEMPLATE_FOLDER, CHAT_TEMPLATES
 from slipway_gguf.vocabulary.documents import TokenizerFiles, unsupported
 
 DEFAULT = "default"

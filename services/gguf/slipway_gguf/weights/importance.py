@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway.errors import GGUFExportError
-from slipway.models.safetensors_file import read_safetensors
-from slipway.models.weights.reading import mapped
+from slipway.model.safetensors_file import read_safetensors
+from slipway.model.weights.reading import mapped
 from slipway_gguf.weights.tensors import Planned
 
 FILE = "importance.safetensors"

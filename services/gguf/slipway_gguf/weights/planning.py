@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipway.errors import GGUFExportError
-from slipway.models.base_format import read_config
-from slipway.models.safetensors_file import read_weights
+from slipway.model.base_format import read_config
+from slipway.model.safetensors_file import read_weights
 from slipway_gguf.architectures.parameters import Parameters, parameters_of
 from slipway_gguf.architectures.table import architecture_of, refusal_reason
 from slipway_gguf.weights.tensors import Planned, is_tied, plan_tensors

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway.errors import GGUFExportError
-from slipway.models.dtypes import FLOATS
-from slipway.models.safetensors_file import TensorInfo
-from slipway.models.weights.reading import mapped
+from slipway.model.dtypes import FLOATS
+from slipway.model.safetensors_file import TensorInfo
+from slipway.model.weights.reading import mapped
 from slipway_gguf.architectures.parameters import Parameters
 from slipway_gguf.architectures.table import Architecture
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipway.errors import ModelMergeError
-from slipway.models.adapters.adapter_config import AdapterConfig, parse_adapter_config
-from slipway.models.adapters.pairs import EMBEDDING_PAIR, Pair, broken, check_both, make_pair, pair_name, unwrapped
-from slipway.models.checkpoints import read_adapter_config
-from slipway.models.model_files import ADAPTER_PICKLE, ADAPTER_PREFIX, ADAPTER_WEIGHTS
-from slipway.models.safetensors_file import TensorInfo, read_safetensors
+from slipway.model.adapters.adapter_config import AdapterConfig, parse_adapter_config
+from slipway.model.adapters.pairs import EMBEDDING_PAIR, Pair, broken, check_both, make_pair, pair_name, unwrapped
+from slipway.model.checkpoints import read_adapter_config
+from slipway.model.model_files import ADAPTER_PICKLE, ADAPTER_PREFIX, ADAPTER_WEIGHTS
+from slipway.model.safetensors_file import TensorInfo, read_safetensors
 from slipway_merge.tensors.tensor_io import TensorReader
 
 #: Rows of an embedding, in an adapter with other parts or without.

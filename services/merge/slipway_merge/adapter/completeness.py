@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from slipway.errors import ModelMergeError
-from slipway.models.adapters.adapter_config import AdapterConfig
-from slipway.models.adapters.refusals import incomplete
-from slipway.models.module_patterns import check_patterns
-from slipway.models.safetensors_file import TensorInfo
+from slipway.model.adapters.adapter_config import AdapterConfig
+from slipway.model.adapters.refusals import incomplete
+from slipway.model.module_patterns import check_patterns
+from slipway.model.safetensors_file import TensorInfo
 from slipway_merge.adapter.adapter import Adapter
 from slipway_merge.adapter.names import NameMap
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from slipway.errors import ModelMergeError
-from slipway.models.adapters.pairs import Pair
-from slipway.models.adapters.refusals import misfit
-from slipway.models.safetensors_file import TensorInfo
+from slipway.model.adapters.pairs import Pair
+from slipway.model.adapters.refusals import misfit
+from slipway.model.safetensors_file import TensorInfo
 from slipway_merge.adapter.adapter import WholeTensor
 from slipway_merge.tensors.values import Factor, Update, Value
 

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from slipway.errors import ModelMergeError
-from slipway.models.families import FEATURE_EXTRACTION
-from slipway.models.model_facts import ModelFacts
-from slipway.models.safetensors_file import TensorInfo
-from slipway.models.trained.trained_model import TrainedModel, missing_head
+from slipway.model.families import FEATURE_EXTRACTION
+from slipway.model.model_facts import ModelFacts
+from slipway.model.safetensors_file import TensorInfo
+from slipway.model.trained.trained_model import TrainedModel, missing_head
 from slipway_merge.adapter.adapter import Adapter
 from slipway_merge.adapter.conversions import Place, conversions, places
 

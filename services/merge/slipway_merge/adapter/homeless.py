@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from slipway.errors import ModelMergeError
-from slipway.models.adapters.refusals import misfit
-from slipway.models.families import TRAINED_FAMILIES
-from slipway.models.safetensors_file import TensorInfo
+from slipway.model.adapters.refusals import misfit
+from slipway.model.families import TRAINED_FAMILIES
+from slipway.model.safetensors_file import TensorInfo
 
 _REASON = "ADAPTER_TENSOR_UNUSED"
 _AROUND = ".base_layer."

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from slipway.errors import ModelMergeError
-from slipway.models.adapters.refusals import misfit
+from slipway.model.adapters.refusals import misfit
 
 _MOST_PREFIXES = 64
 """Most prefixes to try; models have a handful."""

@@ -8,9 +8,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from slipway.errors import ModelMergeError
-from slipway.models.adapters.refusals import unsupported
-from slipway.models.model_files import ADAPTER_PREFIX
-from slipway.models.safetensors_file import TensorInfo
+from slipway.model.adapters.refusals import unsupported
+from slipway.model.model_files import ADAPTER_PREFIX
+from slipway.model.safetensors_file import TensorInfo
 from slipway_merge.adapter.adapter import Adapter
 from slipway_merge.adapter.names import NameMap, fit_names
 

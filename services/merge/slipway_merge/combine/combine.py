@@ -24,9 +24,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from slipway.errors import ModelMergeError
-from slipway.models.adapters.pairs import Pair
-from slipway.models.model_files import ADAPTER_CONFIG, ADAPTER_PREFIX, ADAPTER_WEIGHTS, travelling_files
-from slipway.models.safetensors_file import TensorInfo
+from slipway.model.adapters.pairs import Pair
+from slipway.model.model_files import ADAPTER_CONFIG, ADAPTER_PREFIX, ADAPTER_WEIGHTS, travelling_files
+from slipway.model.safetensors_file import TensorInfo
 from slipway.stage import Context
 from slipway.texts import one_line
 from slipway_merge.adapter.adapter import Adapter, read_adapter

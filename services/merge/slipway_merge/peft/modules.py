@@ -22,9 +22,9 @@ from transformers.pytorch_utils import Conv1D
 
 from slipway.counts import counted
 from slipway.errors import ModelExportError, ModelMergeError
-from slipway.models.dtypes import FLOATS, torch_dtypes
-from slipway.models.safetensors_file import TensorInfo
-from slipway.models.weights import reading
+from slipway.model.dtypes import FLOATS, torch_dtypes
+from slipway.model.safetensors_file import TensorInfo
+from slipway.model.weights import reading
 from slipway_merge.peft.bounds import Bounded, most_bytes
 from slipway_merge.tensors.samples import COMPUTING_UNITS, DEVIATIONS, UNIT_ROUNDOFF
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from slipway.models.adapters.adapter_config import AdapterConfig
-from slipway.models.adapters.refusals import incomplete, misfit, unsupported
-from slipway.models.module_patterns import check_patterns
-from slipway.models.safetensors_file import TensorInfo
+from slipway.model.adapters.adapter_config import AdapterConfig
+from slipway.model.adapters.refusals import incomplete, misfit, unsupported
+from slipway.model.module_patterns import check_patterns
+from slipway.model.safetensors_file import TensorInfo
 from slipway_merge.adapter.adapter import ExpertPair
 from slipway_merge.adapter.conversions import Stack
 from slipway_merge.tensors.samples import read_rows, sampled_rows, share_of_rounding

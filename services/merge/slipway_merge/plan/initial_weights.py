@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
-from slipway.models.adapters.adapter_config import REPEATED_INITS
-from slipway.models.adapters.refusals import UNMERGED_REMEDY, unsupported
-from slipway.models.safetensors_file import TensorInfo
+from slipway.model.adapters.adapter_config import REPEATED_INITS
+from slipway.model.adapters.refusals import UNMERGED_REMEDY, unsupported
+from slipway.model.safetensors_file import TensorInfo
 from slipway_merge.adapter.naming import Naming
 
 if TYPE_CHECKING:

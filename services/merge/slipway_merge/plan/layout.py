@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from slipway.models.dtypes import FLOATS
-from slipway.models.safetensors_layout import PlannedFile, TensorSpec, index_file, plan_files
+from slipway.model.dtypes import FLOATS
+from slipway.model.safetensors_layout import PlannedFile, TensorSpec, index_file, plan_files
 from slipway_merge.tensors.values import Value
 
 

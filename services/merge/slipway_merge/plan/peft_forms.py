@@ -18,10 +18,10 @@ from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING
 
 from slipway.counts import counted
 from slipway.errors import ModelMergeError
-from slipway.models.adapters.refusals import UNMERGED_REMEDY, incomplete, misfit, unsupported
-from slipway.models.model_files import ADAPTER_PREFIX
-from slipway.models.module_patterns import check_patterns, names_in
-from slipway.models.safetensors_file import TensorInfo
+from slipway.model.adapters.refusals import UNMERGED_REMEDY, incomplete, misfit, unsupported
+from slipway.model.model_files import ADAPTER_PREFIX
+from slipway.model.module_patterns import check_patterns, names_in
+from slipway.model.safetensors_file import TensorInfo
 from slipway_merge.peft.config import peft_config
 from slipway_merge.peft.modules import (
     TORCH_TYPES,

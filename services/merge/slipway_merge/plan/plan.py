@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from slipway.counts import counted
 from slipway.errors import ModelMergeError
-from slipway.models.adapters.pairs import Pair, unwrapped
-from slipway.models.adapters.refusals import PEFT_REMEDY
-from slipway.models.model_files import ADAPTER_PREFIX
-from slipway.models.safetensors_file import TensorInfo
+from slipway.model.adapters.pairs import Pair, unwrapped
+from slipway.model.adapters.refusals import PEFT_REMEDY
+from slipway.model.model_files import ADAPTER_PREFIX
+from slipway.model.safetensors_file import TensorInfo
 from slipway_merge.adapter.adapter import Adapter, WholeTensor
 from slipway_merge.adapter.completeness import check_complete, check_rows
 from slipway_merge.adapter.fitting import checked_replacement, fitted_update, has_transposed, new_vocab_size
@@ -32,7 +32,7 @@ from slipway_merge.tensors.tensor_io import TensorReader
 from slipway_merge.tensors.values import Alteration, MergePlan, Value
 
 if TYPE_CHECKING:
-    from slipway.models.model_facts import ModelFacts
+    from slipway.model.model_facts import ModelFacts
     from slipway_merge.adapter.conversions import Conversions
     from slipway_merge.plan.peft_forms import PeftForms
 

@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from slipway.models.adapters.refusals import misfit, unsupported
-from slipway.models.safetensors_file import MOST_TENSORS_OF_A_MODEL, TensorInfo
+from slipway.model.adapters.refusals import misfit, unsupported
+from slipway.model.safetensors_file import MOST_TENSORS_OF_A_MODEL, TensorInfo
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

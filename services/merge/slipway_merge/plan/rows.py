@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from slipway.models.adapters.adapter_config import AdapterConfig
-from slipway.models.adapters.refusals import UNMERGED_REMEDY, misfit, unsupported
-from slipway.models.safetensors_file import TensorInfo
+from slipway.model.adapters.adapter_config import AdapterConfig
+from slipway.model.adapters.refusals import UNMERGED_REMEDY, misfit, unsupported
+from slipway.model.safetensors_file import TensorInfo
 from slipway_merge.tensors.samples import SAMPLE_ROWS, read_rows, sampled_rows, share_of_rounding
 from slipway_merge.tensors.tensor_io import TensorReader
 from slipway_merge.tensors.values import Computed, Value

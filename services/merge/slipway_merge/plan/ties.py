@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from slipway.errors import ModelMergeError
-from slipway.models.adapters.refusals import UNMERGED_REMEDY, unsupported
-from slipway.models.safetensors_file import TensorInfo
+from slipway.model.adapters.refusals import UNMERGED_REMEDY, unsupported
+from slipway.model.safetensors_file import TensorInfo
 from slipway_merge.adapter.adapter import Adapter, WholeTensor
 from slipway_merge.adapter.completeness import check_rows
 from slipway_merge.adapter.naming import Naming
@@ -18,7 +18,7 @@ from slipway_merge.tensors.tensor_io import TensorReader
 from slipway_merge.tensors.values import Alteration, Factor, Update, Value
 
 if TYPE_CHECKING:
-    from slipway.models.model_facts import ModelFacts
+    from slipway.model.model_facts import ModelFacts
 
 #: Returns the adapter's replacement for a weight of this name and shape, checked to fit.
 Replacement = Callable[[str, WholeTensor, tuple[int, ...]], TensorInfo]

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from slipway.models.dtypes import DTYPES
+from slipway.model.dtypes import DTYPES
 from slipway_merge.tensors.block import Block
 from slipway_merge.tensors.halves import convert
 from slipway_merge.tensors.kernel import Kernel, kernel

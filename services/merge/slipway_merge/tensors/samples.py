@@ -7,7 +7,7 @@ import zlib
 
 import numpy as np
 
-from slipway.models.safetensors_file import TensorInfo
+from slipway.model.safetensors_file import TensorInfo
 from slipway_merge.tensors.tensor_io import FLOAT_TYPES, Array, TensorReader
 
 #: Number of sampled rows of each weight.

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from slipway.errors import ModelMergeError
-from slipway.models.dtypes import FLOATS, numpy_dtypes
-from slipway.models.safetensors_file import TensorInfo, corrupt
+from slipway.model.dtypes import FLOATS, numpy_dtypes
+from slipway.model.safetensors_file import TensorInfo, corrupt
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

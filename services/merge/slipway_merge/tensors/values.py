@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slipway.models.safetensors_file import TensorInfo
+from slipway.model.safetensors_file import TensorInfo
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from slipway.errors import ModelMergeError
-from slipway.models.base_format import read_config
-from slipway.models.model_facts import CannotBuildError, ModelFacts, model_facts, model_facts_of, remedy_of
+from slipway.model.base_format import read_config
+from slipway.model.model_facts import CannotBuildError, ModelFacts, model_facts, model_facts_of, remedy_of
 
 
 def facts_for(model: Path | Mapping[str, Any], *, why: str) -> ModelFacts:

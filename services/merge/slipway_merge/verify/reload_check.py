@@ -22,17 +22,17 @@ from peft import PeftConfig, PeftModel
 from safetensors.torch import load_file, save_file
 
 from slipway.errors import ModelMergeError
-from slipway.models.base_format import read_config
-from slipway.models.checkpoints import read_adapter_config
-from slipway.models.families import DECODER, ENCODER_DECODER, Family, described, family_of
-from slipway.models.model_facts import check_loadable, configuration_of, named_class
-from slipway.models.model_files import ADAPTER_CONFIG, ADAPTER_PREFIX, ADAPTER_WEIGHTS
-from slipway.models.module_patterns import check_patterns, names_in
-from slipway.models.pytorch.placing import placeable, unplaced
-from slipway.models.safetensors_file import read_safetensors, read_weights
-from slipway.models.sample_inputs import compared_outputs, sample_inputs
-from slipway.models.trained.adapter_kinds import is_plain_lora
-from slipway.models.trained.trained_model import TrainedModel
+from slipway.model.base_format import read_config
+from slipway.model.checkpoints import read_adapter_config
+from slipway.model.families import DECODER, ENCODER_DECODER, Family, described, family_of
+from slipway.model.model_facts import check_loadable, configuration_of, named_class
+from slipway.model.model_files import ADAPTER_CONFIG, ADAPTER_PREFIX, ADAPTER_WEIGHTS
+from slipway.model.module_patterns import check_patterns, names_in
+from slipway.model.pytorch.placing import placeable, unplaced
+from slipway.model.safetensors_file import read_safetensors, read_weights
+from slipway.model.sample_inputs import compared_outputs, sample_inputs
+from slipway.model.trained.adapter_kinds import is_plain_lora
+from slipway.model.trained.trained_model import TrainedModel
 from slipway.stage import Context
 from slipway_merge.tensors.samples import UNIT_ROUNDOFF
 

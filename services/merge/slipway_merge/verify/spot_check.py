@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from slipway.errors import ModelMergeError
-from slipway.models.safetensors_file import TensorInfo, read_weights
+from slipway.model.safetensors_file import TensorInfo, read_weights
 from slipway_merge.plan.layout import Layout, OutputTensor
 from slipway_merge.tensors.deltas import compute_type
 from slipway_merge.tensors.samples import (

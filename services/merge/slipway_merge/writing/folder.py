@@ -10,10 +10,10 @@ from typing import Any
 
 from slipway.errors import CheckpointValidationError, ModelMergeError
 from slipway.files.json_documents import read_json
-from slipway.models import base_format
-from slipway.models.dtypes import DTYPES, FLOATS
-from slipway.models.families import FEATURE_EXTRACTION, family_of
-from slipway.models.model_files import (
+from slipway.model import base_format
+from slipway.model.dtypes import DTYPES, FLOATS
+from slipway.model.families import FEATURE_EXTRACTION, family_of
+from slipway.model.model_files import (
     CONFIG,
     GENERATION_CONFIG,
     LEFTOVERS,
@@ -22,7 +22,7 @@ from slipway.models.model_files import (
     is_chat_template,
     tokenizer_files,
 )
-from slipway.models.sentences.files import (
+from slipway.model.sentences.files import (
     MODULE_PICKLE,
     MODULES,
     is_sentence_encoder,

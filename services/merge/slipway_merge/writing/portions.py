@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from slipway.errors import ModelMergeError
-from slipway.models.safetensors_file import corrupt
+from slipway.model.safetensors_file import corrupt
 from slipway_merge.plan.layout import OutputTensor, Shard
 from slipway_merge.tensors.block import Block
 from slipway_merge.tensors.deltas import Change, LowRank, compute_type, merge_block, round_block

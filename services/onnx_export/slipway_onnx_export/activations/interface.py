@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from slipway.models.activations.contract import ActivationContract, ContractOutput, GraphContract
-from slipway.models.activations.request import CROSS, ActivationRequest, Part
+from slipway.model.activations.contract import ActivationContract, ContractOutput, GraphContract
+from slipway.model.activations.request import CROSS, ActivationRequest, Part
 from slipway_onnx_export.activations.recording import Place, layers_of, places_of, recording, unsupported
 from slipway_onnx_export.interface import SAMPLE_SIZES, Component, Observed, Port
 from slipway_onnx_export.loading.trial_run import try_out

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from slipway.errors import ONNXExportError
-from slipway.models.activations.request import CROSS, Activation, Part
+from slipway.model.activations.request import CROSS, Activation, Part
 
 Wanted = tuple[Activation, ...]
 

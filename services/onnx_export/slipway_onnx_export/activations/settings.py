@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 
 from slipway.formats import Text, wrong_value
-from slipway.models.activations.request import KINDS, MOST_LAYERS, is_layer
+from slipway.model.activations.request import KINDS, MOST_LAYERS, is_layer
 from slipway.settings.problems import did_you_mean
 
 _NAMES = ("layers", "kinds")

@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 from slipway.counts import counted
 from slipway.errors import ConfigurationError
 from slipway.estimates import FLOAT32_BYTES
-from slipway.models.activations.request import CROSS, ActivationRequest, Part
+from slipway.model.activations.request import CROSS, ActivationRequest, Part
 from slipway.sizes import format_size
 
 _EXAMPLE_TOKENS = 512

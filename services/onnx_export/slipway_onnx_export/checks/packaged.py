@@ -9,7 +9,7 @@ from typing import Any
 
 import onnx
 
-from slipway.models.graphs.promise import Promise
+from slipway.model.graphs.promise import Promise
 from slipway.sizes import format_size
 from slipway_onnx_export.checks.agreement import agree
 from slipway_onnx_export.checks.folder import CHECKS, read_names

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy.typing as npt
 import onnx
 
-from slipway.models.graphs.promise import Promise
+from slipway.model.graphs.promise import Promise
 from slipway_onnx_export.checks.feeds import UnknownAxisError, make_feed
 from slipway_onnx_export.names import BATCH, CACHE, PAST, SEQUENCE, SOURCE, TOTAL
 

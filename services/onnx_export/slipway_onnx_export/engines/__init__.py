@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from slipway.errors import ONNXExportError
-from slipway.models.families import DECODER
+from slipway.model.families import DECODER
 from slipway_onnx_export.engine_graph import EngineGraph, GraphRequest
 from slipway_onnx_export.engines.failures import engine_errors
 from slipway_onnx_export.opsets import BEST_OPSET, ENGINE_OPSETS

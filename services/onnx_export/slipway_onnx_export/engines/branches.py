@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slipway.errors import TracerWarningError
-from slipway.models.graphs.branches import Branch
+from slipway.model.graphs.branches import Branch
 
 
 def tracer_warning_error(branches: Sequence[Branch], *, attention: str) -> TracerWarningError:

@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 import torch
 
-from slipway.models.graphs.branches import Branch, harmful_branches
+from slipway.model.graphs.branches import Branch, harmful_branches
 from slipway_onnx_export.activations.interface import with_activations
 from slipway_onnx_export.components import components_of
 from slipway_onnx_export.engine_graph import EngineGraph, GraphRequest

@@ -14,8 +14,8 @@ from mobius._registry import registry
 from mobius.tasks import get_task
 
 from slipway.errors import ONNXExportError
-from slipway.models.config.lengths import GROWING, rope_types
-from slipway.models.families import DECODER
+from slipway.model.config.lengths import GROWING, rope_types
+from slipway.model.families import DECODER
 from slipway.sizes import format_size
 from slipway_onnx_export.components import untraced_decoder
 from slipway_onnx_export.engine_graph import EngineGraph, GraphRequest

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers.modeling_outputs import BaseModelOutput
 
-from slipway.models.families import DECODER, SPEECH, Family
+from slipway.model.families import DECODER, SPEECH, Family
 from slipway_onnx_export.interface import Component, Port, ids
 from slipway_onnx_export.loading.trial_run import integers
 from slipway_onnx_export.names import (

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from slipway.errors import ONNXExportError
-from slipway.models.config.lengths import position_thresholds
-from slipway.models.families import DECODER, ENCODER_DECODER, SPEECH
-from slipway.models.generation.settings import token_of
+from slipway.model.config.lengths import position_thresholds
+from slipway.model.families import DECODER, ENCODER_DECODER, SPEECH
+from slipway.model.generation.settings import token_of
 from slipway_onnx_export.names import BATCH, PAST, SEQUENCE, SOURCE, TOTAL
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.source import ModelSource

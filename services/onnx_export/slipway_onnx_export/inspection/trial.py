@@ -15,7 +15,7 @@ import onnxruntime
 from google.protobuf.message import EncodeError
 
 from slipway.machine.threads import session_options
-from slipway.models.activations.inspection import GraphReport, InspectedValue
+from slipway.model.activations.inspection import GraphReport, InspectedValue
 from slipway.sizes import format_size
 from slipway.texts import one_line, printable, quoted
 from slipway_onnx_export.parity.ort_errors import ORT_ERRORS

@@ -11,8 +11,8 @@ import torch
 
 from slipway.errors import ONNXExportError
 from slipway.machine.out_of_memory import is_out_of_memory
-from slipway.models.families import auto_model
-from slipway.models.pytorch.rotary import compute_frequencies_in_graph
+from slipway.model.families import auto_model
+from slipway.model.pytorch.rotary import compute_frequencies_in_graph
 from slipway_onnx_export.loading.biases import compute_biases
 from slipway_onnx_export.loading.conversion import Weight, loaded_weights
 from slipway_onnx_export.loading.experts import use_every_expert

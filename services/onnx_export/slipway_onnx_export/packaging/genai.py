@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from slipway.models.families import DECODER, SPEECH
+from slipway.model.families import DECODER, SPEECH
 from slipway_onnx_export.packaging.genai_search import number, search_of, special_tokens
 from slipway_onnx_export.packaging.genai_speech import AUDIO_FILE, audio_processor, speech_config
 from slipway_onnx_export.packaging.graphs import Interface, read_interface

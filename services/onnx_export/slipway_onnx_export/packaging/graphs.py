@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 import onnx_ir as ir
 
-from slipway.models.graphs.promise import EVERY_CALL, Promise
+from slipway.model.graphs.promise import EVERY_CALL, Promise
 from slipway_onnx_export.packaging.kinds import NotPackagedError
 
 Shape = tuple[int | str, ...]

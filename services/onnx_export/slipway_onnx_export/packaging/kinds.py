@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipway.models.families import Family
+from slipway.model.families import Family
 from slipway_onnx_export.params import PackageKind
 
 ENTRIES: Mapping[PackageKind, tuple[str, ...]] = {

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from slipway.models.families import DECODER
-from slipway.models.model_files import copy_companions
+from slipway.model.families import DECODER
+from slipway.model.model_files import copy_companions
 from slipway_onnx_export.names import ENCODED
 from slipway_onnx_export.packaging.graphs import link, load_graph, rename_axes
 from slipway_onnx_export.packaging.kinds import NotPackagedError, Packaged

@@ -11,9 +11,9 @@ from typing import Any, get_args
 import onnx_ir as ir
 
 from slipway.files.json_documents import read_json_object
-from slipway.models.families import family_of
-from slipway.models.model_files import CONFIG, GENERATION_CONFIG
-from slipway.models.sentences.files import as_used
+from slipway.model.families import family_of
+from slipway.model.model_files import CONFIG, GENERATION_CONFIG
+from slipway.model.sentences.files import as_used
 from slipway.stage import Context
 from slipway_onnx_export.checks.packaged import check_package
 from slipway_onnx_export.checks.written import FaultError

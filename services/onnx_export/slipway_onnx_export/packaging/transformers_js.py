@@ -14,15 +14,15 @@ from string import Template
 import onnx_ir as ir
 
 from slipway.files.json_documents import read_json_object
-from slipway.models.families import (
+from slipway.model.families import (
     DECODER,
     QUESTION_ANSWERING,
     SEQUENCE_CLASSIFIER,
     TOKEN_CLASSIFIER,
     family_of,
 )
-from slipway.models.graphs.promise import Promise
-from slipway.models.model_files import CONFIG, copy_companions
+from slipway.model.graphs.promise import Promise
+from slipway.model.model_files import CONFIG, copy_companions
 from slipway_onnx_export.packaging.graphs import load_graph, rename_axes, save_copy
 from slipway_onnx_export.packaging.kinds import NotPackagedError, Packaged
 from slipway_onnx_export.packaging.lookup import expand_quantized_lookups

@@ -16,14 +16,14 @@ import transformers
 
 from slipway.errors import ONNXExportError
 from slipway.machine.onnx_runtime import ProviderChoice
-from slipway.models.dtypes import FLOATS, torch_dtypes
-from slipway.models.families import DECODER, ENCODER_DECODER, SPEECH, auto_model
-from slipway.models.generation.settings import token_of
-from slipway.models.graphs.promise import EVERY_CALL, Promise
-from slipway.models.model_facts import CannotBuildError, check_loadable
-from slipway.models.pytorch.rotary import forget_longest_text
-from slipway.models.pytorch.wide_layers import widen_while_computing
-from slipway.models.safetensors_file import read_weights
+from slipway.model.dtypes import FLOATS, torch_dtypes
+from slipway.model.families import DECODER, ENCODER_DECODER, SPEECH, auto_model
+from slipway.model.generation.settings import token_of
+from slipway.model.graphs.promise import EVERY_CALL, Promise
+from slipway.model.model_facts import CannotBuildError, check_loadable
+from slipway.model.pytorch.rotary import forget_longest_text
+from slipway.model.pytorch.wide_layers import widen_while_computing
+from slipway.model.safetensors_file import read_weights
 from slipway_onnx_export.activations.recording import Wanted
 from slipway_onnx_export.forms.shapes import room_of
 from slipway_onnx_export.layered.blocks import FIRST

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import transformers
 
-from slipway.models.graphs.promise import Promise
+from slipway.model.graphs.promise import Promise
 from slipway_onnx_export.parity.lengths import Lengths
 from slipway_onnx_export.parity.made_up_past import cached_shapes, fill_cache, made_up
 from slipway_onnx_export.parity.reach import BEYOND, NEW, Reach

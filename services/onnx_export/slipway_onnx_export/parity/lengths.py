@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from slipway.models.config.lengths import grows_with_text, length_thresholds, position_thresholds
-from slipway.models.families import DECODER
+from slipway.model.config.lengths import grows_with_text, length_thresholds, position_thresholds
+from slipway.model.families import DECODER
 from slipway_onnx_export.parity.reach import BEYOND
 from slipway_onnx_export.source import WINDOW_LIMIT, ModelSource
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slipway.models.families import DECODER
+from slipway.model.families import DECODER
 from slipway.sizes import format_size
 from slipway_onnx_export.parity.made_up_past import EDGE
 from slipway_onnx_export.source import WINDOW_LIMIT, ModelSource

@@ -10,8 +10,8 @@ import onnxruntime
 from slipway.errors import ONNXExportError
 from slipway.machine.onnx_runtime import Opened, ProviderChoice, open_session
 from slipway.machine.threads import session_options
-from slipway.models.families import DECODER, SEQUENCE_CLASSIFIER, Family
-from slipway.models.graphs.fixed_graph import FixedGraph
+from slipway.model.families import DECODER, SEQUENCE_CLASSIFIER, Family
+from slipway.model.graphs.fixed_graph import FixedGraph
 from slipway_onnx_export.layered.blocks import FIRST, HIDDEN, LAST, LAYER, NEXT
 from slipway_onnx_export.names import IDS, MASK, POSITIONS
 from slipway_onnx_export.parity.ort_errors import ort_failures

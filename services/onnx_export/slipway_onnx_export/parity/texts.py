@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from slipway.models.families import SEQUENCE_CLASSIFIER
-from slipway.models.generation.settings import token_of
-from slipway.models.sentences.pooling import SENTENCE_EMBEDDING, Pooling, pool
+from slipway.model.families import SEQUENCE_CLASSIFIER
+from slipway.model.generation.settings import token_of
+from slipway.model.sentences.pooling import SENTENCE_EMBEDDING, Pooling, pool
 from slipway_onnx_export.parity.lengths import Lengths
 from slipway_onnx_export.parity.reach import BEYOND, Reach
 from slipway_onnx_export.parity.rows import Array, Session, random_rows

@@ -11,8 +11,8 @@ import torch
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from slipway.models.families import SPEECH
-from slipway.models.generation.settings import token_of
+from slipway.model.families import SPEECH
+from slipway.model.generation.settings import token_of
 from slipway_onnx_export.parity.lengths import Lengths
 from slipway_onnx_export.parity.reach import BEYOND, Reach
 from slipway_onnx_export.parity.rows import Array, Session, random_rows

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from slipway.errors import ONNXExportError
-from slipway.models.families import DECODER
-from slipway.models.graphs.promise import EVERY_CALL, Promise
+from slipway.model.families import DECODER
+from slipway.model.graphs.promise import EVERY_CALL, Promise
 from slipway_onnx_export.engine_graph import EngineGraph
 from slipway_onnx_export.interface import Component
 from slipway_onnx_export.loading.conversion import Weight

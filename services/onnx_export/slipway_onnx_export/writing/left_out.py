@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from slipway.models.weights.left_out import LeftOut
-from slipway.models.weights.reading import Weights, row_pieces
+from slipway.model.weights.left_out import LeftOut
+from slipway.model.weights.reading import Weights, row_pieces
 from slipway_onnx_export.loading.conversion import Stack, Weight
 from slipway_onnx_export.source import ModelSource
 from slipway_onnx_export.writing.places import Places, WeightsNeededError

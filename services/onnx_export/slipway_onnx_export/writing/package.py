@@ -9,8 +9,8 @@ from typing import Any
 
 from slipway.distribution.installed import installed_version
 from slipway.distribution.naming import own_version
-from slipway.models.families import DECODER, ENCODER_DECODER, SPEECH
-from slipway.models.model_files import copy_companions
+from slipway.model.families import DECODER, ENCODER_DECODER, SPEECH
+from slipway.model.model_files import copy_companions
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.source import ModelSource
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from slipway.models.weights.left_out import LeftOut
+from slipway.model.weights.left_out import LeftOut
 from slipway_onnx_export.loading.conversion import Stack, Weight
 
 

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import torch
 
 from slipway.errors import ONNXExportError
-from slipway.models.graphs.inline import take_weights_in
+from slipway.model.graphs.inline import take_weights_in
 from slipway_onnx_export.loading.conversion import Stack, Weight, place_of
 from slipway_onnx_export.writing.data_file import DataFile
 from slipway_onnx_export.writing.sizes import INLINE_BYTES

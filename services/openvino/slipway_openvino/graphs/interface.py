@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from slipway.errors import OpenVinoExportError
-from slipway.models.families import DECODER, SPEECH, Family
+from slipway.model.families import DECODER, SPEECH, Family
 from slipway_openvino.graphs.pair import ENCODED, GIVEN, cross_pasts
 from slipway_openvino.graphs.state import PAST, present_of
 from slipway_openvino.library import ov

@@ -16,8 +16,8 @@ from pathlib import Path
 from torch import Tensor
 
 from slipway.files.links import file_in
-from slipway.models.base_format import read_config
-from slipway.models.families import family_of
+from slipway.model.base_format import read_config
+from slipway.model.families import family_of
 from slipway_openvino.families import PAIRS
 from slipway_openvino.files import DECODER_MODEL, ENCODER_MODEL, MODEL
 from slipway_openvino.stored.decompression import decompression_of

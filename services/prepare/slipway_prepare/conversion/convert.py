@@ -12,10 +12,10 @@ from slipway.distribution.naming import own_version
 from slipway.errors import ArtifactError, CheckpointValidationError
 from slipway.files.links import files_in, real_file
 from slipway.folders.disk_full import disk_full_is_typed
-from slipway.models.base_format import read_config
-from slipway.models.model_files import ADAPTER_CONFIG, CONFIG, MODEL_INDEX, companion_files
-from slipway.models.safetensors_layout import PlannedFile, TensorSpec, index_file, plan_file
-from slipway.models.weights.conversion import Conversion, ConvertedWeights
+from slipway.model.base_format import read_config
+from slipway.model.model_files import ADAPTER_CONFIG, CONFIG, MODEL_INDEX, companion_files
+from slipway.model.safetensors_layout import PlannedFile, TensorSpec, index_file, plan_file
+from slipway.model.weights.conversion import Conversion, ConvertedWeights
 from slipway.stage import Context
 from slipway_prepare.conversion.found import Weights, find_weights
 from slipway_prepare.conversion.params import ConvertParams

@@ -9,9 +9,9 @@ from pathlib import Path, PurePosixPath
 
 from slipway.errors import CheckpointValidationError
 from slipway.files.links import all_files, real_file
-from slipway.models.model_files import MODEL_INDEX, MODEL_PICKLE, MODEL_PICKLE_INDEX, MODEL_WEIGHTS
-from slipway.models.safetensors_file import read_index
-from slipway.models.weights.conversion import SkippedFile
+from slipway.model.model_files import MODEL_INDEX, MODEL_PICKLE, MODEL_PICKLE_INDEX, MODEL_WEIGHTS
+from slipway.model.safetensors_file import read_index
+from slipway.model.weights.conversion import SkippedFile
 
 _SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 _STATE = re.compile(

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from slipway.models.safetensors_file import METADATA
+from slipway.model.safetensors_file import METADATA
 from slipway.sizes import format_size
 from slipway_prepare.faults import invalid, runs_code
 from slipway_prepare.pickles.archive import check_archive

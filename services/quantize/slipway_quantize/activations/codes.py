@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from slipway.models.dtypes import numpy_dtypes
+from slipway.model.dtypes import numpy_dtypes
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway.errors import QuantizationError
-from slipway.models.base_format import read_config
-from slipway.models.families import Comparison, Family, described, model_family
+from slipway.model.base_format import read_config
+from slipway.model.families import Comparison, Family, described, model_family
 from slipway.texts import quoted
 from slipway_quantize.calibration.windows import read_windows
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from slipway.models.families import Comparison, Family
+from slipway.model.families import Comparison, Family
 from slipway.stage import Context
 from slipway_quantize.activations.codes import INT8, Codes
 from slipway_quantize.activations.ranges import Array, Range

@@ -17,8 +17,8 @@ from slipway.counts import counted
 from slipway.errors import QuantizationError
 from slipway.files.json_documents import parse_json
 from slipway.files.regular_file import read_regular
-from slipway.models.base_format import read_config
-from slipway.models.families import DECODER, Family
+from slipway.model.base_format import read_config
+from slipway.model.families import DECODER, Family
 from slipway_quantize.calibration_data.params import TEXTS
 
 LARGEST_TEXTS = 256 << 20

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from slipway.errors import QuantizationError
-from slipway.models.safetensors_file import TensorInfo
-from slipway.models.safetensors_layout import TensorSpec
-from slipway.models.weights.reading import Weights, row_pieces
+from slipway.model.safetensors_file import TensorInfo
+from slipway.model.safetensors_layout import TensorSpec
+from slipway.model.weights.reading import Weights, row_pieces
 from slipway.stage import Context
 from slipway_quantize.calibrated import WITHOUT_DATA, CalibratedWeight, Calibration, mismatch
 from slipway_quantize.checkpoints.mixing import choose_mixed

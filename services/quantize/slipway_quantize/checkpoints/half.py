@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from slipway.models.dtypes import FLOATS
-from slipway.models.safetensors_layout import TensorSpec
-from slipway.models.weights.reading import Weights, row_pieces
+from slipway.model.dtypes import FLOATS
+from slipway.model.safetensors_layout import TensorSpec
+from slipway.model.weights.reading import Weights, row_pieces
 from slipway.stage import Context
 from slipway_quantize.checkpoints.weights_file import WeightsFile
 from slipway_quantize.companions import read_json, write_json

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from slipway.levels import widths_of
-from slipway.models.safetensors_file import TensorInfo
-from slipway.models.safetensors_layout import TensorSpec, plan_files
-from slipway.models.weights.reading import Weights, row_pieces
+from slipway.model.safetensors_file import TensorInfo
+from slipway.model.safetensors_layout import TensorSpec, plan_files
+from slipway.model.weights.reading import Weights, row_pieces
 from slipway_quantize.forms.choice import Layers
 from slipway_quantize.forms.form import Form
 from slipway_quantize.forms.integers import PackedIntegers

@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from slipway.models.safetensors_file import TensorInfo
-from slipway.models.safetensors_layout import PlannedFile, TensorSpec, index_file, plan_files
+from slipway.model.safetensors_file import TensorInfo
+from slipway.model.safetensors_layout import PlannedFile, TensorSpec, index_file, plan_files
 from slipway_quantize.reading.tensors import DTYPE_NAMES
 from slipway_quantize.writing import write_all
 

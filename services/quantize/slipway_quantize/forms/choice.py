@@ -9,8 +9,8 @@ from functools import partial
 import torch
 
 from slipway.errors import QuantizationError
-from slipway.models.safetensors_file import TensorInfo
-from slipway.models.weights.reading import Weights, row_pieces
+from slipway.model.safetensors_file import TensorInfo
+from slipway.model.weights.reading import Weights, row_pieces
 from slipway_quantize.calibrated import CalibratedWeight
 from slipway_quantize.forms.activations import input_ranges
 from slipway_quantize.forms.channels import Channels

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from slipway.models.dtypes import numpy_dtypes
+from slipway.model.dtypes import numpy_dtypes
 from slipway_quantize.calibrated import CalibratedWeight
 from slipway_quantize.forms.form import Form, Part, StoredRows
 from slipway_quantize.grid.rounding import round_weight

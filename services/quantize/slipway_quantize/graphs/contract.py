@@ -7,7 +7,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from slipway.errors import ConfigurationError, QuantizationError
-from slipway.models.activations.contract import CONTRACT, read_contract
+from slipway.model.activations.contract import CONTRACT, read_contract
 from slipway_quantize.graphs.folder import load_graph
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from onnx_ir.serde import SerdeError
 
 from slipway.errors import QuantizationError
-from slipway.models.dtypes import DTYPES, FLOATS, numpy_dtypes
+from slipway.model.dtypes import DTYPES, FLOATS, numpy_dtypes
 from slipway_quantize.graphs.left_out import LazyMatrix, LeftOutTensor
 from slipway_quantize.writing import PIECE_WEIGHTS, write_all
 

@@ -18,8 +18,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from slipway.errors import QuantizationError
-from slipway.models.base_format import vocabulary_of
-from slipway.models.dtypes import DTYPES, numpy_dtypes
+from slipway.model.base_format import vocabulary_of
+from slipway.model.dtypes import DTYPES, numpy_dtypes
 from slipway.stage import Context
 from slipway_quantize.calibrated import Calibration
 from slipway_quantize.companions import read_json

@@ -14,9 +14,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from slipway.errors import QuantizationError
-from slipway.models.dtypes import FLOATS
-from slipway.models.weights.left_out import LeftOut, LeftOutWeights
-from slipway.models.weights.reading import Weights, has_weights, open_weights
+from slipway.model.dtypes import FLOATS
+from slipway.model.weights.left_out import LeftOut, LeftOutWeights
+from slipway.model.weights.reading import Weights, has_weights, open_weights
 from slipway.texts import quoted
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from slipway.errors import QuantizationError
-from slipway.models.graphs.inline import take_weights_in
+from slipway.model.graphs.inline import take_weights_in
 from slipway_quantize.graphs.folder import DATA_SUFFIX, graph_files, load_graph, save_graph
 
 

@@ -13,8 +13,8 @@ from transformers.pytorch_utils import Conv1D
 
 from slipway.counts import counted
 from slipway.errors import QuantizationError
-from slipway.models.base_format import read_config
-from slipway.models.families import (
+from slipway.model.base_format import read_config
+from slipway.model.families import (
     DECODER,
     FAMILIES,
     QUESTION_ANSWERING,
@@ -25,7 +25,7 @@ from slipway.models.families import (
     auto_model,
     model_family,
 )
-from slipway.models.safetensors_file import TensorInfo
+from slipway.model.safetensors_file import TensorInfo
 from slipway_quantize.levels import unknown_family
 
 _WITH_HEADS = (SEQUENCE_CLASSIFIER, TOKEN_CLASSIFIER, QUESTION_ANSWERING)

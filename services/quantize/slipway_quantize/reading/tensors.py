@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from slipway.errors import QuantizationError
-from slipway.models.dtypes import FLOATS, numpy_dtypes, torch_dtypes
-from slipway.models.safetensors_file import TensorInfo
-from slipway.models.weights import reading
-from slipway.models.weights.reading import Weights
+from slipway.model.dtypes import FLOATS, numpy_dtypes, torch_dtypes
+from slipway.model.safetensors_file import TensorInfo
+from slipway.model.weights import reading
+from slipway.model.weights.reading import Weights
 from slipway_quantize.grid import rounding
 
 DTYPES = torch_dtypes(*FLOATS, "I64", "I32", "I16", "I8", "U8", "BOOL")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipway.errors import TensorRTLLMExportError
-from slipway.models.config.limits import MOST_LAYERS, MOST_PARTS
-from slipway.models.families import described
+from slipway.model.config.limits import MOST_LAYERS, MOST_PARTS
+from slipway.model.families import described
 from slipway.texts import quoted
 from slipway_tensorrt_llm.models.rope import rope_fields
 from slipway_tensorrt_llm.models.settings import flag, invalid, positive, unsupported, whole

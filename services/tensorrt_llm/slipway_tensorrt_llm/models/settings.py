@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slipway.errors import TensorRTLLMExportError
-from slipway.models.config.values import ConfigValues
+from slipway.model.config.values import ConfigValues
 
 _VALUES = ConfigValues(TensorRTLLMExportError)
 whole, positive, flag, invalid = _VALUES.whole, _VALUES.positive, _VALUES.flag, _VALUES.invalid

@@ -11,8 +11,8 @@ import numpy as np
 
 from slipway.errors import CheckpointValidationError, TensorRTLLMExportError
 from slipway.files.json_documents import read_json_object
-from slipway.models.safetensors_file import TensorInfo, read_safetensors
-from slipway.models.weights.reading import mapped
+from slipway.model.safetensors_file import TensorInfo, read_safetensors
+from slipway.model.weights.reading import mapped
 from slipway_tensorrt_llm.models.table import architecture_of
 from slipway_tensorrt_llm.weights.claims import Claim, Ranks
 from slipway_tensorrt_llm.weights.planning import HEAD, Plan, Range, Source

@@ -18,8 +18,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from slipway.errors import TensorRTLLMExportError
-from slipway.models.dtypes import FLOATS
-from slipway.models.safetensors_file import TensorInfo
+from slipway.model.dtypes import FLOATS
+from slipway.model.safetensors_file import TensorInfo
 from slipway_tensorrt_llm.models.model import Model
 
 Range = tuple[int, int]

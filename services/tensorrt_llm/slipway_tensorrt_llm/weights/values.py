@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway.errors import TensorRTLLMExportError
-from slipway.models.dtypes import numpy_dtypes
-from slipway.models.weights.reading import mapped
+from slipway.model.dtypes import numpy_dtypes
+from slipway.model.weights.reading import mapped
 from slipway_tensorrt_llm.weights.planning import Part, Source
 
 PIECE = 1 << 20

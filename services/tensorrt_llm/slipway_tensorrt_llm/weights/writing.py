@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from slipway.models.safetensors_layout import TensorSpec, plan_file
+from slipway.model.safetensors_layout import TensorSpec, plan_file
 from slipway_tensorrt_llm.weights.planning import Planned, Source
 from slipway_tensorrt_llm.weights.values import Array, pieces
 

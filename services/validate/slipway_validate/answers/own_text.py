@@ -17,8 +17,8 @@ import numpy as np
 from slipway.documents.purposes import Purpose
 from slipway.documents.reading import COLUMNS, read_rows
 from slipway.errors import ModelExportError
-from slipway.models.base_format import read_config
-from slipway.models.families import DECODER, ENCODER_DECODER, SEQUENCE_CLASSIFIER, TOKEN_CLASSIFIER, Comparison, Family
+from slipway.model.base_format import read_config
+from slipway.model.families import DECODER, ENCODER_DECODER, SEQUENCE_CLASSIFIER, TOKEN_CLASSIFIER, Comparison, Family
 from slipway.validation.inputs import OWN_TEXT
 from slipway_validate.answers.records import LabelledText, LabelledTokens, Prompted, Record, Translated
 

@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from slipway.errors import ValidationError
 from slipway.files.json_documents import LARGEST_LIST, parse_json
 from slipway.files.regular_file import read_regular
-from slipway.models.base_format import read_config
-from slipway.models.families import (
+from slipway.model.base_format import read_config
+from slipway.model.families import (
     DECODER,
     ENCODER_DECODER,
     FEATURE_EXTRACTION,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slipway.models.families import Comparison, Family
+from slipway.model.families import Comparison, Family
 from slipway.texts import shortened
 from slipway.validation.answers import AnswerComparison, AnswerExample, Score
 from slipway_validate.answers import scores

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from slipway.formats.registry import merged_output
 from slipway.levels import LEVELS
-from slipway.models.families import DECODER, Family
+from slipway.model.families import DECODER, Family
 from slipway.validation.comparisons import GreedyComparison, LogitComparison, ShapeCase
 from slipway.validation.findings import OutputStatus, OutputValidation
 from slipway.validation.limit_overrides import Limits

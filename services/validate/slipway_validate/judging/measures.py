@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from slipway.models.families import Comparison
+from slipway.model.families import Comparison
 from slipway.validation.comparisons import LogitComparison
 from slipway_validate.numerics import LogitComparer
 from slipway_validate.vectors import VectorComparer

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from slipway.models.families import SPEECH, Family
+from slipway.model.families import SPEECH, Family
 from slipway.validation.comparisons import LogitComparison, ShapeCase
 from slipway.validation.findings import AdapterEvidence
 from slipway_validate.judging.compare import compare_windows, load_logits

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.formats import Runtime
-from slipway.models.model_files import CONFIG
+from slipway.model.model_files import CONFIG
 from slipway_validate.folders import read_json
 
 REFERENCE_CODE = "slipway_validate.runner.runtime_transformers:load"

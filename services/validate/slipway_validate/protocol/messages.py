@@ -195,7 +195,7 @@ class RunSpec(_Message):
     Attributes:
         runtime: ``module:attribute`` of the function that loads the model.
         model: Folder of the model.
-        family: Name of its family, in :data:`slipway.models.families.FAMILIES`.
+        family: Name of its family, in :data:`slipway.model.families.FAMILIES`.
         adapter: Adapter to add to it, unmerged; None for an output, and for a reference without an adapter.
         base: Base model of an output that holds an adapter alone; None for any other.
         samples: Folder of :class:`slipway_validate.samples.Samples`.

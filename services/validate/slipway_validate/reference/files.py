@@ -20,7 +20,7 @@ from slipway.documents.heldout import HeldOutText
 from slipway.errors import ValidationError
 from slipway.files.json_documents import LARGEST_LIST
 from slipway.files.regular_file import check_regular, read_regular
-from slipway.models.families import FAMILIES, SPEECH, Family
+from slipway.model.families import FAMILIES, SPEECH, Family
 from slipway.stage import Context
 from slipway.validation.comparisons import LogitComparison
 from slipway.validation.findings import AdapterEvidence

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from slipway.models.families import family_of
+from slipway.model.families import family_of
 from slipway.stage import Context
 from slipway_validate.params import SampleParams
 from slipway_validate.preparation import prepare, settings_of, unknown_family

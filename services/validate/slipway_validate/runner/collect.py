@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.lib.format import open_memmap
 
-from slipway.models.families import DECODER
+from slipway.model.families import DECODER
 from slipway_validate.cases import DECODE, family_named, native_case
 from slipway_validate.numerics import Ints, Logits
 from slipway_validate.protocol.messages import Case, CaseRow, LongResult, LongSpec, RunSpec, case_file, plain_file

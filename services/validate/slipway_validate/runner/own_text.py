@@ -14,7 +14,7 @@ from slipway.documents.purposes import Purpose
 from slipway.documents.reading import Document
 from slipway.documents.rendering import Contents, Renderer, Writer
 from slipway.files.json_documents import LARGEST_LIST, read_json
-from slipway.models.families import Comparison
+from slipway.model.families import Comparison
 from slipway.validation.findings import AdapterEvidence
 from slipway_validate.cases import family_named
 from slipway_validate.lengths import longest_text

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from slipway.models.families import SEQUENCE_CLASSIFIER, Comparison, Family
+from slipway.model.families import SEQUENCE_CLASSIFIER, Comparison, Family
 from slipway_validate.numerics import Ints, Logits
 
 NOWHERE = np.float32(-1e30)

@@ -14,15 +14,15 @@ from peft.utils import ModulesToSaveWrapper, load_peft_weights
 
 from slipway.counts import counted
 from slipway.errors import CheckpointValidationError, ModelExportError
-from slipway.models.checkpoints import read_adapter_config
-from slipway.models.families import Family
-from slipway.models.model_files import ADAPTER_WEIGHTS
-from slipway.models.module_patterns import check_patterns, names_in
-from slipway.models.pytorch.placing import JoinedUpdates, placeable, unplaced
-from slipway.models.safetensors_file import read_safetensors
-from slipway.models.sentences.pooling import Pooling
-from slipway.models.trained.adapter_kinds import is_plain_lora
-from slipway.models.trained.trained_model import TrainedModel, trained_model
+from slipway.model.checkpoints import read_adapter_config
+from slipway.model.families import Family
+from slipway.model.model_files import ADAPTER_WEIGHTS
+from slipway.model.module_patterns import check_patterns, names_in
+from slipway.model.pytorch.placing import JoinedUpdates, placeable, unplaced
+from slipway.model.safetensors_file import read_safetensors
+from slipway.model.sentences.pooling import Pooling
+from slipway.model.trained.adapter_kinds import is_plain_lora
+from slipway.model.trained.trained_model import TrainedModel, trained_model
 from slipway_validate.folders import stored_dtype
 from slipway_validate.runner.adapter_names import load_ignored_tensors
 from slipway_validate.runner.model import UnplacedTensors, Unusable

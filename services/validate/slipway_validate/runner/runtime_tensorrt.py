@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from slipway.models.dtypes import DTYPES, torch_dtypes
+from slipway.model.dtypes import DTYPES, torch_dtypes
 from slipway.validation.speed import Engine
 from slipway_validate.folders import read_json, stored_dtype
 from slipway_validate.numerics import Logits

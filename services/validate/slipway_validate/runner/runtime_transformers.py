@@ -11,14 +11,14 @@ import transformers
 import transformers.modeling_utils  # every model needs it, and its libraries: imported with them, not in the time of loading
 
 from slipway.errors import CheckpointValidationError
-from slipway.models.base_format import read_config
-from slipway.models.families import DECODER, Comparison, Family, auto_model, described, family_of
-from slipway.models.generation.settings import token_of
-from slipway.models.model_facts import CannotBuildError, check_loadable, configuration_of
-from slipway.models.pytorch.wide_layers import widen_while_computing
-from slipway.models.sentences.files import UnknownPoolingError, read_pooling
-from slipway.models.sentences.pooling import Pooling, pool
-from slipway.models.trained.trained_model import TrainedModel
+from slipway.model.base_format import read_config
+from slipway.model.families import DECODER, Comparison, Family, auto_model, described, family_of
+from slipway.model.generation.settings import token_of
+from slipway.model.model_facts import CannotBuildError, check_loadable, configuration_of
+from slipway.model.pytorch.wide_layers import widen_while_computing
+from slipway.model.sentences.files import UnknownPoolingError, read_pooling
+from slipway.model.sentences.pooling import Pooling, pool
+from slipway.model.trained.trained_model import TrainedModel
 from slipway.validation.speed import Engine
 from slipway_validate.folders import stored_dtype
 from slipway_validate.numerics import Logits

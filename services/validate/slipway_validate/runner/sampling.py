@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from slipway.documents.heldout import read_written, rendered
-from slipway.models.base_format import read_config
-from slipway.models.families import SEQUENCE_CLASSIFIER, SPEECH, Comparison
-from slipway.models.generation.settings import NO_FIRST_TOKEN, first_token, generation_settings
+from slipway.model.base_format import read_config
+from slipway.model.families import SEQUENCE_CLASSIFIER, SPEECH, Comparison
+from slipway.model.generation.settings import NO_FIRST_TOKEN, first_token, generation_settings
 from slipway_validate.cases import family_named
 from slipway_validate.numerics import Ints
 from slipway_validate.protocol.messages import TokenizeSpec

@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from slipway.models.chat_templates import ChatTemplates, EndlessTemplateError, TemplateError
+from slipway.model.chat_templates import ChatTemplates, EndlessTemplateError, TemplateError
 from slipway.texts import shortened
 from slipway.validation.hard_texts import CONVERSATIONS, TEXTS
 from slipway.validation.texts import TextComparison, TextKind

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from slipway.counts import counted
-from slipway.models.families import DECODER
-from slipway.models.model_files import has_chat_template
+from slipway.model.families import DECODER
+from slipway.model.model_files import has_chat_template
 from slipway_validate.cases import MIN_LENGTH
 from slipway_validate.numerics import Ints
 from slipway_validate.protocol.messages import TokenizeSpec

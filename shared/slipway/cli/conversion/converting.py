@@ -12,7 +12,7 @@ from slipway.files.local_folders import check_local
 from slipway.files.regular_file import check_regular
 from slipway.folders.unfinished import publish, unfinished
 from slipway.machine.cgroup import ControlGroup, available_memory, usable_cores
-from slipway.models.weights.conversion import Conversion
+from slipway.model.weights.conversion import Conversion
 from slipway.registry import stage_of
 from slipway.settings import Settings
 from slipway.stage import Role

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from slipway.cli.terminal.columns import Column, FittedTable, Prose
 from slipway.counts import counted
-from slipway.models.weights.conversion import Conversion, ConvertedWeights
+from slipway.model.weights.conversion import Conversion, ConvertedWeights
 from slipway.sizes import format_size
 
 

@@ -23,8 +23,8 @@ from slipway.errors import ModelExportError
 from slipway.export_sources.found import Sources, find_sources
 from slipway.export_sources.naming import source_settings
 from slipway.formats.tasks import PlannedTask
-from slipway.models.base_format import read_config
-from slipway.models.families import model_class
+from slipway.model.base_format import read_config
+from slipway.model.families import model_class
 from slipway.planning.calibration import SOURCE as CALIBRATION
 from slipway.planning.plan import OPTIONAL_SOURCES, more_adapters, plan
 from slipway.planning.precedents import Precedent, precedent_key, with_precedent

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from slipway.cli.terminal.columns import Column, FittedTable, Prose
-from slipway.models.activations.inspection import GraphReport, InspectedValue
+from slipway.model.activations.inspection import GraphReport, InspectedValue
 
 
 def graph_tables(graph: GraphReport) -> Iterator[RenderableType]:

@@ -10,7 +10,7 @@ import typer
 from slipway.cli.options import Debug, Json, examples, finite
 
 if TYPE_CHECKING:
-    from slipway.models.activations.contract import ActivationContract
+    from slipway.model.activations.contract import ActivationContract
 
 INSPECT_EXAMPLES = examples(
     "slipway inspect exported/qwen3/FORMAT", "slipway inspect GRAPH --contract activations.json --json"
@@ -74,7 +74,7 @@ def _contract(model: Path, given: Path | None) -> ActivationContract | None:
     """Read the contract; None if none is given and none lies beside the graph."""
     import os
 
-    from slipway.models.activations.contract import CONTRACT, read_contract
+    from slipway.model.activations.contract import CONTRACT, read_contract
 
     path = given or (model if model.is_dir() else model.parent) / CONTRACT
     return read_contract(path) if given is not None or os.path.lexists(path) else None

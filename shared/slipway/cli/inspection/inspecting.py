@@ -12,7 +12,7 @@ from slipway.files.local_folders import check_local
 from slipway.files.regular_file import check_regular
 from slipway.formats.registry import formats
 from slipway.machine.cgroup import ControlGroup, available_memory
-from slipway.models.activations.inspection import Inspection
+from slipway.model.activations.inspection import Inspection
 from slipway.stage_call import Limits, StageCall
 
 

@@ -14,10 +14,10 @@ import yaml
 from slipway.errors import CheckpointValidationError, ModelExportError
 from slipway.formats.contract import Format, Usage
 from slipway.formats.registry import formats, is_adapter_alone, split_output, translate_format_errors
-from slipway.models.base_format import read_config
-from slipway.models.families import DECODER, FEATURE_EXTRACTION, Family, family_of
-from slipway.models.model_files import has_chat_template
-from slipway.models.sentences.files import UnknownPoolingError, is_sentence_encoder, read_pooling
+from slipway.model.base_format import read_config
+from slipway.model.families import DECODER, FEATURE_EXTRACTION, Family, family_of
+from slipway.model.model_files import has_chat_template
+from slipway.model.sentences.files import UnknownPoolingError, is_sentence_encoder, read_pooling
 from slipway.results.report.document import Report
 from slipway.results.report.environment import markdown_code, markdown_environment
 from slipway.results.report.evaluation import model_index, rows, sign_off

@@ -73,7 +73,7 @@ _WORDS: Mapping[str, tuple[str, str, str]] = {
     "masked tokens": ("distributions of masked tokens", "token", "Top-1 agreement"),
     "embeddings": ("embeddings", "result", "Cosine distance"),
 }
-"""By comparison (``slipway.models.families``): the compared results, the unit per which nats are counted, and the name of the agreement."""
+"""By comparison (``slipway.model.families``): the compared results, the unit per which nats are counted, and the name of the agreement."""
 _GENERATING = ("next token", "teacher forced")
 """Comparisons of models that write text."""
 _DIFFERENCES = (Figure("Largest difference", "max_abs_diff"), Figure("Mean difference", "mean_abs_diff"))

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 import slipway_merge.plan.peft_forms  # noqa: F401 - its libraries are not what reading a file costs
 from slipway.errors import ModelExportError
-from slipway.models.adapters.adapter_config import parse_adapter_config
+from slipway.model.adapters.adapter_config import parse_adapter_config
 from slipway_merge.adapter.adapter import read_adapter
 from slipway_merge.adapter.names import fit_names
 from slipway_merge.plan.vocabulary import check_vocabulary, highest_token_id

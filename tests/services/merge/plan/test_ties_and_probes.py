@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from slipway.errors import ModelMergeError
-from slipway.models.adapters.adapter_config import parse_adapter_config
-from slipway.models.safetensors_file import read_safetensors
+from slipway.model.adapters.adapter_config import parse_adapter_config
+from slipway.model.safetensors_file import read_safetensors
 from slipway_merge.tensors.tensor_io import TensorReader
 from support.models.merge_cases import load, logits
 from support.models.merge_forms import lora, save_form

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from slipway.errors import ModelMergeError
-from slipway.models.safetensors_file import read_safetensors
+from slipway.model.safetensors_file import read_safetensors
 from slipway.stage import Context
 from slipway_merge.merge import memory_limit
 from slipway_merge.params import MergeParams

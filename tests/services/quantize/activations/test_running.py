@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from slipway.models.families import DECODER
+from slipway.model.families import DECODER
 from slipway_quantize.activations.trial import diverged
 
 WIDTH, LAYERS = 1024, 40
@@ -45,7 +45,7 @@ values = np.ones((32, width), np.float32)
 print(growth(lambda: graph.compute(["y"], {"x": values})))
 """
 COMPARE = """
-from slipway.models.families import DECODER
+from slipway.model.families import DECODER
 from slipway_quantize.activations.trial import diverged
 logits = np.ones((1, 64, int(sys.argv[1])), np.float32)
 print(growth(lambda: diverged({"logits": logits}, {"logits": logits}, DECODER)))

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers as tf
 
-from slipway.models.families import DECODER
+from slipway.model.families import DECODER
 from slipway.stage import Context
 from slipway_quantize.calibration.streaming.crew import Crew
 from slipway_quantize.calibration.streaming.model import StreamedModel

@@ -13,7 +13,7 @@ from compressed_tensors.quantization import QuantizationScheme
 from compressed_tensors.quantization.quant_scheme import preset_name_to_scheme
 
 from slipway.errors import QuantizationError
-from slipway.models.dtypes import torch_dtypes
+from slipway.model.dtypes import torch_dtypes
 from slipway_quantize.forms.channels import Channels
 from slipway_quantize.forms.form import Form
 from slipway_quantize.forms.fp4 import Mxfp4, Nvfp4, nearest, nearest_codes

@@ -12,7 +12,7 @@ import transformers as tf
 from safetensors.torch import load_file
 
 from slipway.errors import QuantizationError
-from slipway.models.base_format import read_config
+from slipway.model.base_format import read_config
 from slipway.stage import Context
 from slipway_quantize.levels import reads_deferred, refusal_reason
 from support.models.family_models import CASES, given_by, make_family_model

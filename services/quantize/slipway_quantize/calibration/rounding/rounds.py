@@ -10,7 +10,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from slipway.errors import CheckpointValidationError, QuantizationError
-from slipway.models.safetensors_file import read_safetensors
+from slipway.model.safetensors_file import read_safetensors
 from slipway_quantize.calibration.finished import Finished
 from slipway_quantize.calibration.rounding.drift import Corrected, correction
 from slipway_quantize.calibration.rounding.gptq import error_factors

@@ -16,11 +16,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
 from slipway.errors import QuantizationError
-from slipway.models.base_format import read_config
-from slipway.models.families import ENCODER_DECODER, SEQUENCE_CLASSIFIER, SPEECH, Comparison, Family, auto_model
-from slipway.models.generation.settings import NO_FIRST_TOKEN, first_token, generation_settings
-from slipway.models.safetensors_file import TensorInfo
-from slipway.models.weights.reading import open_weights, row_pieces
+from slipway.model.base_format import read_config
+from slipway.model.families import ENCODER_DECODER, SEQUENCE_CLASSIFIER, SPEECH, Comparison, Family, auto_model
+from slipway.model.generation.settings import NO_FIRST_TOKEN, first_token, generation_settings
+from slipway.model.safetensors_file import TensorInfo
+from slipway.model.weights.reading import open_weights, row_pieces
 from slipway_quantize.calibration.streaming.layers import Layer, Rounding, Table, walk
 from slipway_quantize.calibration.windows import Batch
 from slipway_quantize.reading.structure import find_linear_layers, model_config, require_family

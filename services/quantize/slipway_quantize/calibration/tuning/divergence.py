@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slipway.models.families import Comparison, Family
+from slipway.model.families import Comparison, Family
 
 _MULTIPLE = ("regression", "multi_label_classification")
 

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from slipway.files.json_documents import LARGEST_LIST, read_json
-from slipway.models.chat_templates import ChatTemplates
-from slipway.models.families import (
+from slipway.model.chat_templates import ChatTemplates
+from slipway.model.families import (
     DECODER,
     ENCODER_DECODER,
     FEATURE_EXTRACTION,
@@ -18,7 +18,7 @@ from slipway.models.families import (
     TOKEN_CLASSIFIER,
     Family,
 )
-from slipway.models.generation.settings import generation_settings
+from slipway.model.generation.settings import generation_settings
 from slipway_validate.cases import family_named
 from slipway_validate.lengths import longest_text
 from slipway_validate.protocol.messages import EncodedInput, EncodedInputs, TokenizeSpec

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from slipway.models.families import SEQUENCE_CLASSIFIER, SPEECH, Comparison, Family
+from slipway.model.families import SEQUENCE_CLASSIFIER, SPEECH, Comparison, Family
 from slipway_validate.numerics import Ints, Logits
 from slipway_validate.protocol.messages import Answers, EncodedInput, EncodedInputs
 from slipway_validate.runner.generation.generating import generate

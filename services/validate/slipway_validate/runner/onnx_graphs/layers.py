@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from slipway.models.graphs.fixed_graph import FixedGraph, TooLongError
+from slipway.model.graphs.fixed_graph import FixedGraph, TooLongError
 from slipway_validate.numerics import Logits
 from slipway_validate.runner.model import PAST_PREFIX, PRESENT_PREFIX, Bounds, NotRunnable, Past, Step, Unusable
 from slipway_validate.runner.onnx_graphs.session import Graph, GraphModel, Value

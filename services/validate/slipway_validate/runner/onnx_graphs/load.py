@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from slipway.errors import CheckpointValidationError
-from slipway.models.base_format import read_config
-from slipway.models.families import DECODER, ENCODER_DECODER, SPEECH, described, family_of
+from slipway.model.base_format import read_config
+from slipway.model.families import DECODER, ENCODER_DECODER, SPEECH, described, family_of
 from slipway_validate.folders import stored_dtype
 from slipway_validate.runner.model import LanguageModel, Unusable
 from slipway_validate.runner.onnx_graphs.decoder import OnnxDecoder

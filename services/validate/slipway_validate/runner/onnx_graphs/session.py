@@ -13,9 +13,9 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from slipway.machine.onnx_runtime import ProviderChoice, open_session
 from slipway.machine.threads import session_options
-from slipway.models.dtypes import DTYPES, numpy_dtypes
-from slipway.models.graphs.fixed_graph import FixedGraph, TooLongError
-from slipway.models.graphs.promise import Promise
+from slipway.model.dtypes import DTYPES, numpy_dtypes
+from slipway.model.graphs.fixed_graph import FixedGraph, TooLongError
+from slipway.model.graphs.promise import Promise
 from slipway.validation.speed import Engine
 from slipway_validate.folders import read_json, stored_dtype
 from slipway_validate.runner.model import Bounds, LanguageModel, NotRunnable, Unusable

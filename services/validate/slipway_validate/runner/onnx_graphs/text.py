@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from slipway.models.families import SEQUENCE_CLASSIFIER, Comparison, Family
-from slipway.models.sentences.pooling import SENTENCE_EMBEDDING
+from slipway.model.families import SEQUENCE_CLASSIFIER, Comparison, Family
+from slipway.model.sentences.pooling import SENTENCE_EMBEDDING
 from slipway_validate.numerics import Logits
 from slipway_validate.runner.model import Past, Step, class_results
 from slipway_validate.runner.onnx_graphs.session import Graph, GraphModel

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from slipway.models.families import Comparison
+from slipway.model.families import Comparison
 from slipway_validate.runner.model import Past, Step
 
 Call = Callable[[Any, Step], tuple[torch.Tensor, Past]]

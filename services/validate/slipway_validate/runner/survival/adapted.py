@@ -16,13 +16,13 @@ from torch import Tensor
 from transformers import AutoConfig
 from transformers.pytorch_utils import Conv1D
 
-from slipway.models.base_format import read_config
-from slipway.models.checkpoints import read_adapter_config
-from slipway.models.families import auto_model, family_of
-from slipway.models.model_facts import configuration_of
-from slipway.models.model_files import ADAPTER_WEIGHTS
-from slipway.models.safetensors_file import read_safetensors
-from slipway.models.trained.trained_model import trained_model
+from slipway.model.base_format import read_config
+from slipway.model.checkpoints import read_adapter_config
+from slipway.model.families import auto_model, family_of
+from slipway.model.model_facts import configuration_of
+from slipway.model.model_files import ADAPTER_WEIGHTS
+from slipway.model.safetensors_file import read_safetensors
+from slipway.model.trained.trained_model import trained_model
 from slipway_validate.runner.runtime_reference import adapted
 from slipway_validate.runner.survival.stored import NotUnderstoodError
 

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipway.models.dtypes import DTYPES, FLOATS, torch_dtypes
-from slipway.models.safetensors_file import TensorInfo, read_weights
-from slipway.models.weights import reading
+from slipway.model.dtypes import DTYPES, FLOATS, torch_dtypes
+from slipway.model.safetensors_file import TensorInfo, read_weights
+from slipway.model.weights import reading
 from slipway_validate.runner.survival.stored import (
     Coded,
     Dense,
@@ -37,7 +37,7 @@ class Checkpoint:
     """A folder of safetensors.
 
     Raises:
-        CheckpointValidationError: As :func:`slipway.models.safetensors_file.read_weights`.
+        CheckpointValidationError: As :func:`slipway.model.safetensors_file.read_weights`.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from slipway.errors import ModelExportError
 from slipway.formats.registry import runtime_of_output
-from slipway.models.trained.adapter_kinds import is_plain_lora
+from slipway.model.trained.adapter_kinds import is_plain_lora
 from slipway_validate.folders import read_json
 from slipway_validate.protocol.messages import YARDSTICKS_FILE, Pass, Yardsticks, pass_file
 from slipway_validate.runner.collect import Collector

@@ -15,7 +15,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from slipway.models.pytorch.wide_layers import WideEmbedding
+from slipway.model.pytorch.wide_layers import WideEmbedding
 from slipway_validate.runner.survival.stored import Names, NotUnderstoodError, StoredModel, StoredWeight
 from slipway_validate.runner.yardsticks.roundings import Rounding
 

@@ -1,0 +1,360 @@
+"""Say what a model is from its ``config.json``: which class of transformers loads it, what it takes and gives, how two of it compare.
+
+Everything that loads, runs or judges a model asks here, so no stage assumes a decoder. A model that no family fits has none: then
+a stage refuses, or reports *not run*, by name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from slipway.errors import CheckpointValidationError
+from slipway.model.base_format import read_config
+from slipway.texts import printable
+
+
+class Comparison(StrEnum):
+    """How two models of a family are compared."""
+
+    NEXT_TOKEN = "next token"  # noqa: S105 - of a text, not of access
+    TEACHER_FORCED = "teacher forced"
+    CLASSES = "classes"
+    SPANS = "spans"
+    MASKED_TOKENS = "masked tokens"
+    EMBEDDINGS = "embeddings"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A kind of model.
+
+    Attributes:
+        name: For people.
+        auto_class: The class of transformers that loads it.
+        inputs: Names of the tensors it takes.
+        outputs: Names of the tensors it gives that are compared.
+        comparison: How two models are compared.
+        task: Name of its task on model hubs (``pipeline_tag``).
+        generates: Whether it decodes text token by token, with a KV cache.
+        unused: Beginnings of the names of parameters that the outputs do not depend on, and that need not be stored.
+    """
+
+    name: str
+    auto_class: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    comparison: Comparison
+    task: str
+    generates: bool = False
+    unused: tuple[str, ...] = ()
+
+    @property
+    def counts_labels(self) -> bool:
+        """Whether the size of its results is a number of labels."""
+        return self.comparison is Comparison.CLASSES
+
+
+_TEXT = ("input_ids", "attention_mask")
+_DECODED = ("decoder_input_ids",)
+
+DECODER = Family(
+    "decoder", "AutoModelForCausalLM", _TEXT, ("logits",), Comparison.NEXT_TOKEN, "text-generation", generates=True
+)
+ENCODER_DECODER = Family(
+    "encoder-decoder",
+    "AutoModelForSeq2SeqLM",
+    (*_TEXT, *_DECODED),
+    ("logits",),
+    Comparison.TEACHER_FORCED,
+    "text2text-generation",
+    generates=True,
+)
+SPEECH = Family(
+    "speech encoder-decoder",
+    "AutoModelForSpeechSeq2Seq",
+    ("input_features", *_DECODED),
+    ("logits",),
+    Comparison.TEACHER_FORCED,
+    "automatic-speech-recognition",
+    generates=True,
+)
+SEQUENCE_CLASSIFIER = Family(
+    "sequence classifier",
+    "AutoModelForSequenceClassification",
+    _TEXT,
+    ("logits",),
+    Comparison.CLASSES,
+    "text-classification",
+)
+TOKEN_CLASSIFIER = Family(
+    "token classifier",
+    "AutoModelForTokenClassification",
+    _TEXT,
+    ("logits",),
+    Comparison.CLASSES,
+    "token-classification",
+)
+QUESTION_ANSWERING = Family(
+    "question answering",
+    "AutoModelForQuestionAnswering",
+    _TEXT,
+    ("start_logits", "end_logits"),
+    Comparison.SPANS,
+    "question-answering",
+)
+MASKED_LANGUAGE_MODEL = Family(
+    "masked language model", "AutoModelForMaskedLM", _TEXT, ("logits",), Comparison.MASKED_TOKENS, "fill-mask"
+)
+FEATURE_EXTRACTION = Family(
+    "feature extraction",
+    "AutoModel",
+    _TEXT,
+    ("last_hidden_state",),
+    Comparison.EMBEDDINGS,
+    "feature-extraction",
+    unused=("pooler.",),
+)
+
+TEXT_FAMILIES = (
+    DECODER,
+    SEQUENCE_CLASSIFIER,
+    TOKEN_CLASSIFIER,
+    QUESTION_ANSWERING,
+    MASKED_LANGUAGE_MODEL,
+    FEATURE_EXTRACTION,
+)
+"""Families of models that can be one graph that takes a text."""
+FAMILIES: tuple[Family, ...] = (
+    DECODER,
+    ENCODER_DECODER,
+    SPEECH,
+    SEQUENCE_CLASSIFIER,
+    TOKEN_CLASSIFIER,
+    QUESTION_ANSWERING,
+    MASKED_LANGUAGE_MODEL,
+    FEATURE_EXTRACTION,
+)
+
+TRAINED_FAMILIES = {
+    "SEQ_CLS": SEQUENCE_CLASSIFIER,
+    "TOKEN_CLS": TOKEN_CLASSIFIER,
+    "QUESTION_ANS": QUESTION_ANSWERING,
+}
+"""Families whose head a training adds to a base without one, by peft's ``task_type``."""
+
+_ENDINGS = (
+    (re.compile(r"(ForCausalLM|(?<!With)LMHeadModel|ModelWithLMHead)$"), DECODER),
+    (re.compile(r"(ForConditionalGeneration|MTModel)$"), ENCODER_DECODER),
+    (re.compile(r"ForSequenceClassification$"), SEQUENCE_CLASSIFIER),
+    (re.compile(r"ForTokenClassification$"), TOKEN_CLASSIFIER),
+    (re.compile(r"^(?!XLNet).*ForQuestionAnswering$|ForQuestionAnsweringSimple$"), QUESTION_ANSWERING),
+    (re.compile(r"ForMaskedLM$"), MASKED_LANGUAGE_MODEL),
+    # A class with parts of its own, as GPT2DoubleHeadsModel or T5EncoderModel, is not what AutoModel loads.
+    (re.compile(r"^(?!.*(Heads?|Encoder|Decoder|For|With)).*Model$"), FEATURE_EXTRACTION),
+)
+_OTHER_SENSES = re.compile(r"audio|speech|voice|vision|transcribe|realtime|_asr|_tts|^sam")
+"""What the type of such a model may be called."""
+_SPEECH_TYPES = ("whisper", "speech_to_text")
+_TEXT_OF_MANY_TYPES = ("gemma3", "gemma3n", "gemma4", "gemma4_unified")
+"""Decoders that take images and sound too, of a class that transformers also loads as a causal model."""
+_DECODER_TYPES = (
+    *("bloom", "falcon", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj"),
+    *("granite", "llama", "mistral", "mixtral", "mpt", "olmo", "olmo2", "opt", "phi", "phi3", "qwen2", "qwen2_moe"),
+    *("qwen3", "qwen3_moe", "smollm3", "stablelm", "starcoder2"),
+)
+"""Model types that are decoders where a configuration names no class."""
+_SEQUENCE_TO_SEQUENCE_TYPES = ("bart", "led", "m2m_100", "marian", "mbart", "mt5", "pegasus", "t5", "umt5")
+_OTHER_INPUTS = (
+    *("vision_config", "audio_config", "image_size", "patch_size", "num_channels", "visual_embedding_dim"),
+    *("num_mel_bins", "feat_extract_norm", "feature_projection_input_dim", "sampling_rate", "input_feat_per_channel"),
+    *("max_2d_position_embeddings", "d_latents", "max_xpath_tag_unit_embeddings"),
+)
+"""Settings of a configuration that only a model of images, sound, pages or bytes has."""
+_OTHER_TYPES = (
+    *("blip", "bros", "canary", "chameleon", "cohere_asr", "decision_transformer", "evolla", "flaubert", "imagegpt"),
+    *("kyutai_speech_to_text", "luke", "lxmert", "mistral4", "moonshine", "moonshine_streaming", "moshi", "pop2piano"),
+    *("tapas", "tvp", "xlm"),
+)
+"""Types that look like models of text, and are of another class, take more, or give something else."""
+
+_STATES = (
+    *(
+        "state_size",
+        "ssm_state_size",
+        "ssm_cfg",
+        "mamba_d_state",
+        "conv_L_cache",
+        "lru_width",
+        "linear_conv_kernel_dim",
+    ),
+    *("rescale_every", "slstm_at", "inference_state_dtype", "number_of_conv_states"),
+)
+"""Settings of a decoder that keeps states beside, or instead of, keys and values of attention."""
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""Settings with the number of experts of a mixture."""
+_STATE_LAYERS = ("conv", "hybrid", "linear_attention", "mamba", "recurrent")
+
+
+def family_of(config: Mapping[str, Any]) -> Family | None:
+    """Return the family of the model with this ``config.json``; None where it is not known.
+
+    The class that the configuration names decides. Where it names none, the model's type does, if that leaves no doubt.
+    """
+    architectures, model_type = config.get("architectures"), config.get("model_type")
+    if not architectures:
+        return _family_of_type(config, model_type)
+    name = architectures[0] if isinstance(architectures, list) else None
+    if not isinstance(name, str) or not isinstance(model_type, str | None):
+        return None
+    family = next((family for ending, family in _ENDINGS if ending.search(name)), None)
+    if family is ENCODER_DECODER:
+        return _generating(config, model_type)
+    if family is DECODER:
+        return None if model_type in _OTHER_TYPES else DECODER
+    # An encoder-decoder without a head gives what its decoder does.
+    split = config.get("is_encoder_decoder") or model_type in _SEQUENCE_TO_SEQUENCE_TYPES
+    if family is None or (family is FEATURE_EXTRACTION and split):
+        return None
+    return family if _takes_only_text(config, model_type) else None
+
+
+def model_family(folder: Path) -> Family | None:
+    """Return the family of the model in a folder; None where it is not known. Only its ``config.json`` is read.
+
+    Raises:
+        CheckpointValidationError: ``BASE_MODEL_INVALID``.
+    """
+    return family_of(read_config(folder))
+
+
+def auto_model(family: Family) -> Any:
+    """Return the class of transformers that loads a family. Imports transformers."""
+    import transformers
+
+    return getattr(transformers, family.auto_class)
+
+
+def class_name(family: Family, config: Mapping[str, Any]) -> str | None:
+    """Return the class that transformers' auto class of a family takes for models of this type; None if it has none.
+
+    Imports transformers.
+    """
+    import transformers
+
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
+        return None
+    found = auto_model(family)._model_mapping.get(transformers.CONFIG_MAPPING[kind], None)
+    first = found[0] if isinstance(found, tuple | list) else found
+    return first.__name__ if first is not None else None
+
+
+def typed(config: Mapping[str, Any], model_type: str) -> dict[str, Any]:
+    """Return a configuration with the kind of model that the settings name, and the bare class of that kind if it names no class.
+
+    Imports transformers if a kind is given.
+
+    Args:
+        config: Content of a ``config.json``.
+        model_type: The setting ``base_model.model_type``; empty leaves the configuration as it is.
+
+    Raises:
+        CheckpointValidationError: ``BASE_MODEL_INVALID``: the configuration names another kind.
+    """
+    named = config.get("model_type")
+    if model_type and named not in (None, "", model_type):
+        raise CheckpointValidationError(
+            f"the base model is a {named!r} by its config.json, and base_model.model_type is {model_type!r}",
+            reason="BASE_MODEL_INVALID",
+            remedy="leave base_model.model_type out",
+            about={"model_type": named},
+        )
+    found = {**config, "model_type": model_type} if model_type else dict(config)
+    bare = class_name(FEATURE_EXTRACTION, found) if model_type and not config.get("architectures") else None
+    return found | {"architectures": [bare]} if bare else found
+
+
+def takes_more_than_text(config: Mapping[str, Any]) -> bool:
+    """Return whether a model, or one that it is part of, takes images or sound."""
+    return any(config.get(key) is not None for key in _OTHER_INPUTS)
+
+
+def keeps_states(config: Mapping[str, Any]) -> bool:
+    """Return whether a decoder has layers that keep a state beside, or instead of, keys and values of attention."""
+    kinds = config.get("layer_types")
+    keeps = isinstance(kinds, list) and any(str(kind).startswith(_STATE_LAYERS) for kind in kinds)
+    return keeps or any(config.get(key) is not None for key in _STATES)
+
+
+def mixes_experts(config: Mapping[str, Any]) -> bool:
+    """Return whether a model has layers of several experts, of which each token takes a few."""
+    return any(isinstance(config.get(key), int) and config[key] > 1 for key in _EXPERTS)
+
+
+def described(config: Mapping[str, Any]) -> str:
+    """Say in a message what a model is: ``encoder-decoder (MarianMTModel)``, or its class or type where the family is not known."""
+    architectures = config.get("architectures")
+    named = architectures[0] if isinstance(architectures, list) and architectures else config.get("model_type")
+    name = printable(str(named or "no class and no type"))[:100]
+    family = family_of(config)
+    return f"{family.name} ({name})" if family else name
+
+
+def alternative(config: Mapping[str, Any]) -> str:
+    """Return the end of a refusal that names the alternative for a model with a separate encoder; empty for any other."""
+    return "; ONNX takes it" if family_of(config) in (ENCODER_DECODER, SPEECH) else ""
+
+
+def why_no_text_graph(config: Mapping[str, Any], product: str) -> str:
+    """Return why a format makes nothing of a model with this ``config.json``; empty if it does.
+
+    It does of models that are one graph that takes a text: without experts, and without layers that keep a state.
+
+    Args:
+        config: The model's configuration.
+        product: Name of what the format makes, such as ``ExecuTorch program``.
+    """
+    what = f"the model is of the kind {described(config)}"
+    if family_of(config) not in TEXT_FAMILIES or takes_more_than_text(config):
+        return f"{what}, and {product}s are made of text decoders and encoders only{alternative(config)}"
+    if keeps_states(config):
+        return f"{what} with layers that keep a state, of which no {product} is made"
+    if mixes_experts(config):
+        return f"{what} with a mixture of experts, of which no {product} is made"
+    return ""
+
+
+def model_class(config: Mapping[str, Any]) -> str:
+    """Return class and type of a model in a few words, to tell kinds of models apart; empty if its configuration names neither."""
+    architectures = config.get("architectures")
+    named = architectures[0] if isinstance(architectures, list) and architectures else ""
+    return printable(" ".join(str(part)[:100] for part in (named, config.get("model_type") or "") if part))
+
+
+def _generating(config: Mapping[str, Any], model_type: str | None) -> Family | None:
+    """Return the family of a model that transformers calls ForConditionalGeneration."""
+    if not config.get("is_encoder_decoder"):
+        return DECODER if model_type in _TEXT_OF_MANY_TYPES else None
+    if model_type in _SPEECH_TYPES:
+        return SPEECH
+    return ENCODER_DECODER if _takes_only_text(config, model_type) else None
+
+
+def _takes_only_text(config: Mapping[str, Any], model_type: str | None) -> bool:
+    if model_type in _OTHER_TYPES or _OTHER_SENSES.search(model_type or ""):
+        return False
+    return not takes_more_than_text(config) and isinstance(config.get("vocab_size"), int)
+
+
+def _family_of_type(config: Mapping[str, Any], model_type: object) -> Family | None:
+    if not isinstance(model_type, str):
+        return None
+    if config.get("is_encoder_decoder"):
+        known = model_type in (*_SPEECH_TYPES, *_SEQUENCE_TO_SEQUENCE_TYPES)
+        return _generating(config, model_type) if known else None
+    return DECODER if model_type in _DECODER_TYPES else None

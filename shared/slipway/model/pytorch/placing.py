@@ -1,0 +1,330 @@
+"""Give peft an adapter as it can place it, and compute beside it what it cannot: updates of weights that transformers joins.
+
+Transformers 4 had a linear layer for each projection of each expert, and adapters were saved by these names. Transformers 5 joins them when it
+loads a base. peft converts such adapters too, but by the ends of names: of a mixture with a shared expert, or with dense first layers, it places
+one kind of layers and drops the others without an error. So these updates are kept apart from peft: they are converted by transformers' own
+conversion of the weights they belong to, and added to the joined weight while its module computes.
+
+Names of the text model alone, on a model that takes more than text, and other tools' names of the head are translated for peft.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import peft.utils.transformers_weight_conversion as peft_conversion
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.other import get_pattern_key
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+from transformers.pytorch_utils import Conv1D
+
+from slipway.model.adapters.pairs import pair_name, unwrapped
+from slipway.model.checkpoints import read_adapter_config
+from slipway.model.model_files import ADAPTER_CONFIG, ADAPTER_PREFIX, ADAPTER_WEIGHTS
+from slipway.model.safetensors_file import read_safetensors, read_weights
+
+_LAYERS = (nn.Linear, nn.Embedding, nn.modules.conv._ConvNd, Conv1D, nn.MultiheadAttention)
+"""Layers whose updates are peft's to place."""
+_TEXT_PARTS = frozenset({"language_model", "text_model"})
+"""Names of the text model within a model that takes more than text."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Update:
+    """The update of one stored weight: scale · B · A."""
+
+    a: Tensor
+    b: Tensor
+    scale: float
+
+    def value(self) -> Tensor:
+        return self.scale * (self.b.double() @ self.a.double()).float()
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedUpdates:
+    """Updates of parameters that are no layer's weight, by the name of the parameter.
+
+    Attributes:
+        names: Tensors of the adapter that they take.
+        parts: By parameter, the weights that transformers joins into it with their shapes.
+        updates: The updates, by the name of the weight.
+    """
+
+    names: frozenset[str]
+    parts: Mapping[str, Mapping[str, tuple[int, ...]]]
+    updates: Mapping[str, _Update]
+
+    @property
+    def updated(self) -> tuple[str, ...]:
+        """The modules whose weights they change, as the adapter names them."""
+        return tuple(name.removesuffix(".weight") for name in self.updates)
+
+    def attach(self, model: Any, tuned: nn.Module) -> None:
+        """Let the model compute with the updates wherever its adapter is switched on.
+
+        Args:
+            model: The transformers model.
+            tuned: The model with the adapter, as peft wraps it.
+        """
+        layer = next(each for each in tuned.modules() if isinstance(each, BaseTunerLayer))
+        for parameter in self.parts:
+            owner, _, name = parameter.rpartition(".")
+            _add_while_computing(
+                model.get_submodule(owner),
+                name,
+                change=partial(self.change, model, parameter),
+                is_on=lambda: not layer.disable_adapters,
+            )
+
+    def change(self, model: Any, parameter: str) -> Tensor:
+        """Return the update of a parameter in float32, in its own form."""
+        values = {
+            name: self.updates[name].value() if name in self.updates else torch.zeros(shape)
+            for name, shape in self.parts[parameter].items()
+        }
+        return _joined(model, values)[parameter]
+
+
+@contextmanager
+def placeable(model: Any, base: Path, adapter: Path) -> Iterator[tuple[Path, JoinedUpdates | None]]:
+    """Yield a folder with the adapter as peft can place it, and the updates that it cannot; the adapter's own folder where nothing is to be done.
+
+    Args:
+        model: The transformers model, without an adapter.
+        base: The folder of its weights.
+        adapter: The adapter's folder, whose weights are safetensors.
+
+    Raises:
+        ValueError: Such an update is of a form that is not known here.
+    """
+    settings, owners = read_adapter_config(adapter), _owners(adapter)
+    kinds = {name: type(module) for name, module in model.named_modules()}
+    renamed = _renamed(owners, kinds)
+    other = [owner for owner in owners if owner not in renamed and not _is_layer(_module(owner, kinds), kinds)]
+    joined = _find(model, base, adapter, settings, {owner: owners[owner] for owner in other}) if other else None
+    if joined is None and not renamed:
+        yield adapter, None
+        return
+    with TemporaryDirectory() as place, _without_conversion() if joined else nullcontext():
+        _write_rest(Path(place), adapter, settings, joined, kinds=kinds, renamed=renamed)
+        yield Path(place), joined
+
+
+def unplaced(tuned: nn.Module, adapter: Path) -> list[str]:
+    """Return the factors of an adapter that no parameter of a model holds, by value: names may differ, values may not."""
+    held: dict[tuple[Any, ...], int] = {}
+    for name, tensor in tuned.named_parameters():
+        if ".lora_" in name:
+            held[_print(tensor)] = held.get(_print(tensor), 0) + 1
+    left = []
+    for name, tensor in load_file(adapter / ADAPTER_WEIGHTS).items():
+        if pair_name(unwrapped(name)) is None:
+            continue
+        if held.get(_print(tensor), 0):
+            held[_print(tensor)] -= 1
+        else:
+            left.append(name)
+    return left
+
+
+def _print(tensor: Tensor) -> tuple[Any, ...]:
+    """Return what tells a tensor's values from others', in any type that holds them."""
+    values = tensor.detach().double().flatten()
+    return tuple(tensor.shape), float(values.sum()), float(values.abs().sum()), *values[:4].tolist()
+
+
+def _owners(adapter: Path) -> dict[str, list[str]]:
+    """Return the adapter's tensors by the module whose factors they are."""
+    owners: dict[str, list[str]] = {}
+    for name in read_safetensors(adapter / ADAPTER_WEIGHTS).tensors:
+        module = unwrapped(name).removeprefix(ADAPTER_PREFIX).partition(".lora_")[0]
+        if ".lora_" in name:
+            owners.setdefault(module, []).append(name)
+    return owners
+
+
+def _module(owner: str, kinds: Mapping[str, type]) -> str:
+    """Return the module of a name, or the longest with which it ends, because adapters may have prefixes of their own; empty if there is none."""
+    parts = owner.split(".")
+    ends = (".".join(parts[start:]) for start in range(len(parts)))
+    return next((end for end in ends if end in kinds), "")
+
+
+def _is_layer(module: str, kinds: Mapping[str, type]) -> bool:
+    return bool(module) and issubclass(kinds[module], _LAYERS)
+
+
+def _renamed(owners: Mapping[str, list[str]], kinds: Mapping[str, type]) -> dict[str, str]:
+    """Return the modules by names that are not the model's own: of the head as another tool calls it, and of the text model alone."""
+    by_end: dict[str, list[str]] = {}
+    for name in kinds:
+        if _TEXT_PARTS & set(name.split(".")):
+            by_end.setdefault(_from_layer(name), []).append(name)
+    found = {}
+    for owner, names in owners.items():
+        if _module(owner, kinds):
+            if any(owner not in name for name in names):
+                found[owner] = _module(owner, kinds)
+        elif len(within := by_end.get(_from_layer(owner), [])) == 1:
+            found[owner] = within[0]
+    return found
+
+
+def _from_layer(name: str) -> str:
+    """Return the end of a name from its first layer number on; without one, its last part."""
+    parts = name.split(".")
+    return ".".join(parts[next((place for place, part in enumerate(parts) if part.isdigit()), len(parts) - 1) :])
+
+
+def _find(
+    model: Any, base: Path, adapter: Path, settings: Mapping[str, Any], owners: Mapping[str, list[str]]
+) -> JoinedUpdates | None:
+    stored = {name: info.shape for name, info in read_weights(base).items()}
+    targets = {name: target for name, (target, _) in _targets(model, stored).items()}
+    updates: dict[str, _Update] = {}
+    taken: set[str] = set()
+    tensors = load_file(adapter / ADAPTER_WEIGHTS)
+    prefix = f"{model.base_model_prefix}."
+    for owner, names in owners.items():
+        forms = (f"{owner}.weight", f"{prefix}{owner}.weight", f"{owner}.weight".removeprefix(prefix))
+        weight = next((form for form in forms if form in targets), "")
+        if not weight:
+            if any(pattern for _, pattern in _targets(model, dict.fromkeys(forms, ())).values()):
+                raise ValueError(f"the base has no weight {forms[0]!r}, which the adapter updates")
+            continue
+        updates[weight] = _update(owner, {name: tensors[name] for name in names}, stored[weight], settings)
+        taken |= set(names)
+    if not updates:
+        return None
+    changed = {targets[weight] for weight in updates}
+    parts: dict[str, dict[str, tuple[int, ...]]] = {parameter: {} for parameter in sorted(changed)}
+    for name, target in targets.items():
+        if target in changed:
+            parts[target][name] = stored[name]
+    return JoinedUpdates(frozenset(taken), parts, updates)
+
+
+def _update(owner: str, tensors: Mapping[str, Tensor], shape: tuple[int, ...], settings: Mapping[str, Any]) -> _Update:
+    sides = {match["side"]: tensors[name] for name in tensors if (match := pair_name(unwrapped(name)))}
+    if len(sides) != len(tensors) or set(sides) != {"A", "B"} or settings.get("use_dora"):
+        raise ValueError(
+            f"the adapter's update of {owner!r}, which transformers joins with others, is no plain pair of factors"
+        )
+    a, b = sides["A"], sides["B"]
+    if a.dim() != 2 or b.dim() != 2 or (b.shape[0], a.shape[1]) != tuple(shape) or a.shape[0] != b.shape[1]:
+        raise ValueError(
+            f"the factors {tuple(a.shape)} and {tuple(b.shape)} of {owner!r} do not fit its weight of {tuple(shape)}"
+        )
+    ranks, alphas = (settings.get(name) or {} for name in ("rank_pattern", "alpha_pattern"))
+    rank = ranks.get(get_pattern_key(ranks, owner), settings.get("r"))
+    alpha = alphas.get(get_pattern_key(alphas, owner), settings.get("lora_alpha"))
+    if rank != a.shape[0]:
+        raise ValueError(f"the factors of {owner!r} have rank {a.shape[0]}, and adapter_config.json says {rank}")
+    return _Update(a, b, alpha / (rank**0.5 if settings.get("use_rslora") else rank))
+
+
+def _targets(model: Any, names: Mapping[str, Any]) -> dict[str, tuple[str, str | None]]:
+    """Return the parameter that transformers makes of each stored weight, and the pattern of the conversion; none for those it does not use."""
+    mapping = get_model_conversion_mapping(model)
+    renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
+    converters = [each for each in mapping if isinstance(each, WeightConverter)]
+    state = model.state_dict()
+    found = {}
+    for name in sorted(names, key=dot_natural_key):
+        target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
+        if target in state:
+            found[name] = (target, pattern)
+    return found
+
+
+def _joined(model: Any, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Convert weights as transformers does when it loads them."""
+    converters = [each for each in get_model_conversion_mapping(model) if isinstance(each, WeightConverter)]
+    by_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
+    found: dict[str, Any] = {}
+    for name, (target, pattern) in _targets(model, values).items():
+        made = copy.deepcopy(by_pattern[pattern]) if pattern else WeightRenaming(name, target)
+        found.setdefault(target, made).add_tensor(target, name, pattern or name, values[name])
+    results: dict[str, Tensor] = {}
+    for target, conversion in found.items():
+        made = conversion.convert(target, model=model, config=model.config, hf_quantizer=None, loading_info=None)
+        results |= {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
+    return results
+
+
+def _add_while_computing(
+    owner: nn.Module, name: str, *, change: Callable[[], Tensor], is_on: Callable[[], bool]
+) -> None:
+    """Let a module compute with a changed parameter; it holds the plain one between its calls."""
+    plain: list[Any] = []
+
+    def add(module: nn.Module, *_: Any) -> None:
+        kept = module._parameters[name]
+        plain.append(kept)
+        if is_on() and kept is not None:
+            changed = (kept.float() + change().to(kept.device)).to(kept.dtype)
+            module._parameters[name] = nn.Parameter(changed, requires_grad=False)
+
+    def take_back(module: nn.Module, *_: Any) -> None:
+        module._parameters[name] = plain.pop()
+
+    owner.register_forward_pre_hook(add)
+    owner.register_forward_hook(take_back, always_call=True)
+
+
+def _write_rest(
+    place: Path,
+    adapter: Path,
+    settings: Mapping[str, Any],
+    joined: JoinedUpdates | None,
+    *,
+    kinds: Mapping[str, type],
+    renamed: Mapping[str, str],
+) -> None:
+    """Write the adapter under the model's names and without some of its updates.
+
+    One of no effect stands for all if nothing is left, because peft takes no empty one.
+    """
+    left_out = joined.names if joined else ()
+    tensors, modules = {}, set()
+    for key, value in load_file(adapter / ADAPTER_WEIGHTS).items():
+        if key in left_out:
+            continue
+        owner, lora, rest = unwrapped(key).removeprefix(ADAPTER_PREFIX).partition(".lora_")
+        tensors[f"{ADAPTER_PREFIX}{renamed.get(owner, owner)}{lora}{rest}"] = value
+        if lora:
+            modules.add(renamed.get(owner) or _module(owner, kinds))
+    if not tensors:
+        modules = {next(name for name, kind in kinds.items() if issubclass(kind, nn.Linear))}
+    if all(modules):
+        settings = {
+            **settings,
+            "target_modules": sorted(modules),
+            **dict.fromkeys(("target_parameters", "exclude_modules", "layers_to_transform", "layers_pattern")),
+        }
+    (place / ADAPTER_CONFIG).write_text(json.dumps(settings), encoding="utf-8")
+    save_file(tensors, place / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+
+
+@contextmanager
+def _without_conversion() -> Iterator[None]:
+    """Keep peft from rewriting an adapter's targets: it moves all layers of an expert's names, dense ones too, to the stacks."""
+    before = peft_conversion.convert_peft_config_for_transformers
+    peft_conversion.convert_peft_config_for_transformers = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        peft_conversion.convert_peft_config_for_transformers = before

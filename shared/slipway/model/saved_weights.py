@@ -1,0 +1,127 @@
+"""Say why an adapter's saved weights cannot be used, from their headers: missing, in several files, empty, or a pickle."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipway.counts import counted
+from slipway.errors import CheckpointValidationError
+from slipway.model.model_files import ADAPTER_PICKLE, ADAPTER_WEIGHTS
+from slipway.model.safetensors_file import read_safetensors
+from slipway.model.sharded_checkpoints import sharded_weights
+from slipway.texts import printable
+
+_PARTS = "adapter_model-*-of-*.safetensors"
+_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
+"""Ends of the names of files that hold weights, or what a training goes on from."""
+_STATE = re.compile(
+    r"(optimizer|scheduler|lr_scheduler|scaler|sampler|dataloader|dl_state|rng_state|random_states|training_args|train_state|trainer_state"
+    r"|custom_checkpoint|pytorch_model_fsdp|model_fsdp|zero_pp_rank|bf16_zero_pp_rank|mp_rank|accelerator|qlora_state|loss_scaler)"
+)
+"""Beginnings of the names of files that only a training that goes on reads: of transformers, accelerate, DeepSpeed, torchtune and Axolotl."""
+_MODEL = re.compile(r"(adapter_model|model|pytorch_model|consolidated)(-\d+-of-\d+|[.-]\d+)?\.(safetensors|bin|pth)")
+"""Names of an adapter's and a base's weights, which are looked for by themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a checkpoint cannot be used, with a remedy if the one of its reason is not enough."""
+
+    reason: str
+    message: str
+    remedy: str = ""
+
+
+def weight_problems(folder: Path) -> list[Problem]:
+    """Return why the weights in a checkpoint's folder cannot be used; nothing if they can."""
+    weights = folder / ADAPTER_WEIGHTS
+    problem = _problem_of(weights) if weights.is_file() else _problem_without_weights(folder)
+    return [problem] if problem else _more_weights(folder)
+
+
+def whole_model_beside(folder: Path) -> str:
+    """Return the name of a file beside the adapter that holds, or lists, a whole model's weights; empty for none."""
+    names = sorted(path.name for path in folder.iterdir() if path.is_file())
+    return next((name for name in names if not name.startswith("adapter_model") and _MODEL.fullmatch(name)), "")
+
+
+def _more_weights(folder: Path) -> list[Problem]:
+    """Return the problem of trained weights in files that nothing reads: without them the model would lack a part of what was trained."""
+    found = sorted(
+        path.name
+        for path in folder.iterdir()
+        if path.suffix in _SUFFIXES
+        and not _STATE.match(path.name)
+        and not _MODEL.fullmatch(path.name)
+        and path.is_file()
+    )
+    if not found:
+        return []
+    more = f" and {counted(len(found) - 1, 'more file')}" if len(found) > 1 else ""
+    message = f"it has weights beside the adapter, in {printable(found[0])}{more}, which no part of an export reads: {_kind(found[0])}"
+    return [
+        Problem(
+            "CHECKPOINT_HAS_MORE_WEIGHTS",
+            message,
+            f"{_remedy(found[0])}; if they are not part of what you serve, move the file out of the folder",
+        )
+    ]
+
+
+def _kind(name: str) -> str:
+    known = {
+        "non_lora": "weights that were trained beside the LoRA, such as the projector of a vision-language model",
+        "value_head": "the head of a reward or value model",
+        "new_embeddings": "rows for new tokens",
+        "learned_embeds": "rows for new tokens",
+    }
+    return next(
+        (what for start, what in known.items() if name.startswith(start)), "the model that was trained may need them"
+    )
+
+
+def _remedy(name: str) -> str:
+    if "embed" in name:
+        return "save the embedding with the adapter (modules_to_save or trainable_token_indices of peft)"
+    return "train these modules with peft's modules_to_save, which the adapter's file then holds"
+
+
+def _problem_without_weights(folder: Path) -> Problem:
+    if sharded := sharded_weights(folder):
+        return Problem("CHECKPOINT_SHARDED", sharded.message, sharded.remedy)
+    if (folder / ADAPTER_PICKLE).is_file():
+        message = f"its weights are a pickle ({ADAPTER_PICKLE}), which can run code when it is loaded"
+        return Problem("UNSAFE_PICKLE", message)
+    if parts := sorted(path.name for path in folder.glob(_PARTS)):
+        message = f"its adapter is in {len(parts)} files ({parts[0]} …), and peft reads one {ADAPTER_WEIGHTS}"
+        remedy = (
+            f"write the tensors of all parts into one {ADAPTER_WEIGHTS} with safetensors' save_file, or save the adapter again "
+            "with max_shard_size above its size"
+        )
+        return Problem("CHECKPOINT_INCOMPLETE", message, remedy)
+    return Problem("CHECKPOINT_INCOMPLETE", f"no {ADAPTER_WEIGHTS}")
+
+
+def _problem_of(weights: Path) -> Problem | None:
+    if weights.stat().st_size == 0:
+        return Problem("CHECKPOINT_INCOMPLETE", f"{ADAPTER_WEIGHTS} is empty (half-written)")
+    try:
+        tensors = read_safetensors(weights).tensors
+    except CheckpointValidationError as error:
+        return Problem(error.reason, error.message)
+    if not tensors:
+        return Problem("CHECKPOINT_INCOMPLETE", f"{ADAPTER_WEIGHTS} holds no tensor")
+    empty = sorted(name for name, tensor in tensors.items() if 0 in tensor.shape)
+    if not empty:
+        return None
+    message = (
+        f"{len(empty)} of {len(tensors)} tensors in {ADAPTER_WEIGHTS} are empty, first {empty[0]!r}, as DeepSpeed ZeRO-3 leaves "
+        "them where weights are saved ungathered"
+    )
+    remedy = (
+        "save with stage3_gather_16bit_weights_on_model_save, or make the weights from the ZeRO files beside it with "
+        "zero_to_fp32.py"
+    )
+    return Problem("CHECKPOINT_INCOMPLETE", message, remedy)

@@ -1,0 +1,219 @@
+"""A model's family, from configurations that transformers writes."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipway.errors import CheckpointValidationError
+from slipway.model import families
+from slipway.model.families import FAMILIES, Comparison, auto_model, described, family_of, model_family
+
+KNOWN = [
+    ("Qwen3ForCausalLM", "Qwen3Config", "decoder"),
+    ("LlamaForCausalLM", "LlamaConfig", "decoder"),
+    ("GPT2LMHeadModel", "GPT2Config", "decoder"),
+    ("Gemma3ForCausalLM", "Gemma3TextConfig", "decoder"),
+    ("Gemma3ForConditionalGeneration", "Gemma3Config", "decoder"),
+    ("BartForCausalLM", "BartConfig", "decoder"),
+    ("MarianMTModel", "MarianConfig", "encoder-decoder"),
+    ("T5ForConditionalGeneration", "T5Config", "encoder-decoder"),
+    ("MT5ForConditionalGeneration", "MT5Config", "encoder-decoder"),
+    ("BartForConditionalGeneration", "BartConfig", "encoder-decoder"),
+    ("PegasusForConditionalGeneration", "PegasusConfig", "encoder-decoder"),
+    ("WhisperForConditionalGeneration", "WhisperConfig", "speech encoder-decoder"),
+    ("Speech2TextForConditionalGeneration", "Speech2TextConfig", "speech encoder-decoder"),
+    ("BertForSequenceClassification", "BertConfig", "sequence classifier"),
+    ("RobertaForSequenceClassification", "RobertaConfig", "sequence classifier"),
+    ("DistilBertForSequenceClassification", "DistilBertConfig", "sequence classifier"),
+    ("LlamaForSequenceClassification", "LlamaConfig", "sequence classifier"),
+    ("Qwen3ForSequenceClassification", "Qwen3Config", "sequence classifier"),
+    ("BertForTokenClassification", "BertConfig", "token classifier"),
+    ("Qwen3ForTokenClassification", "Qwen3Config", "token classifier"),
+    ("RobertaForQuestionAnswering", "RobertaConfig", "question answering"),
+    ("XLNetForQuestionAnsweringSimple", "XLNetConfig", "question answering"),
+    ("BertForMaskedLM", "BertConfig", "masked language model"),
+    ("DistilBertForMaskedLM", "DistilBertConfig", "masked language model"),
+    ("BertModel", "BertConfig", "feature extraction"),
+    ("MPNetModel", "MPNetConfig", "feature extraction"),
+    ("Qwen3Model", "Qwen3Config", "feature extraction"),
+]
+UNKNOWN = [
+    ("ViTForImageClassification", "ViTConfig"),
+    ("ViTModel", "ViTConfig"),
+    ("CLIPModel", "CLIPConfig"),
+    ("Wav2Vec2ForSequenceClassification", "Wav2Vec2Config"),
+    ("Wav2Vec2Model", "Wav2Vec2Config"),
+    ("Qwen2VLForConditionalGeneration", "Qwen2VLConfig"),
+    ("LayoutLMForTokenClassification", "LayoutLMConfig"),
+    ("GPT2DoubleHeadsModel", "GPT2Config"),
+    ("T5EncoderModel", "T5Config"),
+    ("T5Model", "T5Config"),
+    ("BartModel", "BartConfig"),
+    ("LlavaForConditionalGeneration", "LlavaConfig"),
+    ("VisionEncoderDecoderModel", "ViTConfig"),
+    ("BertForPreTraining", "BertConfig"),
+    ("BertForMultipleChoice", "BertConfig"),
+    ("WhisperForAudioClassification", "WhisperConfig"),
+    ("XLNetForQuestionAnswering", "XLNetConfig"),
+]
+BY_TYPE = [
+    ("Qwen3Config", "decoder"),
+    ("MarianConfig", "encoder-decoder"),
+    ("WhisperConfig", "speech encoder-decoder"),
+    ("BertConfig", None),
+    ("ViTConfig", None),
+]
+
+
+def write(folder: Path, config_class: str, architecture: str | None) -> Path:
+    """A ``config.json`` as transformers saves it."""
+    import transformers
+
+    config = getattr(transformers, config_class)()
+    config.architectures = [architecture] if architecture else None
+    config.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(("architecture", "config", "name"), KNOWN, ids=[case[0] for case in KNOWN])
+def test_the_class_decides(tmp_path: Path, architecture: str, config: str, name: str) -> None:
+    family = model_family(write(tmp_path, config, architecture))
+    assert family is not None
+    assert family.name == name
+    assert auto_model(family)._model_mapping[type_of(config)].__name__ == architecture
+
+
+def type_of(config_class: str) -> Any:
+    import transformers
+
+    return getattr(transformers, config_class)
+
+
+@pytest.mark.parametrize(("architecture", "config"), UNKNOWN, ids=[case[0] for case in UNKNOWN])
+def test_a_model_of_no_known_family_has_none(tmp_path: Path, architecture: str, config: str) -> None:
+    assert model_family(write(tmp_path, config, architecture)) is None
+
+
+@pytest.mark.parametrize(("config", "name"), BY_TYPE, ids=[case[0] for case in BY_TYPE])
+def test_without_a_class_the_type_decides_where_it_can(tmp_path: Path, config: str, name: str | None) -> None:
+    family = model_family(write(tmp_path, config, None))
+    assert (family and family.name) == name
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"architectures": "BertModel"},
+        {"architectures": [7], "model_type": "bert"},
+        {"architectures": {"0": "BertModel"}},
+        {"architectures": ["BertForMaskedLM"], "model_type": ["bert"], "vocab_size": 5},
+        {"architectures": ["BertForMaskedLM"], "model_type": "bert", "vocab_size": "many"},
+        {"architectures": ["Nonsense"], "model_type": "bert", "vocab_size": 5},
+    ],
+)
+def test_what_makes_no_sense_has_no_family(config: dict[str, Any]) -> None:
+    assert family_of(config) is None
+    assert described(config)
+
+
+def test_an_encoder_decoder_without_a_head_is_none_whatever_its_configuration_leaves_out(tmp_path: Path) -> None:
+    config = json.loads((write(tmp_path, "T5Config", "T5Model") / "config.json").read_text())
+    del config["is_encoder_decoder"]
+    assert family_of(config) is None
+
+
+def test_a_model_is_named_by_its_family_and_class() -> None:
+    assert described({"architectures": ["MarianMTModel"], "is_encoder_decoder": True, "vocab_size": 9}) == (
+        "encoder-decoder (MarianMTModel)"
+    )
+    assert described({"architectures": ["ViTModel"], "model_type": "vit"}) == "ViTModel"
+    assert described({"model_type": "model-of-tomorrow"}) == "model-of-tomorrow"
+    assert "\x1b" not in described({"model_type": "\x1b[31m"})
+
+
+def test_a_folder_without_a_configuration_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointValidationError) as caught:
+        model_family(tmp_path)
+    assert caught.value.reason == "BASE_MODEL_INVALID"
+
+
+def test_families_are_told_apart_by_name_and_know_their_class() -> None:
+    assert len({family.name for family in FAMILIES}) == len(FAMILIES) == 8
+    assert {family.comparison for family in FAMILIES} == set(Comparison)
+    assert [family.name for family in FAMILIES if family.generates] == [
+        "decoder",
+        "encoder-decoder",
+        "speech encoder-decoder",
+    ]
+    for family in FAMILIES:
+        assert auto_model(family).__name__ == family.auto_class
+
+
+def transformers_classes() -> list[tuple[str, str]]:
+    """Model type and class of every model that transformers loads by any of its Auto classes."""
+    mappings = importlib.import_module("transformers.models.auto.modeling_auto")
+    found = set()
+    for name, mapping in vars(mappings).items():
+        if name.startswith("MODEL") and name.endswith("_MAPPING_NAMES"):
+            for model_type, named in mapping.items():
+                found |= {(model_type, one) for one in ([named] if isinstance(named, str) else named)}
+    return sorted(found)
+
+
+@pytest.mark.slow
+def test_every_model_of_transformers_is_loaded_as_its_own_class_or_not_known(tmp_path: Path) -> None:
+    """The class that a family's loader takes for a model type is the class that the configuration names, and it reads the
+    first of the family's inputs."""
+    import transformers
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    known = dict.fromkeys((family.name for family in FAMILIES), 0)
+    for model_type, named in transformers_classes():
+        try:
+            config = CONFIG_MAPPING[model_type]()
+        except (
+            AttributeError,
+            ImportError,
+            KeyError,
+            StrictDataclassError,
+        ):  # of packages that are not installed, or no defaults
+            continue
+        document = json.loads(config.to_json_string(use_diff=True)) | {"architectures": [named]}
+        family = family_of(document)
+        if family is None:
+            continue
+        loaded = auto_model(family)._model_mapping[type(config)]
+        candidates = loaded if isinstance(loaded, tuple) else (loaded,)
+        assert named in [one.__name__ for one in candidates], (model_type, named, family.name)
+        assert getattr(transformers, named).main_input_name == family.inputs[0], (model_type, named, family.name)
+        known[family.name] += 1
+    assert known["decoder"] > 150
+    assert min(known.values()) >= 2, known
+
+
+def test_nothing_heavy_is_imported() -> None:
+    source = Path(families.__file__).read_text()
+    assert "\nimport transformers" not in source
+    assert "\nimport torch" not in source
+    assert pkgutil.resolve_name("slipway.model.families:FAMILIES") is FAMILIES
+
+
+def test_no_other_place_names_a_class_that_loads_models() -> None:
+    """A stage that names one assumes a family."""
+    root = Path(__file__).parents[3]
+    named = {
+        str(path.relative_to(root))
+        for folder in ("shared", "services")
+        for path in (root / folder).rglob("*.py")
+        if re.search(r"\bAutoModel\w*", path.read_text())
+    }
+    assert named == {"shared/slipway/model/families.py"}
