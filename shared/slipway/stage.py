@@ -197,12 +197,12 @@ class Stage(Generic[P]):
         effort: Approximate duration relative to other stages.
         output_bytes: Function that returns an upper estimate of the output's size for these parameters and a model of this size.
         advice: Function that returns a warning about these parameters before anything runs (name of the check, message, remedy), or None.
-        describes: Function that returns something worth knowing about these parameters with a model of this ``config.json`` (name of the
-            check, message), or None. A :class:`~slipway.errors.ModelExportError` says that the stage would refuse them.
+        describes: Function that returns something worth knowing about these parameters with a model of this
+            :class:`~slipway.model.configuration.ModelConfig` (name of the check, message), or None. A :class:`~slipway.errors.ModelExportError` says that the stage would refuse them.
         examines: Function that reads the input ``adapter``, where it is known before anything runs, and returns warnings about it. A
             :class:`~slipway.errors.ModelExportError` says that the stage would refuse it. It reads headers and settings only.
-        refuses: Function that says why the stage does not support a model with this ``config.json`` with these parameters; empty if
-            it does.
+        refuses: Function that says why the stage does not support a model of this :class:`~slipway.model.configuration.ModelConfig` with
+            these parameters; empty if it does.
         model_memory: Memory that a worker should have, as a multiple of the merged model's size; 0 for a streaming stage.
         model_gpu_memory: The same for the GPU's memory, if the task needs a GPU.
         gpu_bound_output: Whether the output runs only on the GPU architectures that its fact ``targets`` names.
@@ -234,9 +234,9 @@ class Stage(Generic[P]):
     effort: Effort = Effort()
     output_bytes: Callable[[Mapping[str, Any], ModelSize], int] = lambda _params, _size: 0
     advice: Callable[[Mapping[str, Any]], tuple[str, str, str] | None] = lambda _params: None
-    describes: Callable[[Mapping[str, Any], Mapping[str, Any]], tuple[str, str] | None] = lambda _params, _config: None
+    describes: Callable[[Mapping[str, Any], Any], tuple[str, str] | None] = lambda _params, _config: None
     examines: Callable[[Mapping[str, Any], Path], tuple[str, ...]] = lambda _params, _adapter: ()
-    refuses: Callable[[Mapping[str, Any], Mapping[str, Any]], str] = lambda _params, _config: ""
+    refuses: Callable[[Mapping[str, Any], Any], str] = lambda _params, _config: ""
     model_memory: float = 0.0
     model_gpu_memory: float = 0.0
     gpu_bound_output: bool = False

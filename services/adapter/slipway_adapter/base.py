@@ -9,8 +9,8 @@ from pathlib import Path
 from slipway.errors import AdapterExportError
 from slipway.model.adapters.pairs import Pair
 from slipway.model.adapters.saved import Saved
-from slipway.model.base_format import read_config
-from slipway.model.families import DECODER, family_of
+from slipway.model.configuration import ModelConfig
+from slipway.model.families import DECODER
 from slipway.model.model_facts import CannotBuildError, ModelFacts, model_facts, remedy_of
 from slipway.model.safetensors_file import TensorInfo, read_weights
 from slipway.model.trained.trained_model import trained_model
@@ -60,7 +60,7 @@ def fit(saved: Saved, base: Path, target: Target) -> Fitted:
         _check_module(pairs[name], module, shapes[module], facts, target)
     _check_saved_along(saved, base, modules)
     fitted = {module: pairs[name] for name, module in found.items()}
-    family = family_of(read_config(base))
+    family = ModelConfig.read(base).family
     what = "of a kind that is not known here" if family is None else f"of the kind {family.name}"
     cautions = (
         ()
@@ -77,7 +77,7 @@ def _facts(base: Path) -> ModelFacts:
         raise AdapterExportError(
             f"transformers cannot build the base model, whose modules the adapter changes: {error}",
             reason="BASE_MODEL_INVALID",
-            remedy=remedy_of(read_config(base)),
+            remedy=remedy_of(ModelConfig.read(base)),
             about={"folder": base},
         ) from error
 

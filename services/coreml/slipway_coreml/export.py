@@ -23,10 +23,9 @@ from slipway.stage import Context
 from slipway_coreml.attention import use_core_attention
 from slipway_coreml.checks import Expected, check_package
 from slipway_coreml.conversion import convert, trace
-from slipway_coreml.families import refusal_reason
 from slipway_coreml.levels import round_weights
 from slipway_coreml.package import write_package
-from slipway_coreml.params import CoremlParams
+from slipway_coreml.params import PRODUCT, CoremlParams
 from slipway_coreml.proof import check_program
 
 PACKAGE, DESCRIPTION = "model.mlpackage", "coreml.json"
@@ -44,7 +43,7 @@ def export_model(folder: Path, target: Path, params: CoremlParams, ctx: Context)
     """
     torch.set_num_threads(ctx.threads)
     _progress(ctx, "loading")
-    source = open_text_model(folder, refusal_reason, title="Core ML", error=CoreMLExportError)
+    source = open_text_model(folder, PRODUCT, title="Core ML", error=CoreMLExportError)
     use_core_attention(source.model)
     use_linear_layers(source.model)
     length = min(params.max_length, source.positions)

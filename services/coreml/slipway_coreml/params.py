@@ -8,6 +8,9 @@ from pydantic import Field, model_validator
 
 from slipway.stage import StageParams
 
+PRODUCT = "Core ML package"
+"""What the format makes, in messages."""
+
 Level = Literal["none", "int8", "int4"]
 Precision = Literal["float16", "float32"]
 

@@ -19,8 +19,7 @@ from slipway.formats import (
     Runtime,
     Usage,
 )
-from slipway.model.families import FAMILIES
-from slipway_executorch.families import TAKEN
+from slipway.model.families import FAMILIES, TEXT_FAMILIES
 from slipway_executorch.params import GROUP_SIZES, LEVEL
 
 PROGRAM_BYTES = 4 << 20
@@ -86,7 +85,7 @@ FORMAT = Format(
         name="executorch",
         files=("*.pte",),
         load="slipway_executorch.runtime:load",
-        families=tuple(family.name for family in FAMILIES if family in TAKEN),
+        families=tuple(family.name for family in FAMILIES if family in TEXT_FAMILIES),
         prefers=Needs(libraries=("executorch",)),
         precision_file="executorch.json",
         rounds={"8da4w": "int8/row"},

@@ -7,8 +7,8 @@ from pathlib import Path
 from slipway.errors import ExecutorchExportError
 from slipway.model.pytorch.text_model import TextModel, open_text_model
 from slipway_executorch.attention import use_grouped_attention
-from slipway_executorch.families import refusal_reason
 from slipway_executorch.layers import replace_layers
+from slipway_executorch.params import PRODUCT
 
 
 def open_source(folder: Path) -> TextModel:
@@ -17,7 +17,7 @@ def open_source(folder: Path) -> TextModel:
     Raises:
         ExecutorchExportError: ``FAMILY_UNSUPPORTED``, ``DTYPE_UNSUPPORTED`` (its weights are quantized), ``BASE_MODEL_INVALID``.
     """
-    source = open_text_model(folder, refusal_reason, title="ExecuTorch", error=ExecutorchExportError)
+    source = open_text_model(folder, PRODUCT, title="ExecuTorch", error=ExecutorchExportError)
     use_grouped_attention(source.model)
     replace_layers(source.model)
     return source

@@ -8,6 +8,9 @@ from pydantic import Field, model_validator
 
 from slipway.stage import StageParams
 
+PRODUCT = "ExecuTorch program"
+"""What the format makes, in messages."""
+
 LEVEL = "8da4w"
 """Integers of 8 bits for activations, rounded while the program runs, and of 4 bits for weights."""
 GROUP_SIZES = (32, 64, 128, 256)

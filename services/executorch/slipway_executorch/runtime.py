@@ -17,16 +17,23 @@ from executorch.kernels import quantized  # noqa: F401 - registers the kernels o
 from executorch.runtime import Runtime
 
 from slipway.distribution.installed import installed_version
-from slipway.errors import CheckpointValidationError
-from slipway.model.base_format import read_config
-from slipway.model.families import DECODER, Comparison, Family, described, family_of
+from slipway.model.families import DECODER, Comparison, Family
 from slipway.model.sentences.pooling import SENTENCE_EMBEDDING
 from slipway.texts import one_line, shortened
 from slipway.validation.speed import Engine
 from slipway_executorch.files import DESCRIPTION, PROGRAM
 from slipway_validate.folders import read_json, stored_dtype
 from slipway_validate.numerics import Logits
-from slipway_validate.runner.model import Bounds, LanguageModel, NotRunnable, Past, Step, Unusable, class_results
+from slipway_validate.runner.model import (
+    Bounds,
+    LanguageModel,
+    NotRunnable,
+    Past,
+    Step,
+    Unusable,
+    class_results,
+    read_config,
+)
 
 FORWARD = "forward"
 _LONGEST_MESSAGE = 300
@@ -186,18 +193,13 @@ def load(folder: Path, *, threads: int) -> LanguageModel:
     Raises:
         Unusable: ExecuTorch cannot load the program, or it is not one of the model's family.
     """
-    try:
-        config = read_config(folder)
-    except CheckpointValidationError as error:
-        raise Unusable(f"its config.json cannot be read: {error.message}") from error
-    family = family_of(config)
-    if family is None:
-        raise Unusable(f"{folder.name!r} is {described(config)}, whose family is unknown")
+    config, family = read_config(folder)
     program, stored = Program(folder / PROGRAM, threads=threads), stored_dtype(folder)
     if family is DECODER:
         return ExecutorchDecoder(program, stored=stored)
     outputs = read_json(folder / DESCRIPTION).get("outputs")
     if not isinstance(outputs, list) or not set(family.outputs) <= set(map(str, outputs)):
         raise Unusable(f"{DESCRIPTION} does not name the outputs of a {family.name}")
-    several = config.get("problem_type") == "multi_label_classification"
-    return ExecutorchText(program, family, list(map(str, outputs)), several_labels=several, stored=stored)
+    return ExecutorchText(
+        program, family, list(map(str, outputs)), several_labels=config.has_several_labels, stored=stored
+    )

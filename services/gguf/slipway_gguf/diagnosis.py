@@ -9,7 +9,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from slipway.model.base_format import read_config
+from slipway.model.configuration import ModelConfig
 from slipway_gguf.architectures.table import architecture_of
 from slipway_gguf.weights.planning import plan_file
 from slipway_gguf.weights.tensors import EMBEDDING, HEAD, Planned
@@ -34,7 +34,7 @@ def explain(folder: Path, model: Path, *, exact: bool = True) -> str:
     Raises:
         GGUFExportError: The model has no place in a GGUF file.
     """
-    if architecture_of(read_config(model)) is None:
+    if architecture_of(ModelConfig.read(model)) is None:
         return ""
     [file] = folder.glob("*.gguf")
     stored = {each.name: each for each in gguf.GGUFReader(file).tensors}

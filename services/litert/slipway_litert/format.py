@@ -19,8 +19,7 @@ from slipway.formats import (
     Runtime,
     Usage,
 )
-from slipway.model.families import FAMILIES
-from slipway_litert.families import TAKEN
+from slipway.model.families import FAMILIES, TEXT_FAMILIES
 from slipway_litert.params import LEVEL
 
 PROGRAM_BYTES = 4 << 20
@@ -76,7 +75,7 @@ FORMAT = Format(
         name="litert",
         files=("*.tflite",),
         load="slipway_litert.runtime:load",
-        families=tuple(family.name for family in FAMILIES if family in TAKEN),
+        families=tuple(family.name for family in FAMILIES if family in TEXT_FAMILIES),
         prefers=Needs(libraries=("ai-edge-litert",)),
         precision_file="litert.json",
     ),

@@ -8,7 +8,7 @@ from slipway.errors import LiteRtExportError
 from slipway.model.generation.settings import token_of
 from slipway.model.pytorch.text_model import TextModel, open_text_model
 from slipway_litert.attention import use_grouped_attention
-from slipway_litert.families import refusal_reason
+from slipway_litert.params import PRODUCT
 
 
 def open_source(folder: Path) -> TextModel:
@@ -17,7 +17,7 @@ def open_source(folder: Path) -> TextModel:
     Raises:
         LiteRtExportError: ``FAMILY_UNSUPPORTED``, ``DTYPE_UNSUPPORTED`` (its weights are quantized), ``BASE_MODEL_INVALID``.
     """
-    source = open_text_model(folder, refusal_reason, title="LiteRT", error=LiteRtExportError)
+    source = open_text_model(folder, PRODUCT, title="LiteRT", error=LiteRtExportError)
     use_grouped_attention(source.model)
     return source
 

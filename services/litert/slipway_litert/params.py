@@ -8,6 +8,9 @@ from pydantic import Field
 
 from slipway.stage import StageParams
 
+PRODUCT = "LiteRT program"
+"""What the format makes, in messages."""
+
 LEVEL = "int8"
 """Integers of 8 bits for weights, a scale for each row; inputs of products are rounded while the program runs."""
 

@@ -5,16 +5,13 @@ The cache of a decoder is a value that goes in and out, so the past of a row is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from slipway.distribution.installed import installed_version
-from slipway.errors import CheckpointValidationError
-from slipway.model.base_format import read_config
-from slipway.model.families import DECODER, Comparison, Family, described, family_of
+from slipway.model.families import DECODER, Comparison, Family
 from slipway.model.sentences.pooling import SENTENCE_EMBEDDING
 from slipway.validation.speed import Engine
 from slipway_litert.files import PROGRAM
@@ -29,6 +26,7 @@ from slipway_validate.runner.model import (
     Step,
     Unusable,
     class_results,
+    read_config,
 )
 
 
@@ -122,26 +120,13 @@ def load(folder: Path, *, threads: int) -> LanguageModel:
     Raises:
         Unusable: LiteRT cannot load the program, or it is not one of the model's family.
     """
-    try:
-        config = read_config(folder)
-    except CheckpointValidationError as error:
-        raise Unusable(f"its config.json cannot be read: {error.message}") from error
-    family = family_of(config)
-    if family is None:
-        raise Unusable(f"{folder.name!r} is {described(config)}, whose family is unknown")
+    config, family = read_config(folder)
     stored = stored_dtype(folder)
     try:
         program = Program(folder / PROGRAM, threads=threads)
         if family is DECODER:
             return LitertDecoder(DecoderProgram(program), stored=stored)
-        reader = TextProgram(program, family, padding=_padding(config))
+        reader = TextProgram(program, family, padding=config.padding)
     except BadProgramError as error:
         raise Unusable(str(error)) from error
-    several = config.get("problem_type") == "multi_label_classification"
-    return LitertText(reader, family, several_labels=several, stored=stored)
-
-
-def _padding(config: Mapping[str, Any]) -> int:
-    """Return the token of places without one, by which RoBERTa and its kin count positions."""
-    found, words = config.get("pad_token_id"), config.get("vocab_size")
-    return found if isinstance(found, int) and isinstance(words, int) and 0 <= found < words else 0
+    return LitertText(reader, family, several_labels=config.has_several_labels, stored=stored)

@@ -11,8 +11,8 @@ import psutil
 
 from slipway.errors import ModelMergeError
 from slipway.folders.disk_full import disk_full_is_typed
+from slipway.model.configuration import ModelConfig
 from slipway.model.dtypes import FLOATS
-from slipway.model.families import model_class
 from slipway.model.model_facts import ModelFacts
 from slipway.model.safetensors_file import TensorInfo, read_weights
 from slipway.model.trained.trained_model import TrainedModel, trained_model
@@ -51,7 +51,7 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
     adapter = read_adapter(adapter_folder)
     trained = trained_model(base, adapter_folder)
     if trained is not None:
-        config = dict(trained.config)
+        config = trained.config
         _warn_of_labels(trained, ctx)
 
     facts = _Facts(config if trained else base)
@@ -91,7 +91,9 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
     _judge(written, replaced, ctx)
     _record(ctx, adapter=adapter, layout=layout, plan=plan, written=written, weights=weights, dtype=written_dtype)
     ctx.record(weights="deferred" if deferred else "stored")
-    ctx.record(model_class=model_class(new_config), small_files=files, verified=verified, shards_resumed=writer.resumed)
+    ctx.record(
+        model_class=new_config.class_and_type, small_files=files, verified=verified, shards_resumed=writer.resumed
+    )
     if trained is not None:
         ctx.record(trained_as=str(trained), head=sorted(headed.new), tensors_dropped=list(headed.dropped))
 
@@ -132,7 +134,7 @@ class _Facts:
         of: Folder or configuration of the model.
     """
 
-    def __init__(self, of: Path | dict[str, Any]) -> None:
+    def __init__(self, of: Path | ModelConfig) -> None:
         self._of = of
         self._known: ModelFacts | None = None
 
@@ -142,13 +144,13 @@ class _Facts:
         return self._known
 
 
-def _write_config(output: Path, config: dict[str, Any], plan: MergePlan, *, dtype: str) -> dict[str, Any]:
+def _write_config(output: Path, config: ModelConfig, plan: MergePlan, *, dtype: str) -> ModelConfig:
     """Write the merged model's ``config.json`` and return it."""
     merged = merged_config(config, dtype=dtype, untied=plan.untied, vocab_size=plan.vocab_size)
     if plan.layers:
         merged = deeper_config(merged, plan.layers)
     write_config(output, merged)
-    return merged
+    return ModelConfig(merged)
 
 
 def _check_fits(output: Path, layout: Layout, plan: MergePlan, modelled: Callable[[str], str]) -> None:

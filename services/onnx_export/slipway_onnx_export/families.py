@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from slipway.model.families import SPEECH, described, family_of, keeps_states, takes_more_than_text
+from slipway.model.configuration import ModelConfig
+from slipway.model.families import SPEECH
 
 
-def refusal_reason(config: Mapping[str, Any]) -> str:
+def refusal_reason(config: ModelConfig) -> str:
     """Return why a model is not exported; empty if it is."""
-    what = described(config)
-    if family_of(config) is None or (takes_more_than_text(config) and family_of(config) is not SPEECH):
+    what = config.description
+    if config.family is None or (config.takes_more_than_text and config.family is not SPEECH):
         return f"the model is {_article(what)} {what}, which the ONNX export does not support"
-    if keeps_states(config):
+    if config.keeps_states:
         return f"the model is {_article(what)} {what} with layers that keep a state, which the ONNX export does not support"
     return ""
 

@@ -15,10 +15,10 @@ import transformers
 from safetensors import SafetensorError, safe_open
 
 from slipway.errors import CheckpointValidationError, ONNXExportError
-from slipway.model.base_format import read_config
 from slipway.model.config.lengths import window_of
+from slipway.model.configuration import ModelConfig
 from slipway.model.dtypes import DTYPES, torch_dtypes
-from slipway.model.families import Family, described, family_of
+from slipway.model.families import Family
 from slipway.model.generation.settings import first_token, generation_settings, token_of
 from slipway.model.safetensors_file import read_index
 from slipway.model.weights.reading import Weights, has_weights, open_weights
@@ -170,17 +170,17 @@ def read_tensor(weights: Weights, name: str) -> torch.Tensor:
 
 def _read_config(folder: Path) -> tuple[Any, Family]:
     try:
-        found = read_config(folder)
+        found = ModelConfig.read(folder)
     except CheckpointValidationError as error:
         raise _invalid_error(error.message, file="config.json") from error
-    family, model_type = family_of(found), found.get("model_type")
+    family, model_type = found.family, found.get("model_type")
     why = refusal_reason(found)
     if why or family is None:
         raise ONNXExportError(
             why,
             reason="FAMILY_UNSUPPORTED",
             remedy="leave the ONNX format out for this model",
-            about={"family": described(found), "model_type": model_type},
+            about={"family": found.description, "model_type": model_type},
         )
     try:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)

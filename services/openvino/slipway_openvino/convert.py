@@ -11,8 +11,8 @@ from google.protobuf.message import DecodeError
 
 from slipway.distribution.installed import installed_version
 from slipway.errors import CheckpointValidationError, OpenVinoExportError
-from slipway.model.base_format import read_config
-from slipway.model.families import DECODER, ENCODER_DECODER, Family, described, family_of
+from slipway.model.configuration import ModelConfig
+from slipway.model.families import DECODER, ENCODER_DECODER, Family
 from slipway.model.model_files import copy_companions
 from slipway.stage import Context
 from slipway_openvino.families import PAIRS, refusal_reason
@@ -106,7 +106,7 @@ def _encoder_and_decoder(source: Path, family: Family, ctx: Context) -> dict[str
 
 def _family(source: Path) -> Family:
     try:
-        config = read_config(source)
+        config = ModelConfig.read(source)
     except CheckpointValidationError as error:
         raise OpenVinoExportError(
             error.message,
@@ -114,13 +114,13 @@ def _family(source: Path) -> Family:
             remedy="give the folder that onnx_export wrote",
             about={"file": "config.json"},
         ) from error
-    family, why = family_of(config), refusal_reason(config)
+    family, why = config.family, refusal_reason(config)
     if why or family is None:
         raise OpenVinoExportError(
             why,
             reason="FAMILY_UNSUPPORTED",
             remedy="leave the OpenVINO format out for this model",
-            about={"family": described(config)},
+            about={"family": config.description},
         )
     return family
 

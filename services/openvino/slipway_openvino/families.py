@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from slipway.model.configuration import ModelConfig
 from slipway.model.families import (
     DECODER,
     ENCODER_DECODER,
@@ -14,8 +12,6 @@ from slipway.model.families import (
     SEQUENCE_CLASSIFIER,
     SPEECH,
     TOKEN_CLASSIFIER,
-    described,
-    family_of,
 )
 
 PAIRS = (ENCODER_DECODER, SPEECH)
@@ -31,9 +27,9 @@ FAMILIES = (
 )
 
 
-def refusal_reason(config: Mapping[str, Any]) -> str:
+def refusal_reason(config: ModelConfig) -> str:
     """Return why a model does not become an IR; empty if it does."""
-    if family_of(config) in FAMILIES:
+    if config.family in FAMILIES:
         return ""
     known = ", ".join(family.name for family in FAMILIES)
-    return f"the model is not one of the families that become an IR ({known}), but {described(config)}"
+    return f"the model is not one of the families that become an IR ({known}), but {config.description}"

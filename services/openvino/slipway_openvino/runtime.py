@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from slipway.errors import CheckpointValidationError
-from slipway.model.base_format import read_config
-from slipway.model.families import DECODER, Comparison, Family, described, family_of
+from slipway.model.families import DECODER, Comparison, Family
 from slipway.model.sentences.pooling import SENTENCE_EMBEDDING
 from slipway.validation.speed import Engine
 from slipway_openvino.families import PAIRS
@@ -19,7 +17,7 @@ from slipway_openvino.graphs.pair import ENCODED, GIVEN
 from slipway_openvino.library import ov, said
 from slipway_validate.folders import stored_dtype
 from slipway_validate.numerics import Logits
-from slipway_validate.runner.model import Bounds, LanguageModel, Past, Step, Unusable, class_results
+from slipway_validate.runner.model import Bounds, LanguageModel, Past, Step, Unusable, class_results, read_config
 
 EXACT: Mapping[str, str] = {
     "INFERENCE_PRECISION_HINT": "f32",
@@ -223,16 +221,9 @@ def load(folder: Path, *, threads: int) -> LanguageModel:
     Raises:
         Unusable: OpenVINO cannot load it, or it is not of its model's family.
     """
-    try:
-        config = read_config(folder)
-    except CheckpointValidationError as error:
-        raise Unusable(error.message) from error
-    family = family_of(config)
+    config, family = read_config(folder)
     if family is DECODER:
         return Decoder(folder, threads=threads)
     if family in PAIRS:
         return Pair(folder, family, threads=threads)
-    if family is None:
-        raise Unusable(f"{folder.name!r} is {described(config)}, whose family is unknown")
-    several = config.get("problem_type") == "multi_label_classification"
-    return Text(folder, family, several_labels=several, threads=threads)
+    return Text(folder, family, several_labels=config.has_several_labels, threads=threads)

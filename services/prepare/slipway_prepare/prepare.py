@@ -14,9 +14,8 @@ from safetensors.torch import save_file
 
 from slipway.counts import counted
 from slipway.files.links import real_file
-from slipway.model.base_format import quantization_of, read_config
+from slipway.model.configuration import ModelConfig
 from slipway.model.dtypes import DTYPES, FLOATS, torch_dtypes
-from slipway.model.families import model_class, typed
 from slipway.model.model_files import CONFIG, GENERATION_CONFIG, LEFTOVERS, copy_companions, has_safetensors
 from slipway.model.sentences.files import MODULE_WEIGHTS, pickled_modules
 from slipway.stage import Context
@@ -50,8 +49,8 @@ _FLOAT_NAMES = {dtype: DTYPES[name].torch for name, dtype in torch_dtypes(*FLOAT
 def prepare(folder: Path, output: Path, *, params: PrepareParams, ctx: Context) -> None:
     """Write the model in ``folder`` as a plain one into the new folder ``output``."""
     torch.set_num_threads(max(1, ctx.threads))
-    config = typed(read_config(folder), params.model_type)
-    quantization = quantization_of(config)
+    config = ModelConfig.read(folder).of_type(params.model_type)
+    quantization = config.quantization
     with open_source(folder, ctx.workdir) as source, torch.no_grad():
         base = Base(folder, config, quantization, source)
         made = _dequantized(base)
@@ -70,7 +69,7 @@ def prepare(folder: Path, output: Path, *, params: PrepareParams, ctx: Context) 
     ctx.record(
         source="safetensors" if has_safetensors(folder) else "pickle",
         weight_bytes=size,
-        model_class=model_class(config),
+        model_class=config.class_and_type,
     )
     _report(ctx, made, recipes, merge_onto=params.merge_onto)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from slipway.model.configuration import ModelConfig
 from slipway_prepare.faults import invalid
 from slipway_prepare.source import Source, Stored
 
@@ -71,7 +72,7 @@ class Base:
     """
 
     folder: Path
-    config: Mapping[str, Any]
+    config: ModelConfig
     quantization: Mapping[str, Any]
     source: Source
 
@@ -84,8 +85,7 @@ class Base:
 
     def half(self, hint: torch.dtype | None = None) -> torch.dtype:
         """Return the 16-bit type of dequantized weights: the configuration's, else that of the scales, else bfloat16."""
-        text = self.config.get("text_config")
-        for part in (self.config, text if isinstance(text, dict) else {}):
+        for part in (self.config, self.config.text):
             name = part.get("dtype") or part.get("torch_dtype")
             found = {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(str(name).removeprefix("torch."))
             if found is not None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from slipway.model.configuration import ModelConfig
 from slipway.model.families import FEATURE_EXTRACTION, class_name
 from slipway.model.model_facts import CannotBuildError, ModelFacts, model_facts_of, remedy_of
 from slipway_prepare.faults import invalid
@@ -51,7 +52,7 @@ class Structure:
         return sorted(name for name in self.shapes if groups[name] not in found and name not in self.optional)
 
 
-def structure(folder: Path, config: Mapping[str, Any]) -> Structure:
+def structure(folder: Path, config: ModelConfig) -> Structure:
     """Return facts about the model in a folder with this configuration.
 
     ``load_in_4bit`` quantizes ``nn.Linear`` and ``Conv1D`` except the output embedding, tied weights, the last module and
@@ -91,7 +92,7 @@ def structure(folder: Path, config: Mapping[str, Any]) -> Structure:
     )
 
 
-def _facts(config: Mapping[str, Any]) -> ModelFacts:
+def _facts(config: ModelConfig) -> ModelFacts:
     """Return facts about the class that a configuration names; where it names none (DeBERTa's on the hub), about the bare model."""
     bare = None if config.get("architectures") else class_name(FEATURE_EXTRACTION, config)
     return model_facts_of({**config, "architectures": [bare]} if bare else config)

@@ -14,8 +14,8 @@ import numpy as np
 from slipway.counts import counted
 from slipway.errors import QuantizationError
 from slipway.machine.threads import session_options
-from slipway.model.base_format import read_config
-from slipway.model.families import auto_model, described, model_family
+from slipway.model.configuration import ModelConfig
+from slipway.model.families import auto_model
 from slipway.model.model_facts import check_loadable
 from slipway.model.sample_inputs import compared_outputs, sample_inputs
 from slipway.sizes import format_size
@@ -80,9 +80,9 @@ def run_checkpoint(target: Path) -> Any:
         NotRunnableError: Its family is unknown.
         QuantizationError: ``QUANTIZATION_FAILED``.
     """
-    family = model_family(target)
+    family = ModelConfig.read(target).family
     if family is None:
-        raise NotRunnableError(f"the inputs and outputs of a {described(read_config(target))} are unknown")
+        raise NotRunnableError(f"the inputs and outputs of a {ModelConfig.read(target).description} are unknown")
     try:
         # Loading prints progress bars, which do not belong in the output of a stage.
         with contextlib.redirect_stderr(io.StringIO()):

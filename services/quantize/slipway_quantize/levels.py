@@ -9,7 +9,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from slipway.levels import LEVELS, QuantizationLevel, widths_of
-from slipway.model.families import SPEECH, Comparison, described, family_of
+from slipway.model.configuration import ModelConfig
+from slipway.model.families import SPEECH, Comparison
 
 CASTS = ("fp16", "bf16")
 """Levels at which every tensor of any model is cast."""
@@ -56,7 +57,7 @@ def is_named(module: str, names: Collection[str]) -> bool:
     return any(f".{module}".endswith(f".{name}") or f".{name}".endswith(f".{module}") for name in names)
 
 
-def refusal_reason(params: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+def refusal_reason(params: Mapping[str, Any], config: ModelConfig) -> str:
     """Return why a model with this ``config.json`` is not quantized with these parameters; empty if it is."""
     level = LEVELS.get(str(params.get("level")))
     if level is None or level.name in CASTS:
@@ -69,8 +70,8 @@ def refusal_reason(params: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     return ""
 
 
-def _refused_checkpoint(level: QuantizationLevel, params: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    family = family_of(config)
+def _refused_checkpoint(level: QuantizationLevel, params: Mapping[str, Any], config: ModelConfig) -> str:
+    family = config.family
     if family is None:
         return unknown_family(config)
     early = (
@@ -80,9 +81,9 @@ def _refused_checkpoint(level: QuantizationLevel, params: Mapping[str, Any], con
     if not level.activations:
         sized = params.get("size_budget_bytes") or params.get("size_budget_share")
         mixed = sized and len(widths_of(level.name)) > 1 and params.get("packed") is not False
-        return f"{no_size_budget(described(config))}: {WITHOUT_BUDGET}" if early and mixed else ""
+        return f"{no_size_budget(config.description)}: {WITHOUT_BUDGET}" if early and mixed else ""
     if early:
-        return f"level {level.name} rounds activations, which transformers does not do in a {described(config)}: use int8 or nvfp4"
+        return f"level {level.name} rounds activations, which transformers does not do in a {config.description}: use int8 or nvfp4"
     if params.get("packed") is False:
         return f"level {level.name} rounds activations, which dense weights do not: leave compress_weights true"
     return ""
@@ -93,12 +94,12 @@ def no_size_budget(model: str) -> str:
     return f"a size budget gives weights different numbers of bits, and transformers unpacks all weights of this {model} with the same"
 
 
-def _refused_graph(level: QuantizationLevel, params: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    family = family_of(config)
+def _refused_graph(level: QuantizationLevel, params: Mapping[str, Any], config: ModelConfig) -> str:
+    family = config.family
     if params.get("packed") is False:
         return f"level {level.name} rounds activations, which dense weights do not: leave compress_weights true"
     if level.needs_text and (family is None or family.comparison is Comparison.TEACHER_FORCED):
-        return f"level {level.name} needs the ranges of activations, and what a {described(config)} computes on plain text is unknown: use int8_dynamic"
+        return f"level {level.name} needs the ranges of activations, and what a {config.description} computes on plain text is unknown: use int8_dynamic"
     return ""
 
 
@@ -107,14 +108,14 @@ def reads_deferred(params: Mapping[str, Any]) -> tuple[str, ...]:
     return ("model",) if params.get("format") in ("pytorch", "onnx") and params.get("level") != "fp8_static" else ()
 
 
-def why_not_calibrated(params: Mapping[str, Any], config: Mapping[str, Any]) -> str:  # noqa: ARG001 - of any level
+def why_not_calibrated(params: Mapping[str, Any], config: ModelConfig) -> str:  # noqa: ARG001 - of any level
     """Return why a model with this ``config.json`` is not calibrated; empty if it is, or if only its weights tell."""
-    family = family_of(config)
+    family = config.family
     if family is None:
         return unknown_family(config)
     return f"a model of family {family.name} is not calibrated: its inputs are sound" if family is SPEECH else ""
 
 
-def unknown_family(config: Mapping[str, Any]) -> str:
+def unknown_family(config: ModelConfig) -> str:
     """Say that the weights of this model are not rounded."""
-    return f"the family of a {described(config)} is unknown, so its layers are not quantized"
+    return f"the family of a {config.description} is unknown, so its layers are not quantized"

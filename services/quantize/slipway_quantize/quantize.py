@@ -8,7 +8,7 @@ from typing import Any
 
 from slipway.errors import QuantizationError
 from slipway.formats.registry import load_format
-from slipway.model.base_format import quantization_of
+from slipway.model.configuration import ModelConfig
 from slipway.stage import Context
 from slipway_quantize.calibrated import Calibration, mismatch
 from slipway_quantize.check import check_result
@@ -101,7 +101,7 @@ def _refuse_level(params: QuantizeParams) -> None:
 
 
 def _refuse_quantized(source: Path) -> None:
-    quantization = quantization_of(read_json(source / "config.json"))
+    quantization = ModelConfig(read_json(source / "config.json")).quantization
     report = source / "quantization.json"
     found = read_json(report).get("level") if report.is_file() else None
     found = found or (quantization.get("quant_method", "by an unnamed method") if quantization else None)

@@ -9,7 +9,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from slipway.model.families import DECODER, TEXT_FAMILIES, described, family_of
+from slipway.model.configuration import ModelConfig
+from slipway.model.families import DECODER, TEXT_FAMILIES
 from slipway.stage import Context, Effort, Stage
 from slipway_tensorrt_build.builders import probe
 from slipway_tensorrt_build.params import TensorRTBuildParams
@@ -30,14 +31,14 @@ def run(inputs: Mapping[str, Path], params: TensorRTBuildParams, ctx: Context) -
     return {"tensorrt": target}
 
 
-def refusal_reason(config: Mapping[str, Any]) -> str:
+def refusal_reason(config: ModelConfig) -> str:
     """Return why no engine is built for the model with this ``config.json``; empty if one is."""
-    if family_of(config) in TEXT_FAMILIES:
+    if config.family in TEXT_FAMILIES:
         return ""
-    return f"the model is {described(config)}, and engines are built for text decoders and encoders only"
+    return f"the model is {config.description}, and engines are built for text decoders and encoders only"
 
 
-def check_ranges(params: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+def check_ranges(params: Mapping[str, Any], config: ModelConfig) -> None:
     """Refuse ranges that begin beyond the positions of the model with this ``config.json``, before the graph is exported.
 
     Raises:
@@ -47,7 +48,7 @@ def check_ranges(params: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         parsed = TensorRTBuildParams.model_validate_json(json.dumps(dict(params)))
     except ValidationError:
         return  # the stage refuses these by name
-    check_positions(parsed, positions_of(config), cached=family_of(config) is DECODER)
+    check_positions(parsed, positions_of(config), cached=config.family is DECODER)
 
 
 STAGE = Stage(

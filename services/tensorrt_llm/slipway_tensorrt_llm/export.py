@@ -13,7 +13,7 @@ from slipway.distribution.installed import installed_version
 from slipway.distribution.naming import own_version
 from slipway.errors import TensorRTLLMExportError
 from slipway.files.links import real_file
-from slipway.model.base_format import read_config
+from slipway.model.configuration import ModelConfig
 from slipway.model.dtypes import DTYPES
 from slipway.model.model_files import CONFIG, companion_files
 from slipway.model.safetensors_file import read_weights
@@ -38,7 +38,7 @@ def export_model(source: Path, params: TensorRTLLMParams, ctx: Context) -> Path:
         CheckpointValidationError: A file of the model cannot be read.
     """
     started = time.monotonic()
-    model, tensors = model_of(read_config(source)), read_weights(source)
+    model, tensors = model_of(ModelConfig.read(source)), read_weights(source)
     check_division(model, tp=params.tp, pp=params.pp)
     plan = Plan(model, tensors, tp=params.tp, pp=params.pp)
     dtype = params.dtype if params.dtype != "auto" else _own_dtype(plan)

@@ -19,15 +19,14 @@ from slipway.formats import (
     Runtime,
     Usage,
 )
-from slipway.model.families import FAMILIES
+from slipway.model.families import FAMILIES, TEXT_FAMILIES
 from slipway_torchscript import params
-from slipway_torchscript.families import TAKEN
 from slipway_torchscript.files import DESCRIPTIONS, PROGRAM, SCRIPT
 
 _INTEGERS = "its weights would be integers, of which no graph of PyTorch is made"
 _REFUSED = {level: RefusedLevel(_INTEGERS, instead="bf16") for level in ("int8", "int4")}
 _REQUIREMENTS = Requirements(any_of=(Needs(libraries=("torch", "transformers")),))
-_FAMILIES = tuple(family.name for family in FAMILIES if family in TAKEN)
+_FAMILIES = tuple(family.name for family in FAMILIES if family in TEXT_FAMILIES)
 
 
 class TorchScriptConfiguration(LevelSettings):

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from slipway.errors import CheckpointValidationError, TorchGraphError
-from slipway.model.base_format import read_config
 from slipway.model.config.lengths import length_thresholds
-from slipway.model.families import DECODER, Family, auto_model, described, family_of
+from slipway.model.configuration import ModelConfig
+from slipway.model.families import DECODER, Family, auto_model
 from slipway.model.model_facts import CannotBuildError, check_loadable, most_tokens
 from slipway_torchscript.families import refusal_reason
 
@@ -43,12 +43,12 @@ def open_source(folder: Path, *, dtype: torch.dtype, attention: str) -> Source:
         TorchGraphError: ``FAMILY_UNSUPPORTED``, ``DTYPE_UNSUPPORTED`` (its weights are quantized), ``BASE_MODEL_INVALID``.
     """
     try:
-        config = read_config(folder)
+        config = ModelConfig.read(folder)
     except CheckpointValidationError as error:
         raise _invalid(folder, error.message) from error
-    family, why = family_of(config), refusal_reason(config)
+    family, why = config.family, refusal_reason(config)
     if why or family is None:
-        raise unsupported(why, family=described(config), model_type=config.get("model_type"))
+        raise unsupported(why, family=config.description, model_type=config.get("model_type"))
     if config.get("quantization_config"):
         raise TorchGraphError(
             f"the model in {folder.name} is already quantized",

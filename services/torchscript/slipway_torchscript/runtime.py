@@ -10,17 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from slipway.errors import CheckpointValidationError
 from slipway.files.regular_file import sha256_of
 from slipway.machine.environment import variable_set
-from slipway.model.base_format import read_config
-from slipway.model.families import DECODER, Comparison, Family, described, family_of
+from slipway.model.families import DECODER, Comparison, Family
 from slipway.model.sentences.pooling import SENTENCE_EMBEDDING
 from slipway.validation.speed import Engine
 from slipway_torchscript.files import DESCRIPTIONS, PROGRAM, SCRIPT
 from slipway_validate.folders import read_json, stored_dtype
 from slipway_validate.numerics import Logits
-from slipway_validate.runner.model import Bounds, LanguageModel, Past, Step, Unusable, class_results
+from slipway_validate.runner.model import Bounds, LanguageModel, Past, Step, Unusable, class_results, read_config
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _MOST_PARTS, _LARGEST_AXIS = 1 << 12, 1 << 16
@@ -136,13 +134,8 @@ def load_program(folder: Path, *, threads: int) -> LanguageModel:
 
 def _load(folder: Path, name: str, runtime: str, read: Callable[[str], Run], *, threads: int) -> LanguageModel:
     torch.set_num_threads(threads)
-    try:
-        config = read_config(folder)
-    except CheckpointValidationError as error:
-        raise Unusable(f"its config.json cannot be read: {error.message}") from error
-    family, facts = family_of(config), read_json(folder / DESCRIPTIONS[name])
-    if family is None:
-        raise Unusable(f"{folder.name!r} is {described(config)}, whose family is unknown")
+    config, family = read_config(folder)
+    facts = read_json(folder / DESCRIPTIONS[name])
     _check_digest(folder / name, facts)
     try:
         graph = Graph(read(str(folder / name)), facts)
@@ -156,8 +149,7 @@ def _load(folder: Path, name: str, runtime: str, read: Callable[[str], Run], *, 
         return GraphDecoder(graph, runtime, stored=stored, has_cache=True)
     if not set(family.outputs) <= set(graph.outputs):
         raise Unusable(f"{DESCRIPTIONS[name]} does not name the outputs of a {family.name}")
-    several = config.get("problem_type") == "multi_label_classification"
-    return GraphText(graph, runtime, family, several_labels=several, stored=stored)
+    return GraphText(graph, runtime, family, several_labels=config.has_several_labels, stored=stored)
 
 
 def _check_digest(path: Path, facts: dict[str, Any]) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from slipway_validate.lengths import longest_text, text_config
+from slipway.model.configuration import ModelConfig
+from slipway_validate.lengths import longest_text
 from slipway_validate.params import SampleParams
 from slipway_validate.preparation import Prepared, values_per_token
 from slipway_validate.protocol.messages import LongSpec, RunResult
@@ -32,7 +33,7 @@ def long_spec(
         return None
     prompts = prepared.prompts(params.continuation_prompts)
     room = longest_text(base, prepared.family) - max(map(len, prompts), default=0)
-    values = values_per_token(text_config(base), prepared.family) * np.dtype(np.float32).itemsize
+    values = values_per_token(ModelConfig.read(base).text, prepared.family) * np.dtype(np.float32).itemsize
     affordable = params.logit_bytes // (_FILES * values * max(1, len(prompts)))
     count = min(params.continuation_tokens, room, affordable)
     if not prompts or count < LEAST_TOKENS:

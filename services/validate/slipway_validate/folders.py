@@ -14,8 +14,9 @@ from slipway.files.distinct_files import distinct_bytes
 from slipway.formats import Runtime
 from slipway.formats.registry import format_of_output, runtime_of_output, runtimes_to_try, split_output
 from slipway.levels import LEVELS
+from slipway.model.configuration import ModelConfig
 from slipway.model.dtypes import DTYPES
-from slipway.model.families import Family, described, family_of
+from slipway.model.families import Family
 from slipway.model.model_files import CONFIG
 from slipway.model.safetensors_file import read_safetensors
 from slipway.model.sentences.files import as_used
@@ -67,10 +68,10 @@ def why_not_run(name: str, folder: Path, runtime: Runtime | None, family: Family
         known = " and ".join(runtime.families)
         message = f"the model's family is {family.name}, and {runtime.name} runs only {known} outputs so far"
         return RunResult(status="not_run", message=message)
-    config = as_used(read_json(folder / CONFIG), folder)
-    if family_of(config) in (family, None):
+    config = ModelConfig(as_used(read_json(folder / CONFIG), folder))
+    if config.family in (family, None):
         return None
-    message = f"its {CONFIG} describes another model ({described(config)}): the base model is a {family.name}"
+    message = f"its {CONFIG} describes another model ({config.description}): the base model is a {family.name}"
     return RunResult(status="failed", reason="VALIDATION_IMPOSSIBLE", message=message)
 
 

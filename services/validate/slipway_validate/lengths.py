@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from slipway.model.configuration import ModelConfig
 from slipway.model.families import Comparison, Family
-from slipway.model.model_files import CONFIG
 from slipway_validate.cases import MIN_LENGTH
-from slipway_validate.folders import read_json
 
 LENGTHS = ("max_position_embeddings", "max_target_positions", "n_positions")
 """Settings with the largest number of tokens that a model accepts."""
@@ -17,19 +16,12 @@ LENGTHS = ("max_position_embeddings", "max_target_positions", "n_positions")
 
 def longest_text(base: Path, family: Family) -> int:
     """Return the largest number of tokens that a model takes."""
-    config = text_config(base)
+    config = ModelConfig.read(base).text
     longest = min((size for name in LENGTHS if (size := size_of(config, name))), default=1 << 30)
     counted_from = size_of(config, "pad_token_id") + 1  # RoBERTa and its kin count positions from there
     if family.comparison is not Comparison.NEXT_TOKEN and longest - counted_from >= MIN_LENGTH:
         longest -= counted_from
     return longest
-
-
-def text_config(base: Path) -> dict[str, Any]:
-    """Return the configuration of the part of a model that reads text."""
-    config = read_json(base / CONFIG)
-    text = config.get("text_config")
-    return text if isinstance(text, dict) else config
 
 
 def size_of(config: Mapping[str, Any], name: str) -> int:

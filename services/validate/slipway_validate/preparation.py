@@ -11,8 +11,8 @@ from typing import Any
 
 from slipway.documents import heldout as texts
 from slipway.errors import ModelExportError, StageError, ValidationError
-from slipway.model.base_format import read_config
-from slipway.model.families import FEATURE_EXTRACTION, Comparison, Family, described
+from slipway.model.configuration import ModelConfig
+from slipway.model.families import FEATURE_EXTRACTION, Comparison, Family
 from slipway.model.model_files import CONFIG, copy_companions
 from slipway.model.sentences.files import UnknownPoolingError, read_pooling
 from slipway.model.trained.trained_model import trained_model
@@ -23,7 +23,7 @@ from slipway_validate.answers.own_text import write_own_text
 from slipway_validate.answers.records import answered_records, write_records
 from slipway_validate.cases import MIN_LENGTH, shape_cases
 from slipway_validate.folders import read_json
-from slipway_validate.lengths import longest_text, size_of, text_config
+from slipway_validate.lengths import longest_text, size_of
 from slipway_validate.params import SampleParams, ValidateParams
 from slipway_validate.protocol import process
 from slipway_validate.protocol.messages import Benchmark, RunResult, RunSpec, Spec, TokenizeSpec
@@ -129,7 +129,7 @@ def benchmark_of(params: ValidateParams) -> Benchmark | None:
     )
 
 
-def settings_of(inputs: Mapping[str, Path], work: Path) -> tuple[Path, dict[str, Any]]:
+def settings_of(inputs: Mapping[str, Path], work: Path) -> tuple[Path, ModelConfig]:
     """Return the folder with configuration and tokenizer of what the adapter was trained on, and that configuration.
 
     It is the base's folder unless the adapter brings a head that makes it a model of another class.
@@ -137,7 +137,7 @@ def settings_of(inputs: Mapping[str, Path], work: Path) -> tuple[Path, dict[str,
     base = inputs["base"]
     try:
         trained = trained_model(base, inputs["adapter"]) if "adapter" in inputs else None
-        config = dict(trained.config) if trained else read_config(base)
+        config = trained.config if trained else ModelConfig.read(base)
     except ModelExportError as error:
         remedy = error.remedy or "give the folder of a whole model"
         raise ValidationError(
@@ -148,7 +148,7 @@ def settings_of(inputs: Mapping[str, Path], work: Path) -> tuple[Path, dict[str,
     folder = work / "trained"
     folder.mkdir()
     copy_companions(base, folder)
-    (folder / CONFIG).write_text(json.dumps(config), encoding="utf-8")
+    (folder / CONFIG).write_text(json.dumps(dict(config)), encoding="utf-8")
     return folder, config
 
 
@@ -203,9 +203,9 @@ def _embeds(inputs: Mapping[str, Path], family: Family, ctx: Context) -> bool:
         return False
 
 
-def unknown_family(config: Mapping[str, Any]) -> str:
+def unknown_family(config: ModelConfig) -> str:
     """Return why a model of this configuration, of no known family, is not validated."""
-    return f"the family of {described(config)} is unknown to the validation, so it was not run"
+    return f"the family of {config.description} is unknown to the validation, so it was not run"
 
 
 def require_success(result: RunResult, *, what: str, remedy: str) -> None:
@@ -263,7 +263,7 @@ def padding_token(base: Path, family: Family) -> int:
 
 def _affordable(base: Path, family: Family, params: SampleParams) -> tuple[int, int]:
     """Return the number of windows and of tokens per window whose results stay within ``max_logit_bytes``."""
-    config, longest = text_config(base), min(longest_text(base, family), params.longest_text or 1 << 30)
+    config, longest = ModelConfig.read(base).text, min(longest_text(base, family), params.longest_text or 1 << 30)
     values = values_per_token(config, family)
     tokens = max(MIN_LENGTH, params.logit_bytes // (LOGIT_FILES * values * 4))
     length = max(MIN_LENGTH, min(params.sequence_length, longest, tokens))

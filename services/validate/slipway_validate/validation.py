@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slipway.errors import ValidationError
-from slipway.model.base_format import read_config
-from slipway.model.families import Family, family_of
+from slipway.model.configuration import ModelConfig
+from slipway.model.families import Family
 from slipway.stage import Context
 from slipway.validation.findings import (
     OutputStatus,
@@ -129,7 +129,7 @@ def _validated(
 ) -> ValidationReport:
     begin = time.monotonic()
     settings, config = settings_of(inputs, work)
-    family = family_of(config)
+    family = config.family
     if family is None:
         return _not_run(inputs, outputs, params, why=unknown_family(config))
     with ExitStack() as running:
@@ -212,7 +212,7 @@ def _scorer(inputs: Mapping[str, Path], prepared: Prepared, params: ValidatePara
         records=answered_records(inputs, family, params),
         encoded=EncodedInputs.model_validate_json(encoded.read_bytes()),
         family=family,
-        config=read_config(inputs["base"]),
+        config=ModelConfig.read(inputs["base"]),
         decode=decoder(prepared.tokenizer) if readable else None,
     )
 

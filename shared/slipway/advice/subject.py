@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.estimates import ModelSize
-from slipway.model.base_format import read_config
-from slipway.model.families import family_of
+from slipway.model.configuration import ModelConfig
 from slipway.model.model_files import resolve_base_model
 from slipway.planning.preflight import model_size
 
@@ -36,10 +35,10 @@ class Subject:
     family: str
     size: ModelSize
     cache_bytes: int
-    config: Mapping[str, Any] = field(default_factory=dict)
+    config: ModelConfig = field(default_factory=lambda: ModelConfig({}))
 
     @classmethod
-    def read(cls, name: str, *, config: Mapping[str, Any] | None = None) -> Subject:
+    def read(cls, name: str, *, config: ModelConfig | None = None) -> Subject:
         """Read a model by the headers of its files.
 
         Args:
@@ -50,17 +49,16 @@ class Subject:
             CheckpointValidationError: It is no model folder.
         """
         folder = resolve_base_model(name)
-        config = read_config(folder) if config is None else config
-        family = family_of(config)
+        config = ModelConfig.read(folder) if config is None else config
+        family = config.family
         cached = family is not None and family.generates
         return cls(
             folder, family.name if family else "", model_size(folder), _cache_bytes(config) if cached else 0, config
         )
 
 
-def _cache_bytes(config: Mapping[str, Any]) -> int:
-    text = config.get("text_config")
-    config = {**config, **text} if isinstance(text, dict) else config
+def _cache_bytes(model: ModelConfig) -> int:
+    config = {**model, **model.text}
     layers = _number(config, "num_hidden_layers", "n_layer", "decoder_layers", "num_layers")
     heads = _number(config, "num_attention_heads", "n_head", "decoder_attention_heads", "num_heads")
     kept = _number(config, "num_key_value_heads") or heads

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slipway.base_match.models import vocabulary_size
 from slipway.base_match.recorded import read_known_json
 from slipway.errors import CheckpointValidationError
 from slipway.files.json_documents import LARGEST_LIST
+from slipway.model.configuration import ModelConfig
 from slipway.model.dtypes import FLOATS
-from slipway.model.families import TRAINED_FAMILIES, family_of
+from slipway.model.families import TRAINED_FAMILIES
 from slipway.model.model_files import ADAPTER_WEIGHTS, CONFIG, has_safetensors
 from slipway.model.safetensors_file import TensorInfo, read_safetensors, read_weights
 
@@ -39,8 +39,8 @@ def misfit(checkpoint: Path, config: Mapping[str, Any], base: Path) -> str:
     except (CheckpointValidationError, OSError):  # reported later, where the files are used
         return ""
     settings = read_known_json(base / CONFIG)
-    settings = settings if isinstance(settings, dict) else {}
-    vocabulary, heads = vocabulary_size(settings), _new_heads(config, settings)
+    own = ModelConfig(settings if isinstance(settings, dict) else {})
+    vocabulary, heads = own.vocabulary or 0, _new_heads(config, own)
     depths = _depths(weights)
     for name, tensor in adapter.items():
         factor, whole = _FACTOR.fullmatch(name), _WHOLE.fullmatch(name)
@@ -65,11 +65,11 @@ def misfit(checkpoint: Path, config: Mapping[str, Any], base: Path) -> str:
     return ""
 
 
-def _new_heads(config: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[str, ...]:
+def _new_heads(config: Mapping[str, Any], settings: ModelConfig) -> tuple[str, ...]:
     """Return the modules that the training put in the place of the base's, which has a head for another task, or none."""
     task, saved = config.get("task_type"), config.get("modules_to_save")
     family = TRAINED_FAMILIES.get(task) if isinstance(task, str) else None
-    if family is None or family_of(settings) is family or not isinstance(saved, list):
+    if family is None or settings.family is family or not isinstance(saved, list):
         return ()
     return tuple(name for name in saved if isinstance(name, str))
 

@@ -12,7 +12,7 @@ from typing import Any
 from slipway.base_match.recorded import read_known_json
 from slipway.base_match.weights import Outcome, compare_weights, same_files
 from slipway.errors import CheckpointValidationError
-from slipway.model.base_format import quantization_of
+from slipway.model.configuration import ModelConfig
 from slipway.model.model_files import CONFIG, has_safetensors
 from slipway.model.safetensors_file import TensorInfo, read_weights
 
@@ -53,9 +53,10 @@ def compare_models(used: Path, recorded: Path, *, contents: bool) -> Comparison:
         recorded: The model that the adapter names.
         contents: Whether the weights of ``used`` can be read, not only their headers.
     """
-    ours, theirs = read_known_json(used / CONFIG), read_known_json(recorded / CONFIG)
-    if not isinstance(ours, dict) or not isinstance(theirs, dict):
+    settings = [read_known_json(folder / CONFIG) for folder in (used, recorded)]
+    if not all(isinstance(each, dict) for each in settings):
         return Comparison(Outcome.UNKNOWN, f"{CONFIG} of one of them cannot be read")
+    ours, theirs = map(ModelConfig, settings)
     if other := _other_kind(ours, theirs):
         return Comparison(Outcome.OTHER, other)
     if contents and same_files(used, recorded):
@@ -66,7 +67,7 @@ def compare_models(used: Path, recorded: Path, *, contents: bool) -> Comparison:
         weights = read_weights(used), read_weights(recorded)
     except (CheckpointValidationError, OSError):
         return Comparison(Outcome.UNKNOWN, "the weights of one of them cannot be read")
-    return _compare_tensors(*weights, contents=contents, vocabularies={vocabulary_size(ours), vocabulary_size(theirs)})
+    return _compare_tensors(*weights, contents=contents, vocabularies={ours.vocabulary or 0, theirs.vocabulary or 0})
 
 
 def _compare_tensors(
@@ -102,11 +103,11 @@ def _is_buffer(info: TensorInfo) -> bool:
     return bool(_BUFFER.fullmatch(info.name)) or (len(info.shape) == 4 and bool(_CAUSAL_MASK.fullmatch(info.name)))
 
 
-def _incomparable(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+def _incomparable(ours: ModelConfig, theirs: ModelConfig) -> str:
     """Return why the weights of two related models cannot be compared; empty when they can."""
     if _type_of(ours) != _type_of(theirs):  # one is the text part of a composite model
         return f"one of them is a {_type_of(ours)}, the other a {_type_of(theirs)}"
-    if quantization_of(ours) or quantization_of(theirs):
+    if ours.quantization or theirs.quantization:
         return "one of them is quantized, so that their weights cannot be compared"
     return ""
 
@@ -117,12 +118,12 @@ def _pickled(used: Path, recorded: Path) -> str:
     return "the weights of one of them are a pickle, which is not opened here"
 
 
-def _other_kind(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+def _other_kind(ours: ModelConfig, theirs: ModelConfig) -> str:
     """Return the difference that makes a configuration another model's; empty if there is none."""
     one, other = _type_of(ours), _type_of(theirs)
     if one != other and one and other and one not in _parts(theirs) and other not in _parts(ours):
         return f"model_type is {one!r} ({_classes(ours)}) and not {other!r} ({_classes(theirs)})"
-    text, their_text = _text(ours), _text(theirs)
+    text, their_text = ours.text, theirs.text
     for key in _SIZES:
         size, their_size = text.get(key), their_text.get(key)
         if isinstance(size, int) and isinstance(their_size, int) and size != their_size:
@@ -140,20 +141,9 @@ def _parts(config: Mapping[str, Any]) -> set[str]:
     return {_type_of(part) for part in config.values() if isinstance(part, dict)}
 
 
-def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    text = config.get("text_config")
-    return text if isinstance(text, dict) else config
-
-
 def _classes(config: Mapping[str, Any]) -> str:
     names = config.get("architectures")
     return ", ".join(str(name)[:100] for name in names[:3]) if isinstance(names, list) and names else "no architectures"
-
-
-def vocabulary_size(config: Mapping[str, Any]) -> int:
-    """Return the number of embedding rows by the configuration; 0 if it does not say."""
-    size = _text(config).get("vocab_size")
-    return size if isinstance(size, int) else 0
 
 
 def _in_vocabulary(info: TensorInfo, *, vocabularies: set[int]) -> bool:

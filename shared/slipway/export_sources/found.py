@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from slipway.base_match import BaseMatch, BaseMatchStatus
 from slipway.base_match.evidence import UsedBase, match_base
@@ -29,9 +28,9 @@ from slipway.export_sources.text_files import (
 from slipway.export_sources.text_overlap import check_apart
 from slipway.export_sources.titles import title
 from slipway.files.links import real_file
-from slipway.model.base_format import base_format, check_kind, read_config
+from slipway.model.base_format import base_format, check_kind
 from slipway.model.checkpoints import Checkpoint, find_checkpoint, read_adapter_config
-from slipway.model.families import typed
+from slipway.model.configuration import ModelConfig
 from slipway.model.model_files import ADAPTER_CONFIG, model_files, resolve_base_model, travelling_files
 from slipway.model.saved_weights import whole_model_beside
 from slipway.model.trained.trained_model import TrainedModel, trained_model
@@ -76,7 +75,7 @@ class Sources:
     base_match: BaseMatch | None
     formats: Mapping[str, str]
     trained: TrainedModel | None
-    config: Mapping[str, Any] | None
+    config: ModelConfig | None
     warnings: tuple[str, ...]
     folders: SourceFolders
     sounds: tuple[Path, ...] = ()
@@ -285,14 +284,14 @@ def name_of_base(configuration: ExportConfiguration, checkpoint: Checkpoint | No
     )
 
 
-def _merged(base: Path, adapter: Path | None, kind: str) -> tuple[TrainedModel | None, Mapping[str, Any] | None]:
+def _merged(base: Path, adapter: Path | None, kind: str) -> tuple[TrainedModel | None, ModelConfig | None]:
     """Return the class that the adapter was trained on and the merged model's configuration, each None if it is the base's.
 
     Both are None without transformers: the merge finds out. It also does where the settings name the base's kind.
     """
     try:
         if kind:
-            return None, typed(read_config(base), kind)
+            return None, ModelConfig.read(base).of_type(kind)
         trained = trained_model(base, adapter) if adapter else None
     except ModuleNotFoundError:
         return None, None

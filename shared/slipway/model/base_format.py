@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from slipway.errors import CheckpointValidationError
-from slipway.files.json_documents import read_json
-from slipway.model.config.limits import model_excess
+from slipway.model.configuration import ModelConfig
 from slipway.model.model_files import CONFIG, has_safetensors, pickle_files
 from slipway.model.safetensors_file import read_weights
-from slipway.model.sentences.files import as_used, pickled_modules
+from slipway.model.sentences.files import pickled_modules
 
 METHODS = ("awq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq")
 """Values of ``quant_method`` that the prepare stage undoes."""
@@ -31,7 +28,7 @@ def base_format(folder: Path) -> str:
         CheckpointValidationError: ``BASE_MODEL_INVALID``, ``SAFETENSORS_CORRUPT``, or ``BASE_QUANTIZATION_UNSUPPORTED`` when it is
             quantized by a method that is not undone.
     """
-    quantization = quantization_of(read_config(folder))
+    quantization = ModelConfig.read(folder).quantization
     method = str(quantization.get("quant_method") or "unnamed") if quantization else ""
     if method and method not in METHODS:
         raise CheckpointValidationError(
@@ -53,7 +50,7 @@ def check_kind(folder: Path, named: str) -> None:
     Raises:
         CheckpointValidationError: ``BASE_MODEL_INVALID``.
     """
-    if not named and not read_config(folder).get("model_type"):
+    if not named and not ModelConfig.read(folder).get("model_type"):
         raise CheckpointValidationError(
             f"{folder / CONFIG} names no model_type, so no library knows what kind of model it is",
             reason="BASE_MODEL_INVALID",
@@ -67,29 +64,22 @@ def is_base_format(text: str) -> bool:
     return text == "pickle" or text.removeprefix("pickle ") in METHODS
 
 
-def vocabulary_of(config: Mapping[str, Any]) -> int | None:
-    """Return how many tokens the text part of a model knows by its ``config.json``; None if it does not say so."""
-    text = config.get("text_config")
-    for part in (config, text if isinstance(text, dict) else {}):
-        if isinstance(size := part.get("vocab_size"), int):
-            return size
-    return None
-
-
 def prepared_sizes(folder: Path) -> list[tuple[int, int]]:
     """Return the weights and bytes of every tensor of a model after preparation; estimated for packed tensors and pickles.
 
     Raises:
         CheckpointValidationError: ``BASE_MODEL_INVALID`` or ``SAFETENSORS_CORRUPT``.
     """
-    config = read_config(folder) if (folder / CONFIG).is_file() else {}  # weights alone have a size too
+    config = (
+        ModelConfig.read(folder) if (folder / CONFIG).is_file() else ModelConfig({})
+    )  # weights alone have a size too
     if not has_safetensors(folder):
         size = sum(path.stat().st_size for path in set(pickle_files(folder).values()))
         rows, columns = config.get("vocab_size"), config.get("hidden_size")
         # A pickle's header is not read; the token embedding is the largest tensor of most models.
         first = min(rows * columns, size // 2) if isinstance(rows, int) and isinstance(columns, int) else size // 2
         return [(first, 2 * first), (size // 2 - first, size - 2 * first)]
-    quantization = quantization_of(config)
+    quantization = config.quantization
     bits = quantization.get("bits") or quantization.get("w_bit") or 4
     per_element = {"I32": 32 // bits if bits in (2, 4, 8) else 8, "U8": 2} if quantization else {}
     found = []
@@ -98,41 +88,3 @@ def prepared_sizes(folder: Path) -> list[tuple[int, int]]:
         packed = tensor.dtype in per_element or tensor.dtype in ("I8", *_FLOAT8)
         found.append((count, 2 * count if packed else tensor.nbytes))
     return found
-
-
-def quantization_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the ``quantization_config`` of a model (older files of compressed-tensors call it ``compression_config``); empty if none."""
-    text = config.get("text_config")
-    for part in (config, text if isinstance(text, dict) else {}):
-        found = part.get("quantization_config") or part.get("compression_config")
-        if isinstance(found, dict):
-            # Old files of bitsandbytes do not name their method.
-            legacy = {"quant_method": "bitsandbytes"} if found.get("load_in_4bit") or found.get("load_in_8bit") else {}
-            return legacy | found
-    return {}
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """Read ``config.json`` of a model that a machine can build, with the class of a sentence encoder that is used.
-
-    Raises:
-        CheckpointValidationError: ``BASE_MODEL_INVALID``.
-    """
-    path = folder / CONFIG
-    try:
-        config = read_json(path, lenient=True)
-    except OSError as error:
-        what = f"{path} cannot be read ({error.strerror or error})"
-    except ValueError as error:
-        what = f"{path} is not JSON ({error})"
-    else:
-        if isinstance(config, dict):
-            found = model_excess(config)
-            if not found:
-                return as_used(config, folder)
-            what = f"{path} has {found}"
-        else:
-            what = f"{path} is not a JSON object"
-    raise CheckpointValidationError(
-        what, reason="BASE_MODEL_INVALID", remedy="download or copy the base model again", about={"file": path}
-    )

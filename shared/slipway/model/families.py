@@ -10,12 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
-
-from slipway.errors import CheckpointValidationError
-from slipway.model.base_format import read_config
-from slipway.texts import printable
 
 
 class Comparison(StrEnum):
@@ -223,15 +218,6 @@ def family_of(config: Mapping[str, Any]) -> Family | None:
     return family if _takes_only_text(config, model_type) else None
 
 
-def model_family(folder: Path) -> Family | None:
-    """Return the family of the model in a folder; None where it is not known. Only its ``config.json`` is read.
-
-    Raises:
-        CheckpointValidationError: ``BASE_MODEL_INVALID``.
-    """
-    return family_of(read_config(folder))
-
-
 def auto_model(family: Family) -> Any:
     """Return the class of transformers that loads a family. Imports transformers."""
     import transformers
@@ -254,31 +240,6 @@ def class_name(family: Family, config: Mapping[str, Any]) -> str | None:
     return first.__name__ if first is not None else None
 
 
-def typed(config: Mapping[str, Any], model_type: str) -> dict[str, Any]:
-    """Return a configuration with the kind of model that the settings name, and the bare class of that kind if it names no class.
-
-    Imports transformers if a kind is given.
-
-    Args:
-        config: Content of a ``config.json``.
-        model_type: The setting ``base_model.model_type``; empty leaves the configuration as it is.
-
-    Raises:
-        CheckpointValidationError: ``BASE_MODEL_INVALID``: the configuration names another kind.
-    """
-    named = config.get("model_type")
-    if model_type and named not in (None, "", model_type):
-        raise CheckpointValidationError(
-            f"the base model is a {named!r} by its config.json, and base_model.model_type is {model_type!r}",
-            reason="BASE_MODEL_INVALID",
-            remedy="leave base_model.model_type out",
-            about={"model_type": named},
-        )
-    found = {**config, "model_type": model_type} if model_type else dict(config)
-    bare = class_name(FEATURE_EXTRACTION, found) if model_type and not config.get("architectures") else None
-    return found | {"architectures": [bare]} if bare else found
-
-
 def takes_more_than_text(config: Mapping[str, Any]) -> bool:
     """Return whether a model, or one that it is part of, takes images or sound."""
     return any(config.get(key) is not None for key in _OTHER_INPUTS)
@@ -294,46 +255,6 @@ def keeps_states(config: Mapping[str, Any]) -> bool:
 def mixes_experts(config: Mapping[str, Any]) -> bool:
     """Return whether a model has layers of several experts, of which each token takes a few."""
     return any(isinstance(config.get(key), int) and config[key] > 1 for key in _EXPERTS)
-
-
-def described(config: Mapping[str, Any]) -> str:
-    """Say in a message what a model is: ``encoder-decoder (MarianMTModel)``, or its class or type where the family is not known."""
-    architectures = config.get("architectures")
-    named = architectures[0] if isinstance(architectures, list) and architectures else config.get("model_type")
-    name = printable(str(named or "no class and no type"))[:100]
-    family = family_of(config)
-    return f"{family.name} ({name})" if family else name
-
-
-def alternative(config: Mapping[str, Any]) -> str:
-    """Return the end of a refusal that names the alternative for a model with a separate encoder; empty for any other."""
-    return "; ONNX takes it" if family_of(config) in (ENCODER_DECODER, SPEECH) else ""
-
-
-def why_no_text_graph(config: Mapping[str, Any], product: str) -> str:
-    """Return why a format makes nothing of a model with this ``config.json``; empty if it does.
-
-    It does of models that are one graph that takes a text: without experts, and without layers that keep a state.
-
-    Args:
-        config: The model's configuration.
-        product: Name of what the format makes, such as ``ExecuTorch program``.
-    """
-    what = f"the model is of the kind {described(config)}"
-    if family_of(config) not in TEXT_FAMILIES or takes_more_than_text(config):
-        return f"{what}, and {product}s are made of text decoders and encoders only{alternative(config)}"
-    if keeps_states(config):
-        return f"{what} with layers that keep a state, of which no {product} is made"
-    if mixes_experts(config):
-        return f"{what} with a mixture of experts, of which no {product} is made"
-    return ""
-
-
-def model_class(config: Mapping[str, Any]) -> str:
-    """Return class and type of a model in a few words, to tell kinds of models apart; empty if its configuration names neither."""
-    architectures = config.get("architectures")
-    named = architectures[0] if isinstance(architectures, list) and architectures else ""
-    return printable(" ".join(str(part)[:100] for part in (named, config.get("model_type") or "") if part))
 
 
 def _generating(config: Mapping[str, Any], model_type: str | None) -> Family | None:

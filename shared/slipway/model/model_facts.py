@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slipway.model.base_format import NAME_ITS_KIND, read_config
+from slipway.model.base_format import NAME_ITS_KIND
+from slipway.model.configuration import ModelConfig
 from slipway.model.safetensors_file import TensorInfo, read_weights
 from slipway.texts import quoted
 
@@ -62,7 +63,7 @@ def model_facts(folder: Path) -> ModelFacts:
     def read() -> PretrainedConfig:
         import transformers
 
-        known = read_config(folder)  # checks limits; transformers reads without any
+        known = ModelConfig.read(folder)  # checks limits; transformers reads without any
         _kind(known)
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
         config.architectures = known.get("architectures")
@@ -145,7 +146,7 @@ def check_loadable(folder: Path, model_class: Any, *, config: Mapping[str, Any] 
 
     stored = sum(map(_most_values, read_weights(folder).values()))
     try:
-        read_config(folder)  # transformers would read it without a limit
+        ModelConfig.read(folder)  # transformers would read it without a limit
         auto = transformers.AutoConfig
         found = configuration_of(config) if config else auto.from_pretrained(folder, trust_remote_code=False)
         make = getattr(model_class, "from_config", None) or model_class._from_config

@@ -21,7 +21,8 @@ from slipway.formats.settings import FormatSettings
 from slipway.formats.tasks import PlannedTask
 from slipway.machine.cgroup import ControlGroup, available_memory
 from slipway.machine.doctor import StageHealth, stage_health
-from slipway.model.base_format import prepared_sizes, read_config
+from slipway.model.base_format import prepared_sizes
+from slipway.model.configuration import ModelConfig
 from slipway.model.model_files import CONFIG
 from slipway.model.trained.adapter_kinds import is_plain_lora
 from slipway.planning.references import producers
@@ -100,7 +101,7 @@ def preflight(
     *,
     base: Path,
     adapter: Path | None = None,
-    config: Mapping[str, Any] | None = None,
+    config: ModelConfig | None = None,
     sections: Mapping[str, FormatSettings] = MappingProxyType({}),
     home: Path,
     output: Path,
@@ -186,7 +187,7 @@ def _advice(tasks: Sequence[PlannedTask]) -> list[Finding]:
     ]
 
 
-def _descriptions(tasks: Sequence[PlannedTask], base: Path, config: Mapping[str, Any] | None) -> list[Finding]:
+def _descriptions(tasks: Sequence[PlannedTask], base: Path, config: ModelConfig | None) -> list[Finding]:
     """Return what the stages say about their parameters with this model; parameters that a stage will refuse are an error."""
     config, found = _configuration(base, config), list[Finding]()
     for task in tasks if config else ():
@@ -202,13 +203,15 @@ def _descriptions(tasks: Sequence[PlannedTask], base: Path, config: Mapping[str,
     return found
 
 
-def _configuration(base: Path, config: Mapping[str, Any] | None) -> Mapping[str, Any]:
+def _configuration(base: Path, config: ModelConfig | None) -> ModelConfig:
     if config is not None:
         return config
-    return read_config(base) if (base / CONFIG).is_file() else {}  # without config.json the family is unknown
+    return (
+        ModelConfig.read(base) if (base / CONFIG).is_file() else ModelConfig({})
+    )  # without config.json the family is unknown
 
 
-def _refusals(tasks: Sequence[PlannedTask], base: Path, config: Mapping[str, Any] | None) -> list[Finding]:
+def _refusals(tasks: Sequence[PlannedTask], base: Path, config: ModelConfig | None) -> list[Finding]:
     """Return a warning for each stage that does not support this family of models, or not with these parameters, and will not run."""
     config = _configuration(base, config)
     refused = dict.fromkeys(

@@ -8,10 +8,11 @@ import pytest
 from pydantic import ValidationError
 
 from slipway.configuration import parse
+from slipway.model.configuration import ModelConfig
 from slipway.planning.plan import plan
 from slipway.registry import load_stage
-from slipway_coreml.families import refusal_reason
 from slipway_coreml.params import CoremlParams
+from slipway_coreml.stage import STAGE
 
 
 def planned(**settings: object) -> dict[str, dict[str, object]]:
@@ -48,7 +49,7 @@ def test_groups_are_powers_of_two() -> None:
     ],
 )  # fmt: skip
 def test_models_are_refused_by_name(config: dict[str, object], why: str) -> None:
-    said = refusal_reason(config)
+    said = STAGE.refuses({}, ModelConfig(config))
     assert why in said
     assert bool(said) is bool(why)
     if why:

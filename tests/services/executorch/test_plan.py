@@ -7,10 +7,11 @@ from pydantic import ValidationError
 
 from slipway.configuration import parse
 from slipway.configuration.conflicts import cautions
+from slipway.model.configuration import ModelConfig
 from slipway.planning.plan import plan
 from slipway.registry import load_stage
-from slipway_executorch.families import refusal_reason
 from slipway_executorch.params import ExecutorchParams
+from slipway_executorch.stage import STAGE
 
 ENCODER = {"model_type": "bert", "vocab_size": 9}
 
@@ -64,7 +65,7 @@ def test_groups_that_have_no_kernel_are_refused() -> None:
     ],
 )  # fmt: skip
 def test_models_are_refused_by_name(config: dict[str, object], why: str) -> None:
-    said = refusal_reason(config)
+    said = STAGE.refuses({}, ModelConfig(config))
     assert why in said
     assert bool(said) is bool(why)
     if why:

@@ -12,6 +12,7 @@ pytest.importorskip("gguf", reason="names types: pip install 'slipway-ml[gguf]'"
 from slipway.configuration import parse
 from slipway.errors import GGUFExportError
 from slipway.formats.tasks import FormatRequest, PlannedTask
+from slipway.model.configuration import ModelConfig
 from slipway.planning.plan import plan
 from slipway_gguf.architectures.rope import rope_of
 from slipway_gguf.architectures.table import architecture_of, refusal_reason
@@ -84,7 +85,7 @@ _GEMMA = {"head_dim": 256, "query_pre_attn_scalar": 256, "num_hidden_layers": 2,
     ids=range(15),
 )
 def test_models_that_llama_cpp_computes_otherwise_are_refused(name: str, settings: dict[str, Any], words: str) -> None:
-    reason = refusal_reason({"architectures": [name], "vocab_size": 8, **settings})
+    reason = refusal_reason(ModelConfig({"architectures": [name], "vocab_size": 8, **settings}))
     assert words in reason
     assert bool(reason) == bool(words)
 
@@ -93,7 +94,7 @@ def test_models_that_llama_cpp_computes_otherwise_are_refused(name: str, setting
 @pytest.mark.parametrize("value", ["x", None, 0, [1]])
 def test_a_wrong_size_of_the_largest_gemma_is_refused_by_name(key: str, value: object) -> None:
     settings = {**_GEMMA, "num_hidden_layers": 46, "num_attention_heads": 32, key: value}
-    assert key in refusal_reason({"architectures": ["Gemma2ForCausalLM"], **settings})
+    assert key in refusal_reason(ModelConfig({"architectures": ["Gemma2ForCausalLM"], **settings}))
 
 
 _LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from slipway.configuration import parse
+from slipway.model.configuration import ModelConfig
 from slipway.planning.plan import plan
 from slipway.registry import load_stage
-from slipway_litert.families import refusal_reason
 from slipway_litert.files import text_lengths
+from slipway_litert.stage import STAGE
 
 ENCODER = {"model_type": "bert", "vocab_size": 9}
 
@@ -47,7 +48,7 @@ def test_a_short_text_has_a_short_signature(longest: int, lengths: tuple[int, ..
     ],
 )  # fmt: skip
 def test_models_are_refused_by_name(config: dict[str, object], why: str) -> None:
-    said = refusal_reason(config)
+    said = STAGE.refuses({}, ModelConfig(config))
     assert why in said
     assert bool(said) is bool(why)
     if why:

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from slipway.errors import ModelMergeError
-from slipway.model.families import model_family
+from slipway.model.configuration import ModelConfig
 from slipway.stage import Context
 from slipway_merge.params import MergeParams
 from slipway_merge.stage import STAGE
@@ -42,7 +42,7 @@ def merged(kind: str, folder: Path, *, dtype: torch.dtype = torch.float32, base:
 def test_a_merge_is_exact_and_verified(tmp_path, kind, dtype):
     base, adapter, output, ctx = merged(kind, tmp_path, dtype=dtype, verify="full")
     model_class = type(CASES[kind].model())
-    assert model_family(output).name == CASES[kind].family
+    assert ModelConfig.read(output).family.name == CASES[kind].family
     ours = given_by(model_class.from_pretrained(output, dtype=torch.float32), kind)
     tuned = given_by(tuned_model(kind, base, adapter), kind)
     change = (tuned - given_by(model_class.from_pretrained(base, dtype=torch.float32), kind)).abs().max()

@@ -12,7 +12,7 @@ import transformers as tf
 from safetensors.torch import load_file, save_file
 
 from slipway.errors import ModelMergeError
-from slipway.model.families import model_family
+from slipway.model.configuration import ModelConfig
 from slipway.model.safetensors_file import read_weights
 from slipway.stage import Context
 from slipway_merge.params import MergeParams
@@ -58,7 +58,7 @@ def test_it_is_what_peft_saves(tmp_path, kind):
     for name, tensor in theirs.items():
         limit = 0 if name in exact else 1e-6
         assert torch.allclose(ours[name], tensor, rtol=0, atol=limit), name
-    assert model_family(output).name == FAMILIES[TASKS[HEADLESS[kind].auto]]
+    assert ModelConfig.read(output).family.name == FAMILIES[TASKS[HEADLESS[kind].auto]]
     verified = ctx.facts["verified"]
     assert verified["loaded"] is True
     assert verified["logits_difference"] < verified["logits_change"] / 1000

@@ -9,8 +9,8 @@ import pytest
 import torch
 import transformers as tf
 
-from slipway.model.base_format import read_config
-from slipway.model.families import FEATURE_EXTRACTION, model_family
+from slipway.model.configuration import ModelConfig
+from slipway.model.families import FEATURE_EXTRACTION
 from slipway.model.safetensors_file import read_weights
 from slipway.stage import Context
 from slipway_merge.params import MergeParams
@@ -44,8 +44,8 @@ def test_the_language_head_is_left_out(tmp_path: Path, kind: str, named: str, ta
     ctx = Context(workdir=tmp_path / "work")
     ctx.workdir.mkdir()
     output = STAGE.run({"base": base, "adapter": adapter}, MergeParams(verify="full"), ctx)["pytorch"]
-    assert read_config(output)["architectures"] == [named]
-    assert model_family(output) is FEATURE_EXTRACTION
+    assert ModelConfig.read(output)["architectures"] == [named]
+    assert ModelConfig.read(output).family is FEATURE_EXTRACTION
     assert (output / "1_Pooling" / "config.json").is_file()
     heads = ("cls.predictions", "lm_head", "pooler")
     assert not [name for name in read_weights(output) if name.startswith(heads)]
@@ -65,5 +65,5 @@ def test_a_language_model_keeps_its_head_beside_a_list_of_modules(tmp_path: Path
     ctx = Context(workdir=tmp_path / "work")
     ctx.workdir.mkdir()
     output = STAGE.run({"base": base, "adapter": adapter}, MergeParams(verify="spot"), ctx)["pytorch"]
-    assert read_config(output)["architectures"] == ["Qwen3ForCausalLM"]
+    assert ModelConfig.read(output)["architectures"] == ["Qwen3ForCausalLM"]
     assert not (output / "modules.json").exists()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import transformers as tf
 
+from slipway.model.configuration import ModelConfig
 from slipway.model.families import SPEECH
 from slipway.stage import Context
 from slipway_onnx_export.packaging.genai_speech import audio_processor
@@ -97,7 +98,7 @@ def test_a_whisper_of_another_window_is_not_packaged(tmp_path: Path, export: Cal
 
 
 def test_sound_is_prepared_as_the_runtimes_own_builder_says(tmp_path: Path) -> None:
-    model = Packaged(tmp_path, SPEECH, "", {"model_type": "whisper", "num_mel_bins": 128}, {})
+    model = Packaged(tmp_path, SPEECH, "", ModelConfig({"model_type": "whisper", "num_mel_bins": 128}), {})
     steps = [each["operation"] for each in audio_processor(model)["feature_extraction"]["sequence"]]
     assert [each["type"] for each in steps] == ["AudioDecoder", "STFTNorm", "LogMelSpectrum"]
     assert steps[2]["attrs"] == {"chunk_size": 30, "hop_length": 160, "n_fft": 400, "n_mel": 128}

@@ -14,6 +14,7 @@ import torch
 import transformers
 
 from slipway.errors import ModelExportError, ONNXExportError, TracerWarningError, UnorderedMapError
+from slipway.model.configuration import ModelConfig
 from slipway.stage import Context
 from slipway_onnx_export.components import components_of
 from slipway_onnx_export.engines.failures import translate_capture_error, translate_tracer_error
@@ -273,7 +274,7 @@ def test_layers_that_keep_a_state_are_refused_from_the_configuration_alone(kind:
     from slipway_onnx_export.families import refusal_reason
 
     settings = getattr(transformers, f"{kind}Config")().to_dict() | {"architectures": [f"{kind}ForCausalLM"]}
-    assert f"a decoder ({kind}ForCausalLM) with layers that keep a state" in refusal_reason(settings)
+    assert f"a decoder ({kind}ForCausalLM) with layers that keep a state" in refusal_reason(ModelConfig(settings))
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
@@ -283,7 +284,7 @@ def test_families_of_the_table_are_not_refused(row: Row) -> None:
     from slipway_onnx_export.families import refusal_reason
 
     kind = getattr(transformers, row.model)
-    assert not refusal_reason(kind.config_class(**row.settings).to_dict() | {"architectures": [row.model]})
+    assert not refusal_reason(ModelConfig(kind.config_class(**row.settings).to_dict() | {"architectures": [row.model]}))
 
 
 @pytest.mark.parametrize("kind", ["cohere", "opt", "deepseek_v3"])

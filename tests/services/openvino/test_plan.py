@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slipway.formats import FormatRequest
+from slipway.model.configuration import ModelConfig
 from slipway_openvino.families import refusal_reason
 from slipway_openvino.format import FORMAT, OpenVinoConfiguration, plan
 
@@ -66,6 +67,6 @@ def test_families_are_refused_before_anything_runs(architecture: str, model_type
         "is_encoder_decoder": model_type in ("marian", "whisper"),
         "vocab_size": 9,
     }
-    reason = refusal_reason(config)
+    reason = refusal_reason(ModelConfig(config))
     assert bool(reason) is refused
     assert not refused or architecture in reason

@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from slipway.model.configuration import ModelConfig
 from slipway_prepare.bitsandbytes_format import read_bitsandbytes
 from slipway_prepare.gptq_format import read_awq, read_gptq
 from slipway_prepare.nf4_round_trip import dynamic_map, nf4_round_trip
@@ -39,7 +40,7 @@ def only(made, source):
 @pytest.mark.parametrize("kind", ["nf4", "fp4"])
 def test_four_bit_of_bitsandbytes_bit_for_bit(tmp_path, kind, nested, dtype):
     source, expected, _ = stored(tmp_path, "bitsandbytes", f"{kind}_{nested}_{dtype}")
-    made = read_bitsandbytes(Base(tmp_path, {}, {"quant_method": "bitsandbytes"}, source))
+    made = read_bitsandbytes(Base(tmp_path, ModelConfig({}), {"quant_method": "bitsandbytes"}, source))
     assert made.method == f"bitsandbytes {kind}"
     assert made.details == {"double_quantization": nested == "nested"}
     assert torch.equal(only(made, source), expected)
@@ -47,7 +48,9 @@ def test_four_bit_of_bitsandbytes_bit_for_bit(tmp_path, kind, nested, dtype):
 
 def test_int8_of_bitsandbytes_bit_for_bit(tmp_path):
     source, expected, _ = stored(tmp_path, "bitsandbytes", "int8")
-    made = read_bitsandbytes(Base(tmp_path, {"dtype": "bfloat16"}, {"quant_method": "bitsandbytes"}, source))
+    made = read_bitsandbytes(
+        Base(tmp_path, ModelConfig({"dtype": "bfloat16"}), {"quant_method": "bitsandbytes"}, source)
+    )
     assert torch.equal(only(made, source), expected.bfloat16())
 
 
@@ -63,14 +66,14 @@ def test_gptq_bit_for_bit(tmp_path, bits, order, version):
     save_file(parts, tmp_path / "model.safetensors")
     source = SafetensorsSource(tmp_path)
     settings = {"quant_method": "gptq", "bits": bits, "group_size": 32, "checkpoint_format": version}
-    value = only(read_gptq(Base(tmp_path, {}, settings, source)), source)
+    value = only(read_gptq(Base(tmp_path, ModelConfig({}), settings, source)), source)
     assert torch.equal(value, expected)
 
 
 def test_awq_bit_for_bit(tmp_path):
     source, expected, _ = stored(tmp_path, "awq", "awq")
     settings = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
-    assert torch.equal(only(read_awq(Base(tmp_path, {}, settings, source)), source), expected)
+    assert torch.equal(only(read_awq(Base(tmp_path, ModelConfig({}), settings, source)), source), expected)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

@@ -8,7 +8,8 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from slipway.model.families import FEATURE_EXTRACTION, model_family
+from slipway.model.configuration import ModelConfig
+from slipway.model.families import FEATURE_EXTRACTION
 from support.models.prepare_models import refusal, run
 
 
@@ -31,7 +32,7 @@ def test_the_kind_that_the_settings_name_is_written_with_its_bare_class(tmp_path
     out, tensors, _ = run(folder, tmp_path, model_type="bert")
     assert sorted(tensors) == sorted(before)
     assert all(torch.equal(tensors[name], before[name]) for name in before)
-    assert model_family(out) is FEATURE_EXTRACTION
+    assert ModelConfig.read(out).family is FEATURE_EXTRACTION
     assert type(transformers.AutoModel.from_pretrained(out)) is transformers.BertModel
 
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from slipway.errors import TensorRTLLMExportError
-from slipway.model.base_format import read_config
+from slipway.model.configuration import ModelConfig
 from slipway.model.safetensors_file import read_weights
 from slipway_tensorrt_llm.models.model import model_of
 from slipway_tensorrt_llm.weights.checks import check_checkpoint
@@ -55,7 +55,7 @@ def added(tensors: Tensors) -> None:
 
 
 def check(folder: Path, model: Path, *, tp: int) -> None:
-    plan = Plan(model_of(read_config(model)), read_weights(model), tp=tp, pp=1)
+    plan = Plan(model_of(ModelConfig.read(model)), read_weights(model), tp=tp, pp=1)
     check_checkpoint(folder, plan, dtype="F32", on_bytes=lambda _: None)
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from slipway.errors import ModelExportError, TensorRTLLMExportError
+from slipway.model.configuration import ModelConfig
 from slipway_tensorrt_llm.models.fields import checkpoint_fields
 from slipway_tensorrt_llm.models.model import model_of, refusal_reason
 from slipway_tensorrt_llm.models.table import ARCHITECTURES
@@ -62,7 +63,7 @@ _GPT2 = {"architectures": ["GPT2LMHeadModel"], "vocab_size": 128, "n_embd": 64, 
     ],
 )  # fmt: skip
 def test_models_are_refused_by_name(config: dict[str, Any], params: dict[str, int], why: str) -> None:
-    said = refusal_reason(params, config)
+    said = refusal_reason(params, ModelConfig(config))
     assert why in said
     assert bool(said) is bool(why)
 
@@ -141,7 +142,7 @@ _KEYS = (
 )
 def test_no_configuration_ends_in_a_traceback(found: str, changes: dict[str, Any], tp: int) -> None:
     config = _LLAMA | _GPT2 | {"architectures": [found]} | changes
-    assert isinstance(refusal_reason({"tp": tp}, config), str)
+    assert isinstance(refusal_reason({"tp": tp}, ModelConfig(config)), str)
     with contextlib.suppress(TensorRTLLMExportError):
-        model = model_of(config)
+        model = model_of(ModelConfig(config))
         assert json.loads(json.dumps(checkpoint_fields(model, dtype="float16", tp=tp, pp=1), allow_nan=False))

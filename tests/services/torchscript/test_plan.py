@@ -6,6 +6,7 @@ import pytest
 
 from slipway.configuration import parse
 from slipway.errors import ConfigurationError
+from slipway.model.configuration import ModelConfig
 from slipway.planning.plan import plan
 from slipway.registry import load_stage
 from slipway_torchscript.cases import cases, unproven
@@ -59,7 +60,7 @@ def test_integers_are_refused_with_a_level_that_works() -> None:
     ],
 )  # fmt: skip
 def test_models_are_refused_by_name(config: dict[str, object], why: str) -> None:
-    said = refusal_reason(config)
+    said = refusal_reason(ModelConfig(config))
     assert why in said
     assert bool(said) is bool(why)
     if why:

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slipway.model.base_format import read_config
-from slipway.model.families import family_of
+from slipway.model.configuration import ModelConfig
 from slipway.stage import Context
 from slipway.validation.answers import LongContinuation
 from slipway.validation.findings import ValidationReport
@@ -121,12 +120,12 @@ def test_they_stay_within_the_disk_space_for_logits(tiny: Models, held_out: Path
     params = SampleParams(
         sequence_length=16, test_samples=16, continuation_tokens=100, continuation_prompts=16, max_logit_bytes=1 << 20
     )
-    family = family_of(read_config(tiny.base))
+    family = ModelConfig.read(tiny.base).family
     assert family is not None
     prepared = prepare(
         {"base": tiny.base, "heldout": held_out}, family, params, Context(workdir=tmp_path), work=tmp_path
     )
-    vocabulary = read_config(tiny.base)["vocab_size"]
+    vocabulary = ModelConfig.read(tiny.base)["vocab_size"]
     most = long_spec(prepared, tiny.base, params)
     assert most is not None
     assert most.new_tokens == (1 << 20) // (2 * 4 * vocabulary * 16) == 51

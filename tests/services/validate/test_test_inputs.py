@@ -12,7 +12,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from slipway.errors import ValidationError
-from slipway.model.base_format import read_config
+from slipway.model.configuration import ModelConfig
 from slipway.model.families import (
     DECODER,
     ENCODER_DECODER,
@@ -23,7 +23,6 @@ from slipway.model.families import (
     SEQUENCE_CLASSIFIER,
     TOKEN_CLASSIFIER,
     Family,
-    family_of,
 )
 from slipway.stage import Context
 from slipway.validation.findings import ValidationReport
@@ -60,7 +59,7 @@ def scorer(family: Family, records: list[dict[str, Any]], config: dict[str, Any]
     assert found is not None
     encoded = EncodedInputs(inputs=more.pop("inputs", tuple(EncodedInput(ids=(1,)) for _ in found)))
     return Scorer(
-        records=found, encoded=encoded, family=family, config=config or {},
+        records=found, encoded=encoded, family=family, config=ModelConfig(config or {}),
         decode=lambda ids: " ".join("abcdefgh"[token] for token in ids),
     )  # fmt: skip
 
@@ -250,7 +249,7 @@ def test_what_was_skipped_is_said() -> None:
 def encoded(kind: str, folder: Path, records: list[dict[str, Any]]) -> EncodedInputs:
     """Encode records with the tokenizer of a small model."""
     model = make_family_model(kind, folder / "base")
-    family = family_of(read_config(model))
+    family = ModelConfig.read(model).family
     assert family is not None
     path = write_records(read_records(None, records, family), folder / "records.json")
     spec = TokenizeSpec(
@@ -273,7 +272,7 @@ def test_a_template_that_writes_no_prompt_is_said(tmp_path: Path, template: str,
     model = make_family_model("qwen3", tmp_path / "base")
     tokenizer = AutoTokenizer.from_pretrained(model)
     tokenizer.chat_template = template
-    family = family_of(read_config(model))
+    family = ModelConfig.read(model).family
     assert family is not None
     path = write_records(read_records(None, [{"prompt": "one", "chat": True}], family), tmp_path / "records.json")
     assert path is not None

@@ -10,8 +10,8 @@ import torch
 from peft import PeftModel
 from safetensors.torch import save_file
 
-from slipway.model.base_format import read_config
-from slipway.model.families import auto_model, family_of
+from slipway.model.configuration import ModelConfig
+from slipway.model.families import auto_model
 from slipway.stage import Context
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.stage import STAGE as EXPORT
@@ -89,7 +89,7 @@ def test_tables_of_positions_keep_their_own_lookup(name: str, tmp_path: Path) ->
     """They are asked for a shape, or for where it begins, and not for rows; the base computes with them what the merged model does."""
     model = make(name, tmp_path)
     merged = model.outputs()["pytorch"]
-    family = family_of(read_config(model.base))
+    family = ModelConfig.read(model.base).family
     assert family is not None
     base, wanted = (
         auto_model(family).from_pretrained(each, dtype=torch.float32).eval() for each in (model.base, merged)

@@ -17,6 +17,7 @@ from slipway.errors import ArtifactError, ConfigurationError
 from slipway.estimates import ModelSize
 from slipway.formats.registry import formats
 from slipway.formats.targets import TARGETS, Fit, Target
+from slipway.model.configuration import ModelConfig
 from support.commands.cli import in_process
 from support.models.tiny_models import make_base
 
@@ -68,7 +69,7 @@ def test_a_family_gets_what_runs_it() -> None:
 
 
 def test_what_a_stage_refuses_is_not_recommended() -> None:
-    config = {"architectures": ["FalconForCausalLM"], "model_type": "falcon"}
+    config = ModelConfig({"architectures": ["FalconForCausalLM"], "model_type": "falcon"})
     falcon = Subject(Path("model"), "decoder", SIZE, 0, config)
     found = recommend("cpu-server", subject=falcon)
     assert {one.output for one in found if one.unfit} >= {"gguf-q4_k_m"}

@@ -13,7 +13,8 @@ import pytest
 
 from slipway.errors import CheckpointValidationError
 from slipway.model import families
-from slipway.model.families import FAMILIES, Comparison, auto_model, described, family_of, model_family
+from slipway.model.configuration import ModelConfig
+from slipway.model.families import FAMILIES, Comparison, auto_model, family_of
 
 KNOWN = [
     ("Qwen3ForCausalLM", "Qwen3Config", "decoder"),
@@ -84,7 +85,7 @@ def write(folder: Path, config_class: str, architecture: str | None) -> Path:
 
 @pytest.mark.parametrize(("architecture", "config", "name"), KNOWN, ids=[case[0] for case in KNOWN])
 def test_the_class_decides(tmp_path: Path, architecture: str, config: str, name: str) -> None:
-    family = model_family(write(tmp_path, config, architecture))
+    family = ModelConfig.read(write(tmp_path, config, architecture)).family
     assert family is not None
     assert family.name == name
     assert auto_model(family)._model_mapping[type_of(config)].__name__ == architecture
@@ -98,12 +99,12 @@ def type_of(config_class: str) -> Any:
 
 @pytest.mark.parametrize(("architecture", "config"), UNKNOWN, ids=[case[0] for case in UNKNOWN])
 def test_a_model_of_no_known_family_has_none(tmp_path: Path, architecture: str, config: str) -> None:
-    assert model_family(write(tmp_path, config, architecture)) is None
+    assert ModelConfig.read(write(tmp_path, config, architecture)).family is None
 
 
 @pytest.mark.parametrize(("config", "name"), BY_TYPE, ids=[case[0] for case in BY_TYPE])
 def test_without_a_class_the_type_decides_where_it_can(tmp_path: Path, config: str, name: str | None) -> None:
-    family = model_family(write(tmp_path, config, None))
+    family = ModelConfig.read(write(tmp_path, config, None)).family
     assert (family and family.name) == name
 
 
@@ -121,7 +122,7 @@ def test_without_a_class_the_type_decides_where_it_can(tmp_path: Path, config: s
 )
 def test_what_makes_no_sense_has_no_family(config: dict[str, Any]) -> None:
     assert family_of(config) is None
-    assert described(config)
+    assert ModelConfig(config).description
 
 
 def test_an_encoder_decoder_without_a_head_is_none_whatever_its_configuration_leaves_out(tmp_path: Path) -> None:
@@ -131,17 +132,17 @@ def test_an_encoder_decoder_without_a_head_is_none_whatever_its_configuration_le
 
 
 def test_a_model_is_named_by_its_family_and_class() -> None:
-    assert described({"architectures": ["MarianMTModel"], "is_encoder_decoder": True, "vocab_size": 9}) == (
-        "encoder-decoder (MarianMTModel)"
-    )
-    assert described({"architectures": ["ViTModel"], "model_type": "vit"}) == "ViTModel"
-    assert described({"model_type": "model-of-tomorrow"}) == "model-of-tomorrow"
-    assert "\x1b" not in described({"model_type": "\x1b[31m"})
+    assert ModelConfig(
+        {"architectures": ["MarianMTModel"], "is_encoder_decoder": True, "vocab_size": 9}
+    ).description == ("encoder-decoder (MarianMTModel)")
+    assert ModelConfig({"architectures": ["ViTModel"], "model_type": "vit"}).description == "ViTModel"
+    assert ModelConfig({"model_type": "model-of-tomorrow"}).description == "model-of-tomorrow"
+    assert "\x1b" not in ModelConfig({"model_type": "\x1b[31m"}).description
 
 
 def test_a_folder_without_a_configuration_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointValidationError) as caught:
-        model_family(tmp_path)
+        ModelConfig.read(tmp_path)
     assert caught.value.reason == "BASE_MODEL_INVALID"
 
 

@@ -22,8 +22,9 @@ from slipway.errors import CheckpointValidationError, ModelExportError
 from slipway.files.checksums import read_checksums
 from slipway.files.json_documents import parse_json, read_json
 from slipway.files.regular_file import open_regular, read_regular
-from slipway.model.base_format import base_format, prepared_sizes, read_config
+from slipway.model.base_format import base_format, prepared_sizes
 from slipway.model.checkpoints import find_checkpoint, inspect_checkpoint, list_checkpoints, read_adapter_config
+from slipway.model.configuration import ModelConfig
 from slipway.model.model_files import has_chat_template, resolve_base_model
 from slipway.model.safetensors_file import MOST_TENSORS, read_index, read_safetensors
 from support.hostile.json_grammar import NUMBERS, TEXTS, VALUES, answer, documents
@@ -300,7 +301,7 @@ def test_numbers_that_cost_nothing_are_taken(tmp_path: Path) -> None:
 )
 def test_more_than_a_machine_can_build(tmp_path: Path, config: dict[str, Any], named: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
-    found = answer(lambda: read_config(tmp_path))
+    found = answer(lambda: ModelConfig.read(tmp_path))
     assert isinstance(found, ModelExportError)
     assert (found.reason, named in found.message) == ("BASE_MODEL_INVALID", True)
 
@@ -312,7 +313,7 @@ def test_the_largest_known_models_can_be_built(tmp_path: Path) -> None:
         "max_position_embeddings": 10 << 20,
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert read_config(tmp_path) == config
+    assert ModelConfig.read(tmp_path) == config
 
 
 def test_what_training_and_transformers_write_is_taken(tmp_path: Path) -> None:
@@ -325,7 +326,7 @@ def test_what_training_and_transformers_write_is_taken(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(
         '{"time_step_limit": [0.0, Infinity], "dtype": "float16", "dtype": "bfloat16"}'
     )
-    assert read_config(tmp_path) == {"time_step_limit": [0.0, float("inf")], "dtype": "bfloat16"}
+    assert ModelConfig.read(tmp_path) == {"time_step_limit": [0.0, float("inf")], "dtype": "bfloat16"}
     (tmp_path / "tokenizer_config.json").write_text(
         '{"model_max_length": 1000000000000000019884624838656, "chat_template": "x"}'
     )
@@ -352,7 +353,7 @@ def special(path: Path, kind: str) -> Iterator[None]:
     [
         ("adapter_config.json", read_adapter_config),
         ("trainer_state.json", inspect_checkpoint),
-        ("config.json", read_config),
+        ("config.json", ModelConfig.read),
         ("tokenizer_config.json", has_chat_template),
         ("model.safetensors.index.json", lambda folder: read_index(folder / "model.safetensors.index.json")),
         ("x.safetensors", lambda folder: read_safetensors(folder / "x.safetensors")),

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from slipway.model.base_format import read_config
-from slipway.model.families import FEATURE_EXTRACTION, model_family
+from slipway.model.configuration import ModelConfig
+from slipway.model.families import FEATURE_EXTRACTION
 from slipway.model.model_files import companion_files, model_files
 from slipway.model.sentences.files import UnknownPoolingError, read_pooling, sentence_files
 from slipway.model.sentences.pooling import MODES, Pooling, pool
@@ -161,12 +161,12 @@ def test_a_sentence_encoder_is_of_the_class_that_is_used(
     (tmp_path / "config.json").write_text(json.dumps({"architectures": [named], "model_type": "bert", "vocab_size": 9}))
     if modules:
         write_modules(tmp_path, modules=modules)
-    assert read_config(tmp_path)["architectures"] == [used]
-    family = model_family(tmp_path)
+    assert ModelConfig.read(tmp_path)["architectures"] == [used]
+    family = ModelConfig.read(tmp_path).family
     assert (family is FEATURE_EXTRACTION) is used.endswith("Model")
 
 
 def test_a_list_of_modules_that_cannot_be_read_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["BertForMaskedLM"]}))
     (tmp_path / "modules.json").write_text("[")
-    assert read_config(tmp_path)["architectures"] == ["BertForMaskedLM"]
+    assert ModelConfig.read(tmp_path)["architectures"] == ["BertForMaskedLM"]

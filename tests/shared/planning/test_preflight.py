@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -179,15 +178,13 @@ def test_a_stage_that_is_not_installed_rules_out_or_warns(base: Path, tmp_path: 
 
 @pytest.fixture
 def without(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return a format whose library is not installed: importlib finds no distribution of it."""
+    """Return a format whose library is not installed."""
     from slipway import stage
 
-    def absent(name: str, found: Callable[[str], str] = stage.version) -> str:
-        if name == "litert-torch":
-            raise PackageNotFoundError(name)
-        return found(name)
+    def absent(name: str, found: Callable[[str], str] = stage.installed_version) -> str:
+        return "" if name == "litert-torch" else found(name)
 
-    monkeypatch.setattr(stage, "version", absent)  # every other library is what is installed
+    monkeypatch.setattr(stage, "installed_version", absent)  # every other library is what is installed
     return "litert"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from slipway.documents.heldout import HeldOutText
 from slipway.documents.reading import Document
-from slipway.model.families import model_family
+from slipway.model.configuration import ModelConfig
 from slipway.stage import Context
 from slipway.validation.findings import OutputValidation
 from slipway_validate.folders import runtime_for, stored_dtype, why_not_run
@@ -47,7 +47,7 @@ class Validated:
         self.params = ValidateParams(**{**PARAMS, **params})
         settings, _ = settings_of({"base": base} | ({"adapter": adapter} if adapter else {}), work)
         self.settings = settings
-        family = model_family(settings)
+        family = ModelConfig.read(settings).family
         assert family is not None
         said = HeldOutText((Document("text.txt", text=TEXT),), "test", ("text.txt",), held_out=True)
         text = said.write(work / "documents.jsonl")

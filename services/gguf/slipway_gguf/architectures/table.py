@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from slipway.model.families import described
+from slipway.model.configuration import ModelConfig
 from slipway.texts import quoted
 
 
@@ -196,11 +196,11 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture | None:
     return next((each for each in ARCHITECTURES if name in each.classes), None)
 
 
-def refusal_reason(config: Mapping[str, Any]) -> str:
+def refusal_reason(config: ModelConfig) -> str:
     """Return why no GGUF file is written of the model with this ``config.json``; empty if one is."""
     found = architecture_of(config)
     if found is None:
-        return f"the model is {described(config)}, and GGUF files are written of {KNOWN}"
+        return f"the model is {config.description}, and GGUF files are written of {KNOWN}"
     settings = found.settings(config)
     for key, values in found.assumes.items():
         value = settings.get(key)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipway.errors import GGUFExportError
-from slipway.model.base_format import read_config
+from slipway.model.configuration import ModelConfig
 from slipway.model.safetensors_file import read_weights
 from slipway_gguf.architectures.parameters import Parameters, parameters_of
 from slipway_gguf.architectures.table import architecture_of, refusal_reason
@@ -35,7 +35,7 @@ def plan_file(model: Path) -> PlannedFile:
         GGUFExportError: ``FAMILY_UNSUPPORTED``, ``BASE_MODEL_INVALID``, ``GGUF_INVALID`` or ``DTYPE_UNSUPPORTED``.
         CheckpointValidationError: A file cannot be read.
     """
-    config = read_config(model)
+    config = ModelConfig.read(model)
     found = architecture_of(config)
     if found is None or refusal_reason(config):
         raise GGUFExportError(

@@ -10,12 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from slipway.counts import counted
 from slipway.errors import ModelMergeError
 from slipway.model.adapters.pairs import Pair, unwrapped
 from slipway.model.adapters.refusals import PEFT_REMEDY
+from slipway.model.configuration import ModelConfig
 from slipway.model.model_files import ADAPTER_PREFIX
 from slipway.model.safetensors_file import TensorInfo
 from slipway_merge.adapter.adapter import Adapter, WholeTensor
@@ -27,7 +28,6 @@ from slipway_merge.plan.initial_weights import initial_precision_warning, restor
 from slipway_merge.plan.replication import replicated, source_layers
 from slipway_merge.plan.rows import check_no_bias, replaced_rows
 from slipway_merge.plan.ties import Ties, write_untied
-from slipway_merge.plan.vocabulary import vocabulary_size
 from slipway_merge.tensors.tensor_io import TensorReader
 from slipway_merge.tensors.values import Alteration, MergePlan, Value
 
@@ -50,7 +50,7 @@ class Planner:
     """
 
     base: Mapping[str, TensorInfo]
-    config: Mapping[str, Any]
+    config: ModelConfig
     adapter: Adapter
     facts: Callable[[str], ModelFacts]
     reader: TensorReader
@@ -143,7 +143,7 @@ class Planner:
     @property
     def vocab_size(self) -> int | None:
         """Rows of the embedding by the base's configuration."""
-        return vocabulary_size(self.config)
+        return self.config.vocabulary
 
     @cached_property
     def groups(self) -> list[list[str]]:

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from slipway.errors import ModelMergeError
 from slipway.files.json_documents import LARGEST_LIST, read_json
+from slipway.model.configuration import ModelConfig
 
 
-def vocabulary_size(config: Mapping[str, Any]) -> int | None:
-    """Return the rows of a model's embedding by its configuration; None if it does not tell."""
-    text = config.get("text_config")
-    size = config.get("vocab_size", text.get("vocab_size") if isinstance(text, dict) else None)
-    return size if isinstance(size, int) else None
-
-
-def check_vocabulary(base: Path, adapter: Path, config: Mapping[str, Any]) -> None:
+def check_vocabulary(base: Path, adapter: Path, config: ModelConfig) -> None:
     """Check that the checkpoint's tokenizer has no id beyond the merged embedding, unless the base's tokenizer has too.
 
     Raises:
         ModelMergeError: ``ADAPTER_BASE_MISMATCH``.
     """
-    rows, highest = vocabulary_size(config), highest_token_id(adapter)
+    rows, highest = config.vocabulary, highest_token_id(adapter)
     if rows is None or highest is None or highest < rows:
         return
     before = highest_token_id(base)

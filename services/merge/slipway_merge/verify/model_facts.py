@@ -6,16 +6,14 @@ was resized, and for the forms that peft merges. Plain LoRA on linear layers doe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from slipway.errors import ModelMergeError
-from slipway.model.base_format import read_config
+from slipway.model.configuration import ModelConfig
 from slipway.model.model_facts import CannotBuildError, ModelFacts, model_facts, model_facts_of, remedy_of
 
 
-def facts_for(model: Path | Mapping[str, Any], *, why: str) -> ModelFacts:
+def facts_for(model: Path | ModelConfig, *, why: str) -> ModelFacts:
     """Return facts about a model.
 
     Args:
@@ -31,6 +29,6 @@ def facts_for(model: Path | Mapping[str, Any], *, why: str) -> ModelFacts:
         raise ModelMergeError(
             f"cannot tell {why}, because transformers cannot build the base model: {error}",
             reason="ADAPTER_UNSUPPORTED",
-            remedy=remedy_of(read_config(model) if isinstance(model, Path) else model),
+            remedy=remedy_of(ModelConfig.read(model) if isinstance(model, Path) else model),
             about={"file": model / "config.json"} if isinstance(model, Path) else {},
         ) from error

@@ -22,9 +22,9 @@ from peft import PeftConfig, PeftModel
 from safetensors.torch import load_file, save_file
 
 from slipway.errors import ModelMergeError
-from slipway.model.base_format import read_config
 from slipway.model.checkpoints import read_adapter_config
-from slipway.model.families import DECODER, ENCODER_DECODER, Family, described, family_of
+from slipway.model.configuration import ModelConfig
+from slipway.model.families import DECODER, ENCODER_DECODER, Family
 from slipway.model.model_facts import check_loadable, configuration_of, named_class
 from slipway.model.model_files import ADAPTER_CONFIG, ADAPTER_PREFIX, ADAPTER_WEIGHTS
 from slipway.model.module_patterns import check_patterns, names_in
@@ -72,8 +72,8 @@ def reload_check(
     if cls is None:
         return {"loaded": "not checked: transformers has no class of this model's name"}
     merged, info = _load(cls, folder, output_loading_info=True)
-    config = read_config(folder)
-    family = family_of(config)
+    config = ModelConfig.read(folder)
+    family = config.family
     if family is not None:
         info["missing_keys"] = [key for key in info["missing_keys"] if not key.startswith(family.unused)]
     info["unexpected_keys"] = set(info["unexpected_keys"]) - read_weights(base).keys()  # which had no use before
@@ -83,13 +83,13 @@ def reload_check(
             raise _not_verified(f"transformers finds {kind.replace('_', ' ')}: {keys[0]}", keys[0])
     family = family or _by_tokens(merged)
     if family is None:
-        return {"loaded": True, "logits": f"not compared: what a {described(config)} takes and gives is not known"}
+        return {"loaded": True, "logits": f"not compared: what a {config.description} takes and gives is not known"}
     try:
         inputs = sample_inputs(merged, family)
         ours = compared_outputs(merged, family, inputs)
     except Exception as error:  # noqa: BLE001 - the model's own code may raise anything, for example if it needs more
         not_compared = (
-            f"not compared: the {described(config)} does not run on random input of its kind ({_line(error)})"
+            f"not compared: the {config.description} does not run on random input of its kind ({_line(error)})"
         )
         ctx.warn(f"the merged model was loaded, but its logits were {not_compared}")
         return {"loaded": True, "logits": not_compared}
@@ -183,7 +183,7 @@ def _load_tied_factors_separately(config: Any, adapter: Path) -> None:
 
 
 def _model_class(folder: Path) -> Any:
-    names = read_config(folder).get("architectures")
+    names = ModelConfig.read(folder).get("architectures")
     return named_class(str(names[0])) if isinstance(names, list) and names else None
 
 

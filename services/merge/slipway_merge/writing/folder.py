@@ -10,9 +10,9 @@ from typing import Any
 
 from slipway.errors import CheckpointValidationError, ModelMergeError
 from slipway.files.json_documents import read_json
-from slipway.model import base_format
+from slipway.model.configuration import ModelConfig
 from slipway.model.dtypes import DTYPES, FLOATS
-from slipway.model.families import FEATURE_EXTRACTION, family_of
+from slipway.model.families import FEATURE_EXTRACTION
 from slipway.model.model_files import (
     CONFIG,
     GENERATION_CONFIG,
@@ -34,15 +34,15 @@ from slipway.model.sentences.files import (
 DTYPE_NAMES = {name: DTYPES[name].torch for name in FLOATS}
 
 
-def read_config(base: Path) -> dict[str, Any]:
+def read_config(base: Path) -> ModelConfig:
     """Read ``config.json`` of a base model.
 
     Raises:
         CheckpointValidationError: ``BASE_MODEL_INVALID``.
         ModelMergeError: ``DTYPE_UNSUPPORTED`` for a quantized base.
     """
-    config = base_format.read_config(base)
-    quantization = base_format.quantization_of(config)
+    config = ModelConfig.read(base)
+    quantization = config.quantization
     if quantization:
         method = quantization.get("quant_method", "?")
         raise ModelMergeError(
@@ -96,11 +96,11 @@ def copy_small_files(base: Path, adapter: Path, output: Path, *, tokenizer: bool
     generation = next((f / GENERATION_CONFIG for f in (adapter, base) if (f / GENERATION_CONFIG).is_file()), None)
     if generation:
         chosen[GENERATION_CONFIG] = generation
-    made = base_format.read_config(output)
-    same = base_format.read_config(base).get("architectures") == made.get("architectures")
+    made = ModelConfig.read(output)
+    same = ModelConfig.read(base).get("architectures") == made.get("architectures")
     encoder = next((folder for folder in (adapter, base) if sentence_files(folder)), base)
     # Files of a sentence encoder would say that this model is one.
-    if family_of(made) is FEATURE_EXTRACTION or (same and not is_sentence_encoder(encoder)):
+    if made.family is FEATURE_EXTRACTION or (same and not is_sentence_encoder(encoder)):
         chosen |= _modules_of(encoder, base)
     written: dict[str, bytes] = {}
     if tokenizer:

@@ -9,6 +9,7 @@ from slipway.counts import counted
 from slipway.errors import ConfigurationError
 from slipway.estimates import FLOAT32_BYTES
 from slipway.model.activations.request import CROSS, ActivationRequest, Part
+from slipway.model.configuration import ModelConfig
 from slipway.sizes import format_size
 
 _EXAMPLE_TOKENS = 512
@@ -33,7 +34,7 @@ _OF_PART: Mapping[Part, Mapping[str, tuple[str, ...]]] = {
 """Names of the sizes of each part of a model in ``config.json``."""
 
 
-def describe_activations(params: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[str, str] | None:
+def describe_activations(params: Mapping[str, Any], config: ModelConfig) -> tuple[str, str] | None:
     """Return the name of the check and the predicted size of a task's activations; None without activations.
 
     Raises:
@@ -42,8 +43,7 @@ def describe_activations(params: Mapping[str, Any], config: Mapping[str, Any]) -
     request = ActivationRequest.of(params.get("activations") or {})
     if request is None:
         return None
-    nested = config.get("text_config")
-    text: Mapping[str, Any] = nested if isinstance(nested, Mapping) else config
+    text = config.text
     parts: tuple[Part, ...] = ("encoder", "decoder") if text.get("is_encoder_decoder") is True else ("",)
     if CROSS in request.kinds and "decoder" not in parts:
         raise ConfigurationError(

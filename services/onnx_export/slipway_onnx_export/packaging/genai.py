@@ -57,7 +57,7 @@ def genai_config(model: Packaged, graph: Interface) -> dict[str, Any]:
     vocabulary = graph.outputs.get("logits", ("",))[-1]
     if not isinstance(vocabulary, int):
         raise NotPackagedError("its graph does not state the size of the vocabulary")
-    config = model.text_config
+    config = model.config.text
     named = str(config.get("model_type", ""))
     return {
         "model": {
@@ -121,5 +121,5 @@ def _buffer_search(model: Packaged, graph: Interface) -> dict[str, Any]:
         return {"past_present_share_buffer": False}
     return {
         "past_present_share_buffer": True,
-        "max_length": min(_context_length(model.text_config), _MOST_BUFFERED),
+        "max_length": min(_context_length(model.config.text), _MOST_BUFFERED),
     }

@@ -41,7 +41,7 @@ def search_of(model: Packaged, vocabulary: int) -> dict[str, Any]:
 
 def _tokens(model: Packaged, name: str) -> list[int]:
     """Return token ids by name: those of the generation, otherwise those of the model."""
-    for source in (model.generation, model.config, model.text_config):
+    for source in (model.generation, model.config, model.config.text):
         value = source.get(name)
         values = value if isinstance(value, list) else [value]
         found = [each for each in values if type(each) is int and each >= 0]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slipway.model.configuration import ModelConfig
 from slipway.model.families import Family
 from slipway_onnx_export.params import PackageKind
 
@@ -39,11 +40,5 @@ class Packaged:
     folder: Path
     family: Family
     level: str
-    config: Mapping[str, Any]
+    config: ModelConfig
     generation: Mapping[str, Any]
-
-    @property
-    def text_config(self) -> Mapping[str, Any]:
-        """Return the configuration of the text model, which multimodal models nest."""
-        nested = self.config.get("text_config")
-        return nested if isinstance(nested, dict) else self.config

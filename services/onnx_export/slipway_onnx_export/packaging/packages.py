@@ -11,7 +11,7 @@ from typing import Any, get_args
 import onnx_ir as ir
 
 from slipway.files.json_documents import read_json_object
-from slipway.model.families import family_of
+from slipway.model.configuration import ModelConfig
 from slipway.model.model_files import CONFIG, GENERATION_CONFIG
 from slipway.model.sentences.files import as_used
 from slipway.stage import Context
@@ -86,8 +86,8 @@ def write_packages(folder: Path, *, level: str, ctx: Context) -> None:
     if not kinds:
         return
     _remove(folder, get_args(PackageKind))  # those of the level that this one is made from
-    config = as_used(_read(folder / CONFIG), folder)
-    family = family_of(config)
+    config = ModelConfig(as_used(_read(folder / CONFIG), folder))
+    family = config.family
     told = record.get("packages")  # what the unquantized output, of which this record is a copy, was found to lack
     told = told if level and isinstance(told, dict) else {}
     results: dict[str, str] = {}
@@ -119,7 +119,7 @@ def _checked(kind: PackageKind, model: Packaged, ctx: Context) -> dict[str, dict
     files = sorted(path for name in ENTRIES[kind] for path in (model.folder / name).rglob("*.onnx"))
     if not files:
         return {}
-    end = model.text_config.get("eos_token_id")
+    end = model.config.text.get("eos_token_id")
     one = end if isinstance(end, int) else None
     return {kind: check_package(files, model.folder, end=one, max_memory_bytes=ctx.max_memory_bytes)}
 

@@ -14,13 +14,8 @@ from string import Template
 import onnx_ir as ir
 
 from slipway.files.json_documents import read_json_object
-from slipway.model.families import (
-    DECODER,
-    QUESTION_ANSWERING,
-    SEQUENCE_CLASSIFIER,
-    TOKEN_CLASSIFIER,
-    family_of,
-)
+from slipway.model.configuration import ModelConfig
+from slipway.model.families import DECODER, QUESTION_ANSWERING, SEQUENCE_CLASSIFIER, TOKEN_CLASSIFIER
 from slipway.model.graphs.promise import Promise
 from slipway.model.model_files import CONFIG, copy_companions
 from slipway_onnx_export.packaging.graphs import load_graph, rename_axes, save_copy
@@ -65,7 +60,7 @@ def write_transformers_js(model: Packaged) -> str:
     dtype, ending = _DTYPES[model.level]
     if not (model.folder / "tokenizer.json").is_file():
         raise NotPackagedError("transformers.js reads tokenizer.json, and the model has none")
-    if model.family in _HEADS and family_of({"model_type": model.config.get("model_type")}) is DECODER:
+    if model.family in _HEADS and ModelConfig({"model_type": model.config.get("model_type")}).family is DECODER:
         raise NotPackagedError(f"transformers.js has no class for a {model.family.name} on a decoder")
     graphs = _graphs(model)
     if any(Promise.of(graph.metadata_props).shared_buffer for graph, _ in graphs.values()):

@@ -16,8 +16,7 @@ from pathlib import Path
 from torch import Tensor
 
 from slipway.files.links import file_in
-from slipway.model.base_format import read_config
-from slipway.model.families import family_of
+from slipway.model.configuration import ModelConfig
 from slipway_openvino.families import PAIRS
 from slipway_openvino.files import DECODER_MODEL, ENCODER_MODEL, MODEL
 from slipway_openvino.stored.decompression import decompression_of
@@ -51,7 +50,7 @@ def stored(folder: Path, _model: Path, rows: Callable[[str], int]) -> StoredIr:
         NotUnderstoodError: A file of the IR is missing, is no description of a model, or names a constant that does not lie in its ``.bin``.
         CheckpointValidationError: The folder has no ``config.json``.
     """
-    files = (ENCODER_MODEL, DECODER_MODEL) if family_of(read_config(folder)) in PAIRS else (MODEL,)
+    files = (ENCODER_MODEL, DECODER_MODEL) if ModelConfig.read(folder).family in PAIRS else (MODEL,)
     return StoredIr([_Model(folder, file) for file in files], rows)
 
 

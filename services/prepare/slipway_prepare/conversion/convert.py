@@ -12,7 +12,7 @@ from slipway.distribution.naming import own_version
 from slipway.errors import ArtifactError, CheckpointValidationError
 from slipway.files.links import files_in, real_file
 from slipway.folders.disk_full import disk_full_is_typed
-from slipway.model.base_format import read_config
+from slipway.model.configuration import ModelConfig
 from slipway.model.model_files import ADAPTER_CONFIG, CONFIG, MODEL_INDEX, companion_files
 from slipway.model.safetensors_layout import PlannedFile, TensorSpec, index_file, plan_file
 from slipway.model.weights.conversion import Conversion, ConvertedWeights
@@ -134,7 +134,7 @@ def _ties(folder: Path, mapped: MappedTensors) -> frozenset[str]:
     if not mapped.aliases or not (folder / CONFIG).is_file():
         return frozenset()
     try:
-        known = structure(folder, read_config(folder))
+        known = structure(folder, ModelConfig.read(folder))
     except CheckpointValidationError:
         return frozenset()
     left: set[str] = set()

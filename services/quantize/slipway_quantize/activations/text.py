@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway.errors import QuantizationError
-from slipway.model.base_format import read_config
-from slipway.model.families import Comparison, Family, described, model_family
+from slipway.model.configuration import ModelConfig
+from slipway.model.families import Comparison, Family
 from slipway.texts import quoted
 from slipway_quantize.calibration.windows import read_windows
 
@@ -40,13 +40,13 @@ class Text:
     """
 
     def __init__(self, data: Path, model: Path, *, seed: int = 0, windows: int = WINDOWS) -> None:
-        config = read_config(model)
-        family = model_family(model)
+        config = ModelConfig.read(model)
+        family = ModelConfig.read(model).family
         if family is None or family.comparison is Comparison.TEACHER_FORCED:
-            raise unsupported(f"what a {described(config)} computes on plain text is unknown")
+            raise unsupported(f"what a {config.description} computes on plain text is unknown")
         vocabulary = config.get("vocab_size")
         if not isinstance(vocabulary, int) or isinstance(vocabulary, bool):
-            raise unsupported(f"config.json of this {described(config)} has no vocab_size")
+            raise unsupported(f"config.json of this {config.description} has no vocab_size")
         cut = read_windows(data, model, family, count=windows, length=WINDOW_TOKENS, vocabulary=vocabulary, seed=seed)
         self.family: Family = family
         self.fit: Sequence[Array] = [window.numpy() for window in cut.fit]

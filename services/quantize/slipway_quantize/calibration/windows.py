@@ -17,7 +17,7 @@ from slipway.counts import counted
 from slipway.errors import QuantizationError
 from slipway.files.json_documents import parse_json
 from slipway.files.regular_file import read_regular
-from slipway.model.base_format import read_config
+from slipway.model.configuration import ModelConfig
 from slipway.model.families import DECODER, Family
 from slipway_quantize.calibration_data.params import TEXTS
 
@@ -147,7 +147,7 @@ def read_windows(
 
 
 def _limited(length: int, model: Path) -> int:
-    most = read_config(model).get("max_position_embeddings")
+    most = ModelConfig.read(model).get("max_position_embeddings")
     if not isinstance(most, int) or isinstance(most, bool) or most <= 2 * _FREE_POSITIONS:
         return length
     return min(length, most - _FREE_POSITIONS)

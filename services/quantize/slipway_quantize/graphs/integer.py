@@ -18,7 +18,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from slipway.errors import QuantizationError
-from slipway.model.base_format import vocabulary_of
+from slipway.model.configuration import ModelConfig
 from slipway.model.dtypes import DTYPES, numpy_dtypes
 from slipway.stage import Context
 from slipway_quantize.calibrated import Calibration
@@ -100,7 +100,7 @@ def write_int(
     if level.packed:
         outcome.details["accuracy_level"] = accuracy_level
     given = find_integers(fits, graphs, calibration, ctx, but=asked) if calibration else {}
-    config = read_json(source / "config.json") if (source / "config.json").is_file() else {}
+    config = ModelConfig(read_json(source / "config.json") if (source / "config.json").is_file() else {})
     least = _least_bits(config, fits, given, level=level, head_bits=head_bits)
     scale_dtype = _scale_dtype(config)
     if budget is not None:
@@ -161,10 +161,10 @@ def _scale_dtype(config: Mapping[str, Any]) -> np.dtype[Any]:
 
 
 def _least_bits(
-    config: Mapping[str, Any], fits: Mapping[str, Sequence[Weight]], given: Found, *, level: IntLevel, head_bits: int
+    config: ModelConfig, fits: Mapping[str, Sequence[Weight]], given: Found, *, level: IntLevel, head_bits: int
 ) -> dict[str, int]:
     """Return the fewest bits of each weight by its name: its calibration's, more for the head and the table, or the level's."""
-    vocabulary = vocabulary_of(config)
+    vocabulary = config.vocabulary
     found = {}
     for graph, weights in fits.items():
         # Only the last of as many results as tokens: a projection may have their number by chance.

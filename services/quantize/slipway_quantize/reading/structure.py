@@ -13,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 
 from slipway.counts import counted
 from slipway.errors import QuantizationError
-from slipway.model.base_format import read_config
+from slipway.model.configuration import ModelConfig
 from slipway.model.families import (
     DECODER,
     FAMILIES,
@@ -23,7 +23,6 @@ from slipway.model.families import (
     Comparison,
     Family,
     auto_model,
-    model_family,
 )
 from slipway.model.safetensors_file import TensorInfo
 from slipway_quantize.levels import unknown_family
@@ -73,7 +72,7 @@ def model_config(folder: Path) -> Any:
         CheckpointValidationError: ``BASE_MODEL_INVALID`` without a readable config.json.
         QuantizationError: ``BASE_MODEL_INVALID`` for an unknown architecture.
     """
-    read_config(folder)  # transformers would read it without a limit
+    ModelConfig.read(folder)  # transformers would read it without a limit
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the model's own code may raise anything
@@ -91,9 +90,9 @@ def require_family(folder: Path) -> Family:
     Raises:
         QuantizationError: ``FAMILY_UNSUPPORTED`` if the family is unknown.
     """
-    family = model_family(folder)
+    family = ModelConfig.read(folder).family
     if family is None:
-        config = read_config(folder)
+        config = ModelConfig.read(folder)
         raise QuantizationError(
             unknown_family(config),
             reason="FAMILY_UNSUPPORTED",

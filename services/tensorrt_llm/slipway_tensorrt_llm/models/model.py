@@ -8,7 +8,7 @@ from typing import Any
 
 from slipway.errors import TensorRTLLMExportError
 from slipway.model.config.limits import MOST_LAYERS, MOST_PARTS
-from slipway.model.families import described
+from slipway.model.configuration import ModelConfig
 from slipway.texts import quoted
 from slipway_tensorrt_llm.models.rope import rope_fields
 from slipway_tensorrt_llm.models.settings import flag, invalid, positive, unsupported, whole
@@ -62,7 +62,7 @@ class Model:
     windows: tuple[int, ...]
 
 
-def model_of(config: Mapping[str, Any]) -> Model:
+def model_of(config: ModelConfig) -> Model:
     """Return the model with this ``config.json``.
 
     Raises:
@@ -70,7 +70,7 @@ def model_of(config: Mapping[str, Any]) -> Model:
     """
     found = architecture_of(config)
     if found is None:
-        raise unsupported(f"the model is {described(config)}, and TensorRT-LLM checkpoints are written of {KNOWN}")
+        raise unsupported(f"the model is {config.description}, and TensorRT-LLM checkpoints are written of {KNOWN}")
     settings = found.settings(config)
     for key, values in found.assumes.items():
         if settings.get(key) is not None and settings[key] not in values:
@@ -166,7 +166,7 @@ def check_division(model: Model, *, tp: int, pp: int) -> None:
         raise _undivided("pp", pp, f"the model's {model.layers} layers cannot be divided by it")
 
 
-def refusal_reason(params: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+def refusal_reason(params: Mapping[str, Any], config: ModelConfig) -> str:
     """Return why no checkpoint is written of the model with this ``config.json`` with these parameters; empty if one is."""
     try:
         check_division(model_of(config), tp=int(params.get("tp", 1)), pp=int(params.get("pp", 1)))

@@ -17,7 +17,7 @@ import numpy as np
 from slipway.documents.purposes import Purpose
 from slipway.documents.reading import COLUMNS, read_rows
 from slipway.errors import ModelExportError
-from slipway.model.base_format import read_config
+from slipway.model.configuration import ModelConfig
 from slipway.model.families import DECODER, ENCODER_DECODER, SEQUENCE_CLASSIFIER, TOKEN_CLASSIFIER, Comparison, Family
 from slipway.validation.inputs import OWN_TEXT
 from slipway_validate.answers.records import LabelledText, LabelledTokens, Prompted, Record, Translated
@@ -69,7 +69,7 @@ def write_own_text(
     """
     if "adapter" not in inputs:
         return
-    labels = _label_numbers(read_config(inputs["base"]))
+    labels = _label_numbers(ModelConfig.read(inputs["base"]))
     found: dict[str, list[Row]] = {}
     for path in sorted(inputs[OWN_TEXT].iterdir()) if OWN_TEXT in inputs else ():
         try:
@@ -203,10 +203,10 @@ def _of_record(record: Record, labels: Mapping[str, int]) -> Row | None:
     return None
 
 
-def _label_numbers(config: Mapping[str, Any]) -> dict[str, int]:
+def _label_numbers(config: ModelConfig) -> dict[str, int]:
     """Return the number of each label by its name and by its number; none for a score or for several labels of one text."""
     names = config.get("id2label")
-    if not isinstance(names, dict) or len(names) < 2 or config.get("problem_type") == "multi_label_classification":
+    if not isinstance(names, dict) or len(names) < 2 or config.has_several_labels:
         return {}
     numbers = {str(number): int(number) for number in names if str(number).isdigit()}
     return numbers | {str(name): int(number) for number, name in names.items() if str(number).isdigit()}

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from slipway.errors import ValidationError
 from slipway.files.json_documents import LARGEST_LIST, parse_json
 from slipway.files.regular_file import read_regular
-from slipway.model.base_format import read_config
+from slipway.model.configuration import ModelConfig
 from slipway.model.families import (
     DECODER,
     ENCODER_DECODER,
@@ -246,7 +246,7 @@ def answered_records(
     if TEST_INPUTS not in inputs and not params.test_inputs:
         return ()
     found = read_records(inputs.get(TEST_INPUTS), params.test_inputs, family) or ()
-    checked_labels(found, read_config(inputs["base"]))
+    checked_labels(found, ModelConfig.read(inputs["base"]))
     most = min(params.most_test_inputs, MOST_SOUNDS) if family == SPEECH else params.most_test_inputs
     answered = found[:most]
     if warn is not None and len(answered) < len(found):

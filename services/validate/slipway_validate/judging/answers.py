@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from slipway.model.configuration import ModelConfig
 from slipway.model.families import Comparison, Family
 from slipway.texts import shortened
 from slipway.validation.answers import AnswerComparison, AnswerExample, Score
@@ -55,7 +56,7 @@ class Scorer:
     records: tuple[Record, ...]
     encoded: EncodedInputs
     family: Family
-    config: Mapping[str, Any]
+    config: ModelConfig
     decode: Callable[[Sequence[int]], str] | None
 
     def compare(self, theirs: Answers | None, ours: Answers | None) -> AnswerComparison | None:
@@ -159,7 +160,7 @@ class Scorer:
         return f"{answer[0]:.4g}"
 
     def _has_several(self) -> bool:
-        return self.config.get("problem_type") == "multi_label_classification"
+        return self.config.has_several_labels
 
     def _labels(self) -> Mapping[str, Any]:
         labels = self.config.get("id2label")

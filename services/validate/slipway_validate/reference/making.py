@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from slipway.model.families import family_of
 from slipway.stage import Context
 from slipway_validate.params import SampleParams
 from slipway_validate.preparation import prepare, settings_of, unknown_family
@@ -27,7 +26,7 @@ def make_reference(inputs: Mapping[str, Path], params: SampleParams, ctx: Contex
     folder.mkdir()
     try:
         settings, config = settings_of(inputs, work)
-        family = family_of(config)
+        family = config.family
         if family is None:
             return _without_results(folder, params, ctx, why=unknown_family(config))
         prepared = prepare({**inputs, "base": settings}, family, params, ctx, work=work)

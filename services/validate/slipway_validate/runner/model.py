@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from slipway.errors import CheckpointValidationError
+from slipway.model.configuration import ModelConfig
+from slipway.model.families import Family
 from slipway.validation.speed import Engine
 from slipway_validate.numerics import Ints, Logits
 from slipway_validate.samples import Samples, Values
@@ -36,6 +40,30 @@ class UnplacedTensors(Unusable):
 
 class UnusableInput(Unusable):
     """One of the user's test inputs cannot be given to the model; the message says which and why."""
+
+
+def read_config(folder: Path) -> tuple[ModelConfig, Family]:
+    """Return the configuration and the family of an output.
+
+    Raises:
+        Unusable: Its configuration cannot be read, or no family fits it.
+    """
+    try:
+        config = ModelConfig.read(folder)
+    except CheckpointValidationError as error:
+        raise Unusable(f"its config.json cannot be read: {error.message}") from error
+    return config, known_family(config, folder)
+
+
+def known_family(config: ModelConfig, folder: Path) -> Family:
+    """Return the family of an output with this configuration.
+
+    Raises:
+        Unusable: It is not known.
+    """
+    if config.family is None:
+        raise Unusable(f"{folder.name!r} is {config.description}, whose family is unknown")
+    return config.family
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ import transformers
 import transformers.modeling_utils  # every model needs it, and its libraries: imported with them, not in the time of loading
 
 from slipway.errors import CheckpointValidationError
-from slipway.model.base_format import read_config
-from slipway.model.families import DECODER, Comparison, Family, auto_model, described, family_of
+from slipway.model.configuration import ModelConfig
+from slipway.model.families import DECODER, Comparison, Family, auto_model
 from slipway.model.generation.settings import token_of
 from slipway.model.model_facts import CannotBuildError, check_loadable, configuration_of
 from slipway.model.pytorch.wide_layers import widen_while_computing
@@ -22,7 +22,7 @@ from slipway.model.trained.trained_model import TrainedModel
 from slipway.validation.speed import Engine
 from slipway_validate.folders import stored_dtype
 from slipway_validate.numerics import Logits
-from slipway_validate.runner.model import Bounds, Past, Step, Unusable
+from slipway_validate.runner.model import Bounds, Past, Step, Unusable, known_family
 from slipway_validate.runner.pytorch.calls import choose_call
 
 LIMITS_OF_LENGTH = ("max_target_positions", "max_position_embeddings")
@@ -138,10 +138,8 @@ def from_pretrained(folder: Path, *, dtype: Any, trained: TrainedModel | None = 
         Unusable: It cannot be loaded, or its family is unknown.
     """
     try:
-        config = trained.config if trained else read_config(folder)  # transformers would read it without a limit
-        family = family_of(config)
-        if family is None:
-            raise Unusable(f"{folder.name!r} is {described(config)}, whose family is unknown")
+        config = trained.config if trained else ModelConfig.read(folder)  # transformers would read it without a limit
+        family = known_family(config, folder)
         check_loadable(folder, auto_model(family), config=config if trained else None)
         headed = {"config": configuration_of(config), "ignore_mismatched_sizes": True} if trained else {}
         module = auto_model(family).from_pretrained(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from slipway.documents.heldout import read_written, rendered
-from slipway.model.base_format import read_config
+from slipway.model.configuration import ModelConfig
 from slipway.model.families import SEQUENCE_CLASSIFIER, SPEECH, Comparison
 from slipway.model.generation.settings import NO_FIRST_TOKEN, first_token, generation_settings
 from slipway_validate.cases import family_named
@@ -37,7 +37,7 @@ def make_samples(spec: TokenizeSpec) -> tuple[Samples, str]:
     tokenizer = trained_tokenizer(spec.tokenizer, spec.model)
     windows = cut(tokenizer, rendered(read_written(spec.text), tokenizer), spec=spec)
     if family == SEQUENCE_CLASSIFIER:
-        windows = _end_windows(windows, read_config(spec.model))
+        windows = _end_windows(windows, ModelConfig.read(spec.model))
     make = _MAKERS.get(family.comparison, _plain)
     return make(tokenizer, windows, spec), ""
 
@@ -78,7 +78,7 @@ def _teacher_forced(tokenizer: Any, windows: Ints, spec: TokenizeSpec) -> Sample
 
     If the decoder has its own smaller vocabulary, token ids are reduced to it.
     """
-    settings = read_config(spec.model)
+    settings = ModelConfig.read(spec.model)
     sizes = (settings.get(name) for name in DECODER_VOCABULARIES)
     size = next((size for size in sizes if isinstance(size, int) and size > 0), None)
     labels = windows if size is None else windows % size
@@ -107,7 +107,7 @@ def _speech(spec: TokenizeSpec) -> tuple[Samples, str]:
 
 
 def _random_labels(spec: TokenizeSpec) -> Ints:
-    vocabulary = read_config(spec.model).get("vocab_size")
+    vocabulary = ModelConfig.read(spec.model).get("vocab_size")
     if not isinstance(vocabulary, int) or vocabulary < 1:
         raise Unusable(f"config.json has vocab_size {vocabulary!r}, so random label tokens cannot be made")
     return np.random.default_rng(spec.seed).integers(0, vocabulary, size=(spec.windows, spec.length))

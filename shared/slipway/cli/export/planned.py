@@ -23,8 +23,7 @@ from slipway.errors import ModelExportError
 from slipway.export_sources.found import Sources, find_sources
 from slipway.export_sources.naming import source_settings
 from slipway.formats.tasks import PlannedTask
-from slipway.model.base_format import read_config
-from slipway.model.families import model_class
+from slipway.model.configuration import ModelConfig
 from slipway.planning.calibration import SOURCE as CALIBRATION
 from slipway.planning.plan import OPTIONAL_SOURCES, more_adapters, plan
 from slipway.planning.precedents import Precedent, precedent_key, with_precedent
@@ -122,11 +121,11 @@ def _with_precedents(
     root = Path(settings.store) if settings.store else settings.store_path
     if settings.store.startswith(SCHEME) or not root.is_dir():
         return tuple(tasks), []
-    config = sources.config or read_config(sources.base)
+    config = sources.config or ModelConfig.read(sources.base)
     store, found = LocalStore(root), []
     begun = []
     for task in tasks:
-        key = precedent_key(task, model_class(config), project=DEFAULT_PROJECT)
+        key = precedent_key(task, config.class_and_type, project=DEFAULT_PROJECT)
         precedent = Precedent.of_result(store.recorded_action(key), task) if key else None
         begun.append(with_precedent(task, precedent))
         if precedent is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.files.json_documents import LARGEST_LIST, read_json_object
-from slipway.model.base_format import read_config
+from slipway.model.configuration import ModelConfig
 from slipway.model.model_files import GENERATION_CONFIG
 
 _FIRST_TOKENS = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
@@ -37,7 +37,7 @@ def generation_settings(folder: Path, config: Any = None) -> dict[str, Any]:
         generation = {}
     sources: tuple[Mapping[str, Any], ...] = (
         config.to_dict() if config is not None else {},
-        read_config(folder),
+        ModelConfig.read(folder),
         generation,
     )
     return {name: value for settings in sources for name, value in settings.items() if value is not None}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,11 @@ from typing import Any
 import torch
 
 from slipway.errors import CheckpointValidationError, FormatExportError
-from slipway.model.base_format import read_config
 from slipway.model.config.lengths import position_thresholds
-from slipway.model.families import Family, auto_model, described, family_of
+from slipway.model.configuration import ModelConfig
+from slipway.model.families import Family, auto_model
 from slipway.model.model_facts import CannotBuildError, check_loadable, most_tokens
+from slipway.model.text_graphs import why_no_text_graph
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class TextModel:
 
 def open_text_model(
     folder: Path,
-    refusal_reason: Callable[[Mapping[str, Any]], str],
+    product: str,
     *,
     title: str,
     error: type[FormatExportError],
@@ -43,7 +43,7 @@ def open_text_model(
 
     Args:
         folder: A transformers folder with safetensors.
-        refusal_reason: Function that says why a format does not take a ``config.json``; empty if it does.
+        product: Name of what the format makes, such as ``ExecuTorch program``.
         title: The format's title, for remedies.
         error: The format's class of errors.
 
@@ -60,16 +60,16 @@ def open_text_model(
         )
 
     try:
-        config = read_config(folder)
+        config = ModelConfig.read(folder)
     except CheckpointValidationError as fault:
         raise invalid(fault.message) from fault
-    family, why = family_of(config), refusal_reason(config)
+    family, why = config.family, why_no_text_graph(config, product)
     if why or family is None:
         raise error(
             why,
             reason="FAMILY_UNSUPPORTED",
             remedy=f"leave the {title} format out for this model",
-            about={"family": described(config), "model_type": config.get("model_type")},
+            about={"family": config.description, "model_type": config.get("model_type")},
         )
     if config.get("quantization_config"):
         raise error(

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from slipway.errors import ModelMergeError
-from slipway.model.base_format import read_config
 from slipway.model.checkpoints import read_adapter_config
 from slipway.model.config.limits import MOST_PARTS
+from slipway.model.configuration import ModelConfig
 from slipway.model.families import (
     DECODER,
     FEATURE_EXTRACTION,
@@ -25,8 +25,6 @@ from slipway.model.families import (
     TRAINED_FAMILIES,
     Family,
     class_name,
-    described,
-    family_of,
 )
 from slipway.model.model_facts import CannotBuildError, model_facts_of
 from slipway.model.model_files import ADAPTER_WEIGHTS, CONFIG
@@ -55,7 +53,7 @@ class TrainedModel:
         named: Whether the labels' names are known; otherwise they are ``LABEL_0`` and so on.
     """
 
-    config: Mapping[str, Any]
+    config: ModelConfig
     name: str
     family: Family
     base: str
@@ -79,33 +77,34 @@ def trained_model(base: Path, adapter: Path) -> TrainedModel | None:
         ModelMergeError: ``FAMILY_UNSUPPORTED`` if transformers has no such class for this model; ``ADAPTER_BASE_MISMATCH`` if neither
             base nor adapter has the head; ``ADAPTER_CONFIG_INVALID`` for a head of an impossible size.
     """
-    config, settings = read_config(base), read_adapter_config(adapter)
+    config, settings = ModelConfig.read(base), read_adapter_config(adapter)
     family = _trained_family(config, settings, adapter)
-    if family is None or family_of(config) is family:
+    if family is None or config.family is family:
         return None
     name = class_name(family, config)
     if name is None:
         raise _no_class(family, config, "transformers has no such class for this model")
-    plain = {key: value for key, value in config.items() if key not in _SOURCE} | {"architectures": [name]}
-    if family_of(plain) is not family:
+    own = {key: value for key, value in config.items() if key not in _SOURCE}
+    plain = ModelConfig({**own, "architectures": [name]})
+    if plain.family is not family:
         raise _no_class(family, config, f"a {name} takes more than text")
     if family is FEATURE_EXTRACTION:
-        return TrainedModel(plain, name, family, described(config), labels=0, named=True)
+        return TrainedModel(plain, name, family, config.description, labels=0, named=True)
     count = _ENDS_OF_AN_ANSWER
     if family.counts_labels:
-        count = _count(plain, _saved_tensors(adapter), family, name=name, base=described(config))
+        count = _count(plain, _saved_tensors(adapter), family, name=name, base=config.description)
     trained, named = with_labels(plain, count, family, base=base, adapter=adapter)
-    return TrainedModel(trained, name, family, described(config), count, named)
+    return TrainedModel(ModelConfig(trained), name, family, config.description, count, named)
 
 
-def _trained_family(config: Mapping[str, Any], settings: Mapping[str, Any], adapter: Path) -> Family | None:
+def _trained_family(config: ModelConfig, settings: Mapping[str, Any], adapter: Path) -> Family | None:
     """Return the family that was trained, if the adapter names a head of its own or is a sentence encoder's; otherwise None."""
     task = settings.get("task_type")
     if isinstance(task, str) and task in TRAINED_FAMILIES and settings.get("modules_to_save"):
         return TRAINED_FAMILIES[task]
     if task is None and settings.get("modules_to_save") and (named := _family_of_class(config, settings, adapter)):
         return named
-    headed = family_of(config) in (MASKED_LANGUAGE_MODEL, DECODER) and task in (None, "FEATURE_EXTRACTION")
+    headed = config.family in (MASKED_LANGUAGE_MODEL, DECODER) and task in (None, "FEATURE_EXTRACTION")
     return FEATURE_EXTRACTION if headed and is_sentence_encoder(adapter) else None
 
 
@@ -117,9 +116,9 @@ def _family_of_class(config: Mapping[str, Any], settings: Mapping[str, Any], ada
     """
     mapping = settings.get("auto_mapping")
     class_of = {"architectures": [mapping.get("base_model_class")]} if isinstance(mapping, Mapping) else {}
-    beside = read_config(adapter) if (adapter / CONFIG).is_file() else {}
+    beside = ModelConfig.read(adapter) if (adapter / CONFIG).is_file() else {}
     for named in (class_of, {"architectures": beside.get("architectures")}):
-        family = family_of({**config, **named}) if named.get("architectures") else None
+        family = ModelConfig({**config, **named}).family if named.get("architectures") else None
         if family in TRAINED_FAMILIES.values():
             return family
     heads = [info for name, info in _saved_tensors(adapter).items() if name.endswith(_HEADS)]
@@ -151,7 +150,7 @@ def _saved_tensors(adapter: Path) -> dict[str, TensorInfo]:
     return {_SAVED.sub("", _WRAPPERS.sub("", name)): info for name, info in tensors.items()}
 
 
-def _count(config: Mapping[str, Any], saved: Mapping[str, TensorInfo], family: Family, *, name: str, base: str) -> int:
+def _count(config: ModelConfig, saved: Mapping[str, TensorInfo], family: Family, *, name: str, base: str) -> int:
     """Return the number of labels: the rows of the saved parameters whose shape depends on it in this class."""
     unnamed = {key: value for key, value in config.items() if key not in ("id2label", "label2id")}
     try:
@@ -175,9 +174,9 @@ def _count(config: Mapping[str, Any], saved: Mapping[str, TensorInfo], family: F
     return count
 
 
-def _no_class(family: Family, config: Mapping[str, Any], why: str) -> ModelMergeError:
+def _no_class(family: Family, config: ModelConfig, why: str) -> ModelMergeError:
     return ModelMergeError(
-        f"the adapter was trained on a {family.name}, and the base is a {described(config)}: {why}",
+        f"the adapter was trained on a {family.name}, and the base is a {config.description}: {why}",
         reason="FAMILY_UNSUPPORTED",
         remedy="name the base that the adapter was trained on, saved with its head",
         about={"model_type": config.get("model_type"), "family": family.name},

@@ -14,8 +14,8 @@ import yaml
 from slipway.errors import CheckpointValidationError, ModelExportError
 from slipway.formats.contract import Format, Usage
 from slipway.formats.registry import formats, is_adapter_alone, split_output, translate_format_errors
-from slipway.model.base_format import read_config
-from slipway.model.families import DECODER, FEATURE_EXTRACTION, Family, family_of
+from slipway.model.configuration import ModelConfig
+from slipway.model.families import DECODER, FEATURE_EXTRACTION, Family
 from slipway.model.model_files import has_chat_template
 from slipway.model.sentences.files import UnknownPoolingError, is_sentence_encoder, read_pooling
 from slipway.results.report.document import Report
@@ -130,8 +130,8 @@ def _groups(folders: list[str]) -> Iterator[tuple[str, Format[Any], list[str]]]:
 def _family(folder: Path) -> Family | None:
     """Return the family of the model that the example loads, None if it is unknown; a decoder without a ``config.json`` of transformers."""
     try:
-        config = read_config(folder)
-        return family_of(config) if config.get("architectures") or config.get("model_type") else DECODER
+        config = ModelConfig.read(folder)
+        return config.family if config.get("architectures") or config.get("model_type") else DECODER
     except CheckpointValidationError:
         return DECODER
 

@@ -15,6 +15,7 @@ import pytest
 from safetensors.torch import load_file
 
 from slipway.errors import ModelExportError
+from slipway.model.configuration import ModelConfig
 from slipway.stage import Context
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.stage import STAGE as EXPORT
@@ -151,11 +152,11 @@ def test_an_old_opset_is_refused(quantize: Quantize, trained: Trained, level: st
 
 def test_families_without_plain_text_are_refused_before() -> None:
     translator = {"architectures": ["MarianMTModel"], "model_type": "marian"}
-    assert "use int8_dynamic" in STAGE.refuses({"format": "onnx", "level": "int8_static"}, translator)
-    assert not STAGE.refuses({"format": "onnx", "level": "int8_dynamic"}, translator)
+    assert "use int8_dynamic" in STAGE.refuses({"format": "onnx", "level": "int8_static"}, ModelConfig(translator))
+    assert not STAGE.refuses({"format": "onnx", "level": "int8_dynamic"}, ModelConfig(translator))
     decoder = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
-    assert not STAGE.refuses({"format": "onnx", "level": "int8_static"}, decoder)
-    assert "dense" in STAGE.refuses({"format": "onnx", "level": "int8_static", "packed": False}, decoder)
+    assert not STAGE.refuses({"format": "onnx", "level": "int8_static"}, ModelConfig(decoder))
+    assert "dense" in STAGE.refuses({"format": "onnx", "level": "int8_static", "packed": False}, ModelConfig(decoder))
 
 
 @pytest.mark.slow

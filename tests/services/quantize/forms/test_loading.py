@@ -12,7 +12,7 @@ import transformers as tf
 from safetensors.torch import load_file
 
 from slipway.errors import QuantizationError
-from slipway.model.base_format import read_config
+from slipway.model.configuration import ModelConfig
 from slipway.stage import Context
 from slipway_quantize.levels import reads_deferred, refusal_reason
 from support.models.family_models import CASES, given_by, make_family_model
@@ -102,7 +102,7 @@ def test_every_family_loads_or_is_refused(quantize: Quantize, tmp_path: Path, ki
     source = make_family_model(kind, tmp_path / "source")
     # Some weights have more bits than others, as they have by default.
     params = {"format": "pytorch", "level": level, "group_size": 16, "wide_share": 0.22}
-    why = refusal_reason(params, read_config(source))
+    why = refusal_reason(params, ModelConfig.read(source))
     if why:
         assert level in ACTIVATIONS
         with pytest.raises(QuantizationError) as caught:
@@ -116,7 +116,7 @@ def test_every_family_loads_or_is_refused(quantize: Quantize, tmp_path: Path, ki
 
 @pytest.mark.parametrize("kind", ["t5", "gpt2", "whisper", "bert-features"])
 def test_a_plan_says_what_cannot_round_activations(tmp_path: Path, kind: str) -> None:
-    config = read_config(make_family_model(kind, tmp_path / "source"))
+    config = ModelConfig.read(make_family_model(kind, tmp_path / "source"))
     for level in (*ACTIVATIONS, "fp8_static"):
         assert "rounds activations" in refusal_reason({"format": "pytorch", "level": level}, config)
     assert not refusal_reason({"format": "pytorch", "level": "nvfp4"}, config)
@@ -124,7 +124,7 @@ def test_a_plan_says_what_cannot_round_activations(tmp_path: Path, kind: str) ->
 
 def test_dense_weights_have_no_activations(quantize: Quantize, tiny: Path) -> None:
     params = {"format": "pytorch", "level": "fp8", "packed": False}
-    assert "compress_weights" in refusal_reason(params, read_config(tiny))
+    assert "compress_weights" in refusal_reason(params, ModelConfig.read(tiny))
     with pytest.raises(QuantizationError, match="dense weights"):
         quantize(tiny, **params)
 
@@ -150,8 +150,10 @@ def test_a_model_that_is_unpacked_while_it_loads_has_weights_of_one_width(
     assert widths == ({4, 8} if kind == "qwen3-classes" else {4})
     assert ("lm_head" in config["ignore"]) == (kind != "qwen3-classes")
     sized = given | {"size_budget_share": 0.4}
-    assert bool(refusal_reason(sized, read_config(source))) == (kind != "qwen3-classes"), "said before anything runs"
-    assert not refusal_reason(given, read_config(source))
+    assert bool(refusal_reason(sized, ModelConfig.read(source))) == (kind != "qwen3-classes"), (
+        "said before anything runs"
+    )
+    assert not refusal_reason(given, ModelConfig.read(source))
     if kind != "qwen3-classes":
         with pytest.raises(QuantizationError, match="unpacks all weights") as caught:
             quantize(source, size_budget_share=0.4, **given)

@@ -16,7 +16,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
 from slipway.errors import QuantizationError
-from slipway.model.base_format import read_config
+from slipway.model.configuration import ModelConfig
 from slipway.model.families import ENCODER_DECODER, SEQUENCE_CLASSIFIER, SPEECH, Comparison, Family, auto_model
 from slipway.model.generation.settings import NO_FIRST_TOKEN, first_token, generation_settings
 from slipway.model.safetensors_file import TensorInfo
@@ -238,7 +238,7 @@ def _require_supported(family: Family, config: Any) -> None:
 
 def _start(folder: Path, config: Any) -> tuple[int, int]:
     """Return a decoder's first token and how many tokens it knows."""
-    written = read_config(folder)
+    written = ModelConfig.read(folder)
     found = first_token(generation_settings(folder, config))
     if found is None:
         raise unsupported(NO_FIRST_TOKEN, config.model_type)

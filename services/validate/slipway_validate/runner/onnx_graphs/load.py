@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from slipway.errors import CheckpointValidationError
-from slipway.model.base_format import read_config
-from slipway.model.families import DECODER, ENCODER_DECODER, SPEECH, described, family_of
+from slipway.model.configuration import ModelConfig
+from slipway.model.families import DECODER, ENCODER_DECODER, SPEECH
 from slipway_validate.folders import stored_dtype
-from slipway_validate.runner.model import LanguageModel, Unusable
+from slipway_validate.runner.model import LanguageModel, known_family
 from slipway_validate.runner.onnx_graphs.decoder import OnnxDecoder
 from slipway_validate.runner.onnx_graphs.layers import FOLDER, OnnxLayers
 from slipway_validate.runner.onnx_graphs.pair import OnnxPair
@@ -27,18 +27,15 @@ def load(folder: Path, *, threads: int) -> LanguageModel:
     if layers.is_dir():
         return OnnxLayers(layers, threads=threads, stored=stored_dtype(folder))
     try:
-        config = read_config(folder)
+        config = ModelConfig.read(folder)
     except CheckpointValidationError:
-        config = {}  # a graph alone is taken for a decoder
-    family, stored = (family_of(config) if config else DECODER), stored_dtype(folder)
-    if family is None:
-        raise Unusable(f"{folder.name!r} is {described(config)}, whose family is unknown")
+        config = ModelConfig({})  # a graph alone is taken for a decoder
+    family, stored = (known_family(config, folder) if config else DECODER), stored_dtype(folder)
     if family is DECODER:
         graph = Graph(folder / "model.onnx", threads=threads)
         return (SharedBufferDecoder if graph.promise.shared_buffer else OnnxDecoder)(graph, stored=stored)
     if family in (ENCODER_DECODER, SPEECH):
         return OnnxPair(folder, threads=threads, stored=stored)
-    several = config.get("problem_type") == "multi_label_classification"
-    padding = config.get("pad_token_id")
-    padding = padding if isinstance(padding, int) and padding >= 0 else 0
-    return OnnxText(folder, family, several_labels=several, threads=threads, stored=stored, padding=padding)
+    return OnnxText(
+        folder, family, several_labels=config.has_several_labels, threads=threads, stored=stored, padding=config.padding
+    )

@@ -16,9 +16,9 @@ from torch import Tensor
 from transformers import AutoConfig
 from transformers.pytorch_utils import Conv1D
 
-from slipway.model.base_format import read_config
 from slipway.model.checkpoints import read_adapter_config
-from slipway.model.families import auto_model, family_of
+from slipway.model.configuration import ModelConfig
+from slipway.model.families import auto_model
 from slipway.model.model_facts import configuration_of
 from slipway.model.model_files import ADAPTER_WEIGHTS
 from slipway.model.safetensors_file import read_safetensors
@@ -139,8 +139,8 @@ def _without_values(base: Path, adapter: Path) -> Any:
     On ``meta`` peft would move the adapter there too, and lose it.
     """
     trained = trained_model(base, adapter)
-    config = trained.config if trained else read_config(base)
-    family = family_of(config)
+    config = trained.config if trained else ModelConfig.read(base)
+    family = config.family
     if family is None:
         raise NotUnderstoodError("the model's family is unknown")
     known = configuration_of(config) if trained else AutoConfig.from_pretrained(base, trust_remote_code=False)
