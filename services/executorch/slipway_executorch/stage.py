@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from slipway.model.text_graphs import why_no_text_graph
 from slipway.stage import Context, Effort, Stage
 from slipway_executorch.params import PRODUCT, ExecutorchParams
 
@@ -36,6 +35,6 @@ STAGE = Stage(
     effort=Effort(seconds=20.0, seconds_per_gb=40.0),
     output_bytes=lambda params, size: size.at_level(str(params.get("level", "none"))) + 4 * size.largest,
     model_memory=8.0,
-    refuses=lambda _, config: why_no_text_graph(config, PRODUCT),
+    refuses=lambda _, config: config.why_no_text_graph(PRODUCT),
     recovery=Path(__file__).with_name("recovery.yaml"),
 )

@@ -47,14 +47,14 @@ def export_model(inputs: Mapping[str, Path], params: GGUFParams, ctx: Context) -
     started, model = time.monotonic(), inputs["pytorch"]
     level, planned = LEVELS[params.type], plan_file(model)
     parameters, tied, tensors = planned.parameters, planned.tied, planned.tensors
-    found = parameters.architecture
+    found, decoder = parameters.architecture, parameters.decoder
     if parameters.window:
         ctx.warn(
-            f"llama.cpp computes no sliding window for {found.classes[0]}: the file's context length is the window's, "
+            f"llama.cpp computes no sliding window for {found.class_name}: the file's context length is the window's, "
             f"{parameters.window} tokens, within which both are the same"
         )
     rows = next(planned.shape[0] for planned in tensors if planned.name == EMBEDDING)
-    sizes = Sizes(found.name, parameters.layers, parameters.heads, parameters.kv_heads, parameters.experts, tied)
+    sizes = Sizes(found.name, decoder.layers, decoder.heads, decoder.kv_heads, parameters.experts, tied)
     weighed = "importance" in inputs and level.weighs
     importance = read_importance(inputs["importance"], tensors) if weighed else {}
     kinds = {each.name: stored_kind(each.name, each.shape, level, sizes, weighed=weighed) for each in tensors}

@@ -17,7 +17,7 @@ from slipway.machine.threads import session_options
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import auto_model
 from slipway.model.model_facts import check_loadable
-from slipway.model.sample_inputs import compared_outputs, sample_inputs
+from slipway.model.pytorch.sample_inputs import compared_outputs, sample_inputs
 from slipway.sizes import format_size
 from slipway.stage import Context
 from slipway.texts import quoted

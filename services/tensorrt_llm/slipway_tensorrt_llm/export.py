@@ -103,14 +103,14 @@ def _counting(ctx: Context, phase: str, total: int) -> Callable[[int], None]:
 
 def _warn(model: Model, ctx: Context) -> None:
     found = model.architecture
-    if model.windows:
+    if model.decoder.windows:
         ctx.warn(
-            f"the graph of {found.model_class} has no sliding window: engines take it from runtime_defaults of the checkpoint's config.json; "
+            f"the graph of {found.class_name} has no sliding window: engines take it from runtime_defaults of the checkpoint's config.json; "
             "releases that do not know this field need max_attention_window where the engine is run"
         )
     if found.qk_norms and abs(model.epsilon - 1e-5) > 1e-9:
         ctx.warn(
-            f"TensorRT-LLM computes the norms of queries and keys of {found.model_class} with an epsilon of 1e-05, whatever the checkpoint "
+            f"TensorRT-LLM computes the norms of queries and keys of {found.class_name} with an epsilon of 1e-05, whatever the checkpoint "
             f"says; the model's is {model.epsilon:g}"
         )
 

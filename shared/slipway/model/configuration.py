@@ -165,3 +165,21 @@ class ModelConfig(Mapping[str, Any]):
         config = self.changed({"model_type": model_type})
         bare = "" if self.get("architectures") else families.class_name(families.FEATURE_EXTRACTION, config)
         return config.changed({"architectures": [bare]}) if bare else config
+
+    def why_no_text_graph(self, product: str) -> str:
+        """Return why a format that makes one graph, which takes a text, makes none of this model; empty if it does.
+
+        Experts, and layers that keep a state, have no place in such a graph.
+
+        Args:
+            product: Name of what the format makes, such as ``ExecuTorch program``.
+        """
+        what = f"the model is of the kind {self.description}"
+        if self.family not in families.TEXT_FAMILIES or self.takes_more_than_text:
+            alternative = "; ONNX takes it" if self.family in (families.ENCODER_DECODER, families.SPEECH) else ""
+            return f"{what}, and {product}s are made of text decoders and encoders only{alternative}"
+        if self.keeps_states:
+            return f"{what} with layers that keep a state, of which no {product} is made"
+        if self.mixes_experts:
+            return f"{what} with a mixture of experts, of which no {product} is made"
+        return ""

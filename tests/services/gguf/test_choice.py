@@ -13,8 +13,10 @@ from slipway.configuration import parse
 from slipway.errors import GGUFExportError
 from slipway.formats.tasks import FormatRequest, PlannedTask
 from slipway.model.configuration import ModelConfig
+from slipway.model.decoders.decoder import decoder_of
 from slipway.planning.plan import plan
 from slipway_gguf.architectures.rope import rope_of
+from slipway_gguf.architectures.settings import VALUES
 from slipway_gguf.architectures.table import architecture_of, refusal_reason
 from slipway_gguf.format import GGUFConfiguration
 from slipway_gguf.levels import LEVELS
@@ -118,11 +120,20 @@ _LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": 
     ids=range(10),
 )
 def test_numbers_of_the_rotary_embedding_are_above_zero(name: str, key: str, given: dict[str, Any]) -> None:
-    config = {"architectures": [name], "max_position_embeddings": 64, "rope_parameters": given}
+    sizes = {
+        "hidden_size": 8,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "num_hidden_layers": 1,
+    }
+    config = ModelConfig(
+        {"architectures": [name], "vocab_size": 8, "max_position_embeddings": 64, "rope_parameters": given, **sizes}
+    )
     found = architecture_of(config)
     assert found is not None
     with pytest.raises(GGUFExportError, match=f"^{key} is ") as caught:
-        rope_of(found, found.settings(config), 8)
+        rope_of(found, decoder_of(config, VALUES))
     assert caught.value.reason == "BASE_MODEL_INVALID"
 
 

@@ -184,13 +184,14 @@ def test_wrong_tensors_are_refused_by_name(change: Any, reason: str, named: str,
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"num_attention_heads": 3}, "do not divide"),
+        ({"num_attention_heads": 3}, "num_key_value_heads is 2"),
+        ({"head_dim": 24}, "do not divide"),
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
         ({"vocab_size": "many"}, "vocab_size"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type"),
         ({"rope_parameters": {"rope_type": "linear", "factor": float("inf")}}, "factor"),
     ],
-    ids=["heads", "layers", "vocabulary", "rope", "factor"],
+    ids=["heads", "width", "layers", "vocabulary", "rope", "factor"],
 )
 def test_wrong_settings_are_refused_by_name(changes: Any, words: str, edited: Any, tmp_path: Path) -> None:
     with pytest.raises(Exception, match=words) as caught:

@@ -136,7 +136,7 @@ _KEYS = (
 
 
 @given(
-    found=st.sampled_from([each.model_class for each in ARCHITECTURES]),
+    found=st.sampled_from([each.class_name for each in ARCHITECTURES]),
     changes=st.dictionaries(st.sampled_from(_KEYS), _HOSTILE, max_size=4),
     tp=st.integers(1, 64),
 )

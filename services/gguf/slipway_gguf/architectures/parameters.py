@@ -10,18 +10,14 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from slipway.model.configuration import ModelConfig
+from slipway.model.decoders.decoder import Decoder, decoder_of
 from slipway_gguf.architectures.rope import rope_of
-from slipway_gguf.architectures.settings import optional_number, whole
+from slipway_gguf.architectures.settings import VALUES, optional_number, whole
 from slipway_gguf.architectures.table import Architecture
 from slipway_gguf.metadata import Field
 
 _KIND = gguf.GGUFValueType
-_LAYERS, _HEADS, _HIDDEN = (
-    ("num_hidden_layers", "n_layer"),
-    ("num_attention_heads", "n_head"),
-    ("hidden_size", "n_embd"),
-)
-_POSITIONS = ("max_position_embeddings", "n_positions")
 _EXPERTS = ("num_local_experts", "num_experts")
 _COUNTS = {
     "expert_used_count": "num_experts_per_tok",
@@ -47,11 +43,8 @@ class Parameters:
 
     Attributes:
         architecture: The architecture.
+        decoder: The model's sizes.
         fields: Keys of the metadata.
-        layers: Number of layers.
-        heads: Number of attention heads.
-        kv_heads: Number of heads of keys and values.
-        width: Width of a head.
         experts: Number of experts; 0 for none.
         factors: Tensors of the rotary embedding by name.
         window: Positions beyond which a file's results would differ from the model's, because llama.cpp computes no sliding window
@@ -59,17 +52,14 @@ class Parameters:
     """
 
     architecture: Architecture
+    decoder: Decoder
     fields: tuple[Field, ...]
-    layers: int
-    heads: int
-    kv_heads: int
-    width: int
     experts: int
     factors: Mapping[str, NDArray[np.float32]]
     window: int
 
 
-def parameters_of(found: Architecture, config: Mapping[str, Any]) -> Parameters:
+def parameters_of(found: Architecture, config: ModelConfig) -> Parameters:
     """Return the numbers of a model.
 
     Args:
@@ -79,25 +69,21 @@ def parameters_of(found: Architecture, config: Mapping[str, Any]) -> Parameters:
     Raises:
         GGUFExportError: ``BASE_MODEL_INVALID`` for a wrong number, ``FAMILY_UNSUPPORTED`` for one that llama.cpp does not compute.
     """
-    settings = found.settings(config)
-    hidden, heads, layers = (whole(settings, *keys) for keys in (_HIDDEN, _HEADS, _LAYERS))
-    kv_heads = whole(settings, "num_key_value_heads", default=heads)
-    width = whole(settings, "head_dim", default=found.head_dim or max(1, hidden // heads))
+    decoder = decoder_of(config, VALUES)
+    settings = decoder.settings
     experts = whole(settings, *_EXPERTS) if "moe" in found.name else 0
-    inner = whole(settings, "intermediate_size", "n_inner", default=4 * hidden)
-    positions, window = whole(settings, *_POSITIONS), _uncomputed_window(found, settings)
-    limit = window if 0 < window < positions else 0
-    rope = rope_of(found, settings, width)
+    limit = 0 if found.has_windows else min(decoder.windows, default=0)
+    rope = rope_of(found, decoder)
     whole_numbers = {
-        "context_length": limit or positions,
-        "embedding_length": hidden,
-        "block_count": layers,
-        "feed_forward_length": inner,
-        "attention.head_count": heads,
-        "attention.head_count_kv": kv_heads,
-        "attention.key_length": width,
-        "attention.value_length": width,
-        "vocab_size": whole(settings, "vocab_size"),
+        "context_length": limit or decoder.positions,
+        "embedding_length": decoder.hidden,
+        "block_count": decoder.layers,
+        "feed_forward_length": decoder.inner,
+        "attention.head_count": decoder.heads,
+        "attention.head_count_kv": decoder.kv_heads,
+        "attention.key_length": decoder.width,
+        "attention.value_length": decoder.width,
+        "vocab_size": decoder.vocabulary,
         **({"expert_count": experts} if experts else {}),
         **{key: whole(settings, name) for key, name in _COUNTS.items() if experts and settings.get(name) is not None},
         **_window_keys(found, settings),
@@ -108,23 +94,14 @@ def parameters_of(found: Architecture, config: Mapping[str, Any]) -> Parameters:
         *(Field(f"{found.name}.{key}", value, _KIND.FLOAT32) for key, value in numbers.items()),
         *rope.fields,
     )
-    return Parameters(found, fields, layers, heads, kv_heads, width, experts, rope.tensors, limit)
+    return Parameters(found, decoder, fields, experts, rope.tensors, limit)
 
 
 def _window_keys(found: Architecture, settings: Mapping[str, Any]) -> dict[str, int]:
     """Return the keys of a sliding window; older versions of llama.cpp refuse Phi-3 without one, where 0 stands for none."""
-    if found.windows:
+    if found.has_windows:
         return {"attention.sliding_window": whole(settings, "sliding_window")}
     if found.name != "phi3":
         return {}
     window = settings.get("sliding_window")
     return {"attention.sliding_window": 0 if window is None else whole(settings, "sliding_window")}
-
-
-def _uncomputed_window(found: Architecture, settings: Mapping[str, Any]) -> int:
-    """Return the length of a sliding window that llama.cpp does not compute for this architecture; 0 for none."""
-    window = settings.get("sliding_window")
-    if found.windows or settings.get("use_sliding_window") is False or not isinstance(window, int):
-        return 0
-    by_default = found.classes[0] in ("MistralForCausalLM", "Phi3ForCausalLM")  # others need use_sliding_window
-    return max(0, window) if by_default or settings.get("use_sliding_window") else 0

@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.texts import quoted
-from slipway_gguf.architectures.settings import invalid, number, optional_number, positive, unsupported, whole
+from slipway.model.decoders.decoder import Decoder
+from slipway.model.decoders.rotary import Rotary, longrope_attention
+from slipway_gguf.architectures.settings import optional_number, positive, unsupported
 from slipway_gguf.architectures.table import Architecture
 from slipway_gguf.metadata import Field
 
 _KIND = gguf.GGUFValueType
-_DEFAULT_BASE = 10_000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,127 +32,86 @@ class Rope:
     tensors: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
 
 
-def rope_of(found: Architecture, settings: Mapping[str, Any], width: int) -> Rope:
+def rope_of(found: Architecture, decoder: Decoder) -> Rope:
     """Return the rotary embedding.
 
     Args:
         found: The architecture.
-        settings: The model's settings.
-        width: Width of a head.
+        decoder: The model.
 
     Raises:
         GGUFExportError: ``FAMILY_UNSUPPORTED`` for a scaling that llama.cpp does not compute for this architecture.
     """
     if not found.rope:
         return Rope()
-    whole_layers, local_base = _parameters(settings)
-    base = positive(whole_layers, "rope_theta", positive(settings, "rope_theta", _DEFAULT_BASE))
-    share = number(whole_layers, "partial_rotary_factor", number(settings, "partial_rotary_factor", 1.0))
-    rotated = int(width * share)
-    if share != 1.0 and found.name != "phi3":
-        raise unsupported("partial_rotary_factor", share, found)
-    if rotated < 2 or rotated % 2:
-        raise unsupported("head_dim", width, found)
+    rotary = decoder.rotary
+    if rotary.share != 1.0 and found.name != "phi3":
+        raise unsupported("partial_rotary_factor", rotary.share, found)
+    if rotary.rotated < 2 or rotary.rotated % 2:
+        raise unsupported("head_dim", decoder.width, found)
     fields = [
-        Field(f"{found.name}.rope.dimension_count", rotated, _KIND.UINT32),
-        Field(f"{found.name}.rope.freq_base", base, _KIND.FLOAT32),
+        Field(f"{found.name}.rope.dimension_count", rotary.rotated, _KIND.UINT32),
+        _float(found, "rope.freq_base", rotary.base),
     ]
-    if found.windows and found.name == "gemma3":
-        local = local_base or positive(settings, "rope_local_base_freq", _DEFAULT_BASE)
-        fields.append(Field(f"{found.name}.rope.freq_base_swa", local, _KIND.FLOAT32))
+    if found.name == "gemma3":
+        fields.append(_float(found, "rope.freq_base_swa", rotary.local_base))
     if found.name == "phi3":  # also without scaling
-        length = _original_length(settings, whole_layers)
-        fields.append(Field(f"{found.name}.rope.scaling.original_context_length", length, _KIND.UINT32))
-    kind = str(whole_layers.get("rope_type") or whole_layers.get("type") or "default")
-    if kind == "default":
+        fields.append(_original_length(found, rotary))
+    if rotary.local_kind != "default":
+        raise unsupported("rope_type", rotary.local_kind, found)
+    if rotary.kind == "default":
         return Rope(tuple(fields))
-    kind = "longrope" if kind == "su" else kind
-    if kind not in found.rope:
-        raise unsupported("rope_type", kind, found)
-    scaled = _SCALINGS[kind](found, settings, whole_layers, rotated, base)
+    if rotary.kind not in found.rope:
+        raise unsupported("rope_type", rotary.kind, found)
+    scaled = _SCALINGS[rotary.kind](found, decoder)
     return Rope((*fields, *scaled.fields), scaled.tensors)
 
 
-def _parameters(settings: Mapping[str, Any]) -> tuple[Mapping[str, Any], float]:
-    """Return the parameters of layers with full attention, and the base of those with a sliding window; 0 if it has no place of its own."""
-    given = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
-    if not isinstance(given, Mapping):
-        return {}, 0.0
-    full, local = given.get("full_attention"), given.get("sliding_attention")
-    if isinstance(full, Mapping):
-        return full, positive(local, "rope_theta", 0.0) if isinstance(local, Mapping) else 0.0
-    return given, 0.0
+def _linear(found: Architecture, decoder: Decoder) -> Rope:
+    return Rope((*_scaling(found, "linear"), _float(found, "rope.scaling.factor", decoder.rotary.factor())))
 
 
-def _linear(
-    found: Architecture, settings: Mapping[str, Any], given: Mapping[str, Any], rotated: int, base: float
-) -> Rope:
-    del settings, rotated, base
-    return Rope((*_scaling(found, "linear"), _float(found, "rope.scaling.factor", positive(given, "factor"))))
-
-
-def _yarn(
-    found: Architecture, settings: Mapping[str, Any], given: Mapping[str, Any], rotated: int, base: float
-) -> Rope:
+def _yarn(found: Architecture, decoder: Decoder) -> Rope:
     """Return YaRN, whose factor for attention llama.cpp computes itself, as the paper does."""
-    del rotated, base
-    factor = positive(given, "factor")
-    for key in ("mscale", "mscale_all_dim"):
-        if given.get(key) is not None:
-            raise unsupported(key, given[key], found)
-    attention = optional_number(given, "attention_factor")
-    if attention is not None and abs(attention - (0.1 * math.log(factor) + 1.0)) > 1e-4:
-        raise unsupported("attention_factor", attention, found)
-    if given.get("truncate") is False:
-        raise unsupported("truncate", False, found)
-    original = _original_length(settings, given)
+    rotary = decoder.rotary
+    if other := rotary.beyond_yarn():
+        raise unsupported(*other, found)
     fields = [
         *_scaling(found, "yarn"),
-        _float(found, "rope.scaling.factor", factor),
-        Field(f"{found.name}.rope.scaling.original_context_length", original, _KIND.UINT32),
+        _float(found, "rope.scaling.factor", rotary.factor()),
+        _original_length(found, rotary),
     ]
     for key in ("beta_fast", "beta_slow"):
-        value = optional_number(given, key)
+        value = optional_number(rotary.parameters, key)
         if value is not None:
             fields.append(_float(found, f"rope.scaling.yarn_{key}", value))
     return Rope(tuple(fields))
 
 
-def _llama3(
-    found: Architecture, settings: Mapping[str, Any], given: Mapping[str, Any], rotated: int, base: float
-) -> Rope:
+def _llama3(found: Architecture, decoder: Decoder) -> Rope:
     """Return the divisors of the frequencies as a tensor: low frequencies are divided, high ones kept, those between blended."""
     del found
-    factor, low, high = (positive(given, key) for key in ("factor", "low_freq_factor", "high_freq_factor"))
-    original = _original_length(settings, given)
-    lengths = 2 * math.pi * base ** (np.arange(0, rotated, 2, dtype=np.float64) / rotated)  # (rotated / 2,)
+    rotary = decoder.rotary
+    factor, low, high = (positive(rotary.parameters, key) for key in ("factor", "low_freq_factor", "high_freq_factor"))
+    original, rotated = rotary.original_length(), rotary.rotated
+    lengths = 2 * math.pi * rotary.base ** (np.arange(0, rotated, 2, dtype=np.float64) / rotated)  # (rotated / 2,)
     blend = np.clip((original / lengths - low) / (high - low) if high != low else 0.0, 0.0, 1.0)
     divisors = 1.0 / ((1.0 - blend) / factor + blend)
     return Rope((), {"rope_freqs.weight": divisors.astype(np.float32)})
 
 
-def _longrope(
-    found: Architecture, settings: Mapping[str, Any], given: Mapping[str, Any], rotated: int, base: float
-) -> Rope:
+def _longrope(found: Architecture, decoder: Decoder) -> Rope:
     """Return factors for texts below and beyond the original length, and one for attention."""
-    del base
-    tensors = {}
-    for key in ("long_factor", "short_factor"):
-        factors = given.get(key)
-        if not isinstance(factors, list) or len(factors) != rotated // 2:
-            raise unsupported(key, quoted(factors)[:100], found)
-        factors = [positive({key: one}, key) for one in factors]
-        tensors[f"rope_factors_{key.removesuffix('_factor')}.weight"] = np.asarray(factors, np.float32)
-    original = _original_length(settings, given)
-    times = whole(settings, "max_position_embeddings") / original
-    attention = optional_number(given, "attention_factor")
+    rotary = decoder.rotary
+    tensors = {
+        f"rope_factors_{which}.weight": np.asarray(rotary.factors(f"{which}_factor"), np.float32)
+        for which in ("long", "short")
+    }
+    attention = optional_number(rotary.parameters, "attention_factor")
     if attention is None:
-        attention = math.sqrt(1 + math.log(times) / math.log(original)) if times > 1.0 else 1.0
-    fields = (
-        *_scaling(found, "longrope"),
-        _float(found, "rope.scaling.attn_factor", attention),
-    )
-    return Rope(fields, tensors)
+        original = rotary.original_length()
+        attention = longrope_attention(decoder.positions / original, original)
+    return Rope((*_scaling(found, "longrope"), _float(found, "rope.scaling.attn_factor", attention)), tensors)
 
 
 _SCALINGS = {"linear": _linear, "yarn": _yarn, "llama3": _llama3, "longrope": _longrope}
@@ -167,9 +125,5 @@ def _float(found: Architecture, key: str, value: float) -> Field:
     return Field(f"{found.name}.{key}", value, _KIND.FLOAT32)
 
 
-def _original_length(settings: Mapping[str, Any], given: Mapping[str, Any]) -> int:
-    key = "original_max_position_embeddings"
-    value = whole(given, key) if given.get(key) is not None else whole(settings, key)
-    if value > 1:
-        return value
-    raise invalid(key, value, "a length of at least 2 tokens")
+def _original_length(found: Architecture, rotary: Rotary) -> Field:
+    return Field(f"{found.name}.rope.scaling.original_context_length", rotary.original_length(), _KIND.UINT32)

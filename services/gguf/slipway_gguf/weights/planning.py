@@ -45,5 +45,5 @@ def plan_file(model: Path) -> PlannedFile:
             about={"model_type": str(config.get("model_type", ""))[:100]},
         )
     parameters, weights = parameters_of(found, config), read_weights(model)
-    tied = is_tied(found, config, weights)
+    tied = is_tied(parameters, weights)
     return PlannedFile(parameters, tied, plan_tensors(weights, parameters, tied=tied))

@@ -22,7 +22,6 @@ from slipway.model.dtypes import FLOATS
 from slipway.model.safetensors_file import TensorInfo
 from slipway.model.weights.reading import mapped
 from slipway_gguf.architectures.parameters import Parameters
-from slipway_gguf.architectures.table import Architecture
 
 Array = NDArray[Any]
 View = Callable[[Array], Array]
@@ -126,9 +125,9 @@ def plan_tensors(tensors: Mapping[str, TensorInfo], parameters: Parameters, *, t
     return sorted(found, key=_place)
 
 
-def is_tied(found: Architecture, config: Mapping[str, Any], weights: Mapping[str, TensorInfo]) -> bool:
+def is_tied(parameters: Parameters, weights: Mapping[str, TensorInfo]) -> bool:
     """Return whether the embedding is the head too: the configuration says so, and no head with other values is stored."""
-    return bool(found.settings(config).get("tie_word_embeddings")) and _head_is_embedding(weights)
+    return parameters.decoder.tied and _head_is_embedding(weights)
 
 
 def _head_is_embedding(weights: Mapping[str, TensorInfo]) -> bool:
@@ -147,21 +146,21 @@ def _head_is_embedding(weights: Mapping[str, TensorInfo]) -> bool:
 def _single(name: str, info: TensorInfo, parameters: Parameters, names: gguf.TensorNameMap) -> Planned:
     architecture, shape = parameters.architecture, info.shape
     view: View = same
-    counts = {".self_attn.q_proj.": parameters.heads, ".self_attn.k_proj.": parameters.kv_heads}
+    counts = {".self_attn.q_proj.": parameters.decoder.heads, ".self_attn.k_proj.": parameters.decoder.kv_heads}
     heads = next((count for part, count in counts.items() if architecture.paired and part in name), 0)
-    if heads and (not shape or shape[0] != heads * parameters.width):
+    if heads and (not shape or shape[0] != heads * parameters.decoder.width):
         raise _wrong(f"tensor {name!r} has the shape {shape}, which config.json's heads do not divide", name)
     if heads:
         view = partial(_pairs, heads)
     elif name.endswith(architecture.transposed or ("\0",)):
         view, shape = transposed, shape[::-1]
-    offset = architecture.norm_offset if name.endswith("norm.weight") else 0.0
+    offset = architecture.kind.norm_offset if name.endswith("norm.weight") else 0.0
     return Planned(_mapped_name(name, names), shape or (1,), (Part(info, view),), offset)
 
 
 def names_of(parameters: Parameters) -> gguf.TensorNameMap:
     """Return GGUF's names of a model's tensors."""
-    return gguf.get_tensor_name_map(gguf.MODEL_ARCH[parameters.architecture.name.upper()], parameters.layers)
+    return gguf.get_tensor_name_map(gguf.MODEL_ARCH[parameters.architecture.name.upper()], parameters.decoder.layers)
 
 
 def _unfused(prefix: str, which: str, info: TensorInfo, names: gguf.TensorNameMap) -> list[Planned]:
@@ -206,7 +205,7 @@ def _check_complete(found: list[Planned], parameters: Parameters, *, tied: bool)
     for name in names:
         if match := _BLOCK.match(name):
             layers[match[2]].add(int(match[1]))
-    expected = set(range(parameters.layers))
+    expected = set(range(parameters.decoder.layers))
     lacking = [f"blk.{min(expected - have)}.{part}" for part, have in sorted(layers.items()) if expected - have]
     lacking += [name for name in (*_NEEDED, *(() if tied else (HEAD,))) if name not in names]
     if not layers:

@@ -29,8 +29,8 @@ from slipway.model.model_facts import check_loadable, configuration_of, named_cl
 from slipway.model.model_files import ADAPTER_CONFIG, ADAPTER_PREFIX, ADAPTER_WEIGHTS
 from slipway.model.module_patterns import check_patterns, names_in
 from slipway.model.pytorch.placing import placeable, unplaced
+from slipway.model.pytorch.sample_inputs import compared_outputs, sample_inputs
 from slipway.model.safetensors_file import read_safetensors, read_weights
-from slipway.model.sample_inputs import compared_outputs, sample_inputs
 from slipway.model.trained.adapter_kinds import is_plain_lora
 from slipway.model.trained.trained_model import TrainedModel
 from slipway.stage import Context

@@ -27,26 +27,28 @@ def checkpoint_fields(model: Model, *, dtype: str, tp: int, pp: int) -> dict[str
     """
     found = model.architecture
     return {
-        "architecture": found.model_class,
+        "architecture": found.class_name,
         "dtype": dtype,
         "logits_dtype": "float32",
-        "vocab_size": model.vocabulary,
-        "max_position_embeddings": model.positions,
-        "hidden_size": model.hidden,
-        "num_hidden_layers": model.layers,
-        "num_attention_heads": model.heads,
-        "num_key_value_heads": model.kv_heads,
-        "head_size": model.width,
-        "intermediate_size": model.inner,
+        "vocab_size": model.decoder.vocabulary,
+        "max_position_embeddings": model.decoder.positions,
+        "hidden_size": model.decoder.hidden,
+        "num_hidden_layers": model.decoder.layers,
+        "num_attention_heads": model.decoder.heads,
+        "num_key_value_heads": model.decoder.kv_heads,
+        "head_size": model.decoder.width,
+        "intermediate_size": model.decoder.inner,
         "norm_epsilon": model.epsilon,
-        "tie_word_embeddings": model.tied,
+        "tie_word_embeddings": model.decoder.tied,
         "use_parallel_embedding": found.splits_embedding and tp > 1,
         "embedding_sharding_dim": 0,
         "mapping": {"world_size": tp * pp, "tp_size": tp, "pp_size": pp},
         "quantization": {"quant_algo": None, "kv_cache_quant_algo": None},
-        **({"runtime_defaults": {"max_attention_window": list(model.windows)}} if model.windows else {}),
+        **(
+            {"runtime_defaults": {"max_attention_window": list(model.decoder.windows)}} if model.decoder.windows else {}
+        ),
         **model.rope,
-        **_OF_GRAPHS[found.kind](model),
+        **_OF_GRAPHS[found.graph](model),
     }
 
 
@@ -70,19 +72,19 @@ def _qwen(model: Model) -> dict[str, Any]:
 def _gemma(model: Model) -> dict[str, Any]:
     """Return the fields of Gemma; the two newer graphs are recognised by theirs."""
     common = {"hidden_act": "gelu_pytorch_tanh", "attn_bias": False, "mlp_bias": False}
-    if not model.architecture.period:
+    if not model.decoder.kind.period:
         return common
-    settings = model.settings
+    settings = model.decoder.settings
     newer: dict[str, Any] = {
         "query_pre_attn_scalar": positive(settings, "query_pre_attn_scalar"),
         "final_logit_softcapping": _cap(settings, "final_logit_softcapping"),
     }
     if not model.architecture.qk_norms:
         return common | newer | {"attn_logit_softcapping": _cap(settings, "attn_logit_softcapping")}
-    period = model.architecture.period
+    period = model.decoder.kind.period
     # Releases until 1.0 read the name without the underscore, later ones that with it.
     pattern = {"_sliding_window_pattern": period, "sliding_window_pattern": period}
-    return common | newer | pattern | {"sliding_window": min(model.windows, default=model.positions)}
+    return common | newer | pattern | {"sliding_window": min(model.decoder.windows, default=model.decoder.positions)}
 
 
 def _cap(settings: Mapping[str, Any], key: str) -> float | None:

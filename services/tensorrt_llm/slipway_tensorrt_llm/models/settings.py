@@ -5,8 +5,8 @@ from __future__ import annotations
 from slipway.errors import TensorRTLLMExportError
 from slipway.model.config.values import ConfigValues
 
-_VALUES = ConfigValues(TensorRTLLMExportError)
-whole, positive, flag, invalid = _VALUES.whole, _VALUES.positive, _VALUES.flag, _VALUES.invalid
+VALUES = ConfigValues(TensorRTLLMExportError)
+positive, flag = VALUES.positive, VALUES.flag
 
 
 def unsupported(what: str, *, key: str = "") -> TensorRTLLMExportError:

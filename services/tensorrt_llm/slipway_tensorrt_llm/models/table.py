@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Kind = Literal["llama", "qwen", "gemma", "phi3", "gpt"]
+from slipway.model.decoders.classes import CLASSES, DecoderClass
+
+Graph = Literal["llama", "qwen", "gemma", "phi3", "gpt"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,44 +55,32 @@ class Architecture:
     """One class of transformers, and the graph that computes it.
 
     Attributes:
-        model_class: The class, by which TensorRT-LLM chooses the graph too.
-        kind: The graph.
+        class_name: The class, one of :data:`~slipway.model.decoders.classes.CLASSES`, by which TensorRT-LLM chooses the graph too.
+        graph: The graph.
         names: Names of its tensors.
-        defaults: Values that the class has for settings that ``config.json`` may leave out.
         assumes: Values that the graph assumes of settings, unless they are left out or null.
         rope: Kinds of rope scaling that the graph computes.
-        norm_offset: Number that the class adds to the weights of its norms; in a checkpoint it is part of them.
         qk_norms: Whether queries and keys have norms.
-        head_width: Width of a head that is left out; 0 for an equal share of the hidden size.
-        period: Period of the layers with full attention among those with a sliding window; 0: ``sliding_window`` counts for all layers.
         splits_embedding: Whether the embedding is divided among the GPUs of a layer.
         pipelines: Whether the graph can be divided into groups of layers.
-        transposed: Whether matrices are stored as (in, out).
     """
 
-    model_class: str
-    kind: Kind
+    class_name: str
+    graph: Graph
     names: Names = Names()
-    defaults: Mapping[str, Any] = field(default_factory=dict)
     assumes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     rope: tuple[str, ...] = ("linear", "yarn", "llama3")
-    norm_offset: float = 0.0
     qk_norms: bool = False
-    head_width: int = 0
-    period: int = 0
     splits_embedding: bool = False
     pipelines: bool = True
-    transposed: bool = False
 
-    def settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a configuration with the class's own defaults."""
-        return {**self.defaults, **config}
+    @property
+    def kind(self) -> DecoderClass:
+        """What the class says of itself."""
+        return CLASSES[self.class_name]
 
 
 _SILU: Mapping[str, tuple[Any, ...]] = {"hidden_act": ("silu", "swish")}
-_LLAMA: Mapping[str, Any] = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6}
-_QWEN: Mapping[str, Any] = {"max_position_embeddings": 32768, "rms_norm_eps": 1e-6}
-_GEMMA: Mapping[str, Any] = {"max_position_embeddings": 8192, "rms_norm_eps": 1e-6, "tie_word_embeddings": True}
 _GEMMA_GRAPH: Mapping[str, tuple[Any, ...]] = {
     "hidden_activation": ("gelu_pytorch_tanh",),
     "attention_bias": (False,),
@@ -106,69 +96,29 @@ _GEMMA_NORMS = Names(
 )
 
 ARCHITECTURES: tuple[Architecture, ...] = (
-    Architecture("LlamaForCausalLM", "llama", defaults=_LLAMA, assumes=_SILU),
-    Architecture(
-        "MistralForCausalLM",
-        "llama",
-        defaults={
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 131072,
-            "rms_norm_eps": 1e-6,
-            "sliding_window": 4096,
-        },
-        assumes=_SILU,
-    ),
-    Architecture("Qwen2ForCausalLM", "qwen", defaults=_QWEN, assumes=_SILU),
-    Architecture(
-        "Qwen3ForCausalLM",
-        "qwen",
-        defaults=_QWEN,
-        assumes={**_SILU, "attention_bias": (False,)},
-        qk_norms=True,
-        head_width=128,
-    ),
+    Architecture("LlamaForCausalLM", "llama", assumes=_SILU),
+    Architecture("MistralForCausalLM", "llama", assumes=_SILU),
+    Architecture("Qwen2ForCausalLM", "qwen", assumes=_SILU),
+    Architecture("Qwen3ForCausalLM", "qwen", assumes={**_SILU, "attention_bias": (False,)}, qk_norms=True),
     Architecture(
         "GemmaForCausalLM",
         "gemma",
-        defaults={**_GEMMA, "num_key_value_heads": 16},
         assumes={**_GEMMA_GRAPH, "hidden_act": ("gelu_pytorch_tanh",), "tie_word_embeddings": (True,)},
         rope=("linear",),
-        norm_offset=1.0,
-        head_width=256,
         splits_embedding=True,
     ),
     Architecture(
         "Gemma2ForCausalLM",
         "gemma",
         names=_GEMMA_NORMS,
-        defaults={
-            **_GEMMA,
-            "num_key_value_heads": 4,
-            "sliding_window": 4096,
-            "query_pre_attn_scalar": 256,
-            "attn_logit_softcapping": 50.0,
-            "final_logit_softcapping": 30.0,
-        },
         assumes={**_GEMMA_GRAPH, "tie_word_embeddings": (True,)},
         rope=("linear",),
-        norm_offset=1.0,
-        head_width=256,
-        period=2,
         splits_embedding=True,
     ),
     Architecture(
         "Gemma3ForCausalLM",
         "gemma",
         names=_GEMMA_NORMS,
-        defaults={
-            **_GEMMA,
-            "num_key_value_heads": 4,
-            "max_position_embeddings": 131072,
-            "rope_theta": 1_000_000.0,
-            "rope_local_base_freq": 10_000.0,
-            "sliding_window": 4096,
-            "query_pre_attn_scalar": 256,
-        },
         # The graph would apply a scaling to layers with a window too, and it has no cap for attention.
         assumes={
             **_GEMMA_GRAPH,
@@ -178,17 +128,13 @@ ARCHITECTURES: tuple[Architecture, ...] = (
             "_sliding_window_pattern": (6,),
         },
         rope=(),
-        norm_offset=1.0,
         qk_norms=True,
-        head_width=256,
-        period=6,
         splits_embedding=True,
     ),
     Architecture(
         "Phi3ForCausalLM",
         "phi3",
         names=Names(attention=("self_attn.qkv_proj",), inner=("mlp.gate_up_proj",)),
-        defaults={"max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
         assumes={**_SILU, "attention_bias": (False,)},
         rope=("longrope",),
         pipelines=False,
@@ -208,7 +154,6 @@ ARCHITECTURES: tuple[Architecture, ...] = (
             down="mlp.c_proj",
             norms={"input_layernorm": "ln_1", "post_layernorm": "ln_2"},
         ),
-        defaults={"n_positions": 1024, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True},
         assumes={
             "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
             "scale_attn_weights": (True,),
@@ -217,16 +162,13 @@ ARCHITECTURES: tuple[Architecture, ...] = (
             "tie_word_embeddings": (True,),
         },
         rope=(),
-        transposed=True,
     ),
 )
 """In the order in which they are named to users."""
 
-KNOWN = ", ".join(each.model_class for each in ARCHITECTURES)
+KNOWN = ", ".join(each.class_name for each in ARCHITECTURES)
 
 
-def architecture_of(config: Mapping[str, Any]) -> Architecture | None:
-    """Return the architecture of the model with this ``config.json``; None if it is not written."""
-    classes = config.get("architectures")
-    name = classes[0] if isinstance(classes, list) and classes else None
-    return next((each for each in ARCHITECTURES if each.model_class == name), None)
+def architecture_of(class_name: str) -> Architecture | None:
+    """Return the architecture of a class of transformers; None if it is not written."""
+    return next((each for each in ARCHITECTURES if each.class_name == class_name), None)

@@ -37,7 +37,7 @@ def check_checkpoint(folder: Path, plan: Plan, *, dtype: str, on_bytes: Callable
         TensorRTLLMExportError: ``TENSORRT_LLM_INVALID``.
     """
     fields = _fields(folder)
-    found = architecture_of({"architectures": [fields.get("architecture")]})
+    found = architecture_of(str(fields.get("architecture")))
     if found is None:
         raise _differs(CONFIG, f"architecture is {fields.get('architecture')!r}")
     ranks = Ranks(found, fields, plan.prefix, plan.head)

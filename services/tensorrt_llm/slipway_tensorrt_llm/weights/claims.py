@@ -53,7 +53,7 @@ class Ranks:
         """Yield what the rows of a rank's tensor must be; nothing for a name that no checkpoint has."""
         tp, pp = self.fields["mapping"]["tp_size"], self.fields["mapping"]["pp_size"]
         group, part = divmod(rank, tp)
-        names, offset = self.found.names, self.found.norm_offset
+        names, offset = self.found.names, self.found.kind.norm_offset
         if of_layer := _OF_LAYER.fullmatch(name):
             layer = group * (self.fields["num_hidden_layers"] // pp) + int(of_layer[1])
             source = f"{self.prefix}{names.layers}.{layer}."
@@ -90,9 +90,9 @@ class Ranks:
                     yield self._rows(f"{source}{own}.{ending}", shape, part * rows, rows)
         elif what in ("attention.q_layernorm", "attention.k_layernorm"):
             own = f"{source}self_attn.{what[10]}_norm.{ending}"
-            yield self._rows(own, shape, 0, rows, offset=self.found.norm_offset)
+            yield self._rows(own, shape, 0, rows, offset=self.found.kind.norm_offset)
         elif what in names.norms:
-            offset = self.found.norm_offset if ending == "weight" else 0.0
+            offset = self.found.kind.norm_offset if ending == "weight" else 0.0
             yield self._rows(f"{source}{names.norms[what]}.{ending}", shape, 0, rows, offset=offset)
 
     def _heads(self, source: str, ending: str, shape: tuple[int, ...], part: int) -> Iterator[Claim]:

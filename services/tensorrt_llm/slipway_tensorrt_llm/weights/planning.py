@@ -115,69 +115,89 @@ class Plan:
 
     def _rank(self, rank: int) -> Iterator[Planned]:
         group, part = divmod(rank, self.tp)
-        each = self._model.layers // self.pp
+        each = self._model.decoder.layers // self.pp
         if group == 0:
             yield from self._embeddings(part)
         for local in range(each):
             yield from self._layer(group * each + local, f"transformer.layers.{local}.", part)
         if group == self.pp - 1:
-            yield from self._norm("transformer.ln_f", f"{self.prefix}{self._names.final}", self._model.hidden)
+            yield from self._norm("transformer.ln_f", f"{self.prefix}{self._names.final}", self._model.decoder.hidden)
             yield self._head_of(part)
 
     def _embeddings(self, part: int) -> Iterator[Planned]:
         model, names = self._model, self._names
-        rows = (0, model.vocabulary)
+        rows = (0, model.decoder.vocabulary)
         if model.architecture.splits_embedding:
-            rows = _share(model.vocabulary, part, self.tp)
-        yield self._matrix(EMBEDDING, [(self._embedding(), model.vocabulary, rows)], model.hidden, stored_as_is=True)
+            rows = _share(model.decoder.vocabulary, part, self.tp)
+        yield self._matrix(
+            EMBEDDING, [(self._embedding(), model.decoder.vocabulary, rows)], model.decoder.hidden, stored_as_is=True
+        )
         if names.positions:
-            everything = (f"{self.prefix}{names.positions}.weight", model.positions, (0, model.positions))
-            yield self._matrix("transformer.position_embedding.weight", [everything], model.hidden, stored_as_is=True)
+            everything = (
+                f"{self.prefix}{names.positions}.weight",
+                model.decoder.positions,
+                (0, model.decoder.positions),
+            )
+            yield self._matrix(
+                "transformer.position_embedding.weight", [everything], model.decoder.hidden, stored_as_is=True
+            )
 
     def _layer(self, layer: int, target: str, part: int) -> Iterator[Planned]:
         model, names, tp = self._model, self._names, self.tp
         source = f"{self.prefix}{names.layers}.{layer}."
         for name, own in names.norms.items():
-            yield from self._norm(f"{target}{name}", f"{source}{own}", model.hidden)
+            yield from self._norm(f"{target}{name}", f"{source}{own}", model.decoder.hidden)
         if model.architecture.qk_norms:
             for one in "qk":
                 yield from self._norm(
-                    f"{target}attention.{one}_layernorm", f"{source}self_attn.{one}_norm", model.width
+                    f"{target}attention.{one}_layernorm", f"{source}self_attn.{one}_norm", model.decoder.width
                 )
-        width = model.width
-        queries = _share(model.heads * width, part, tp)
-        first = part * model.kv_heads // tp * width
-        keys = (first, first + max(1, model.kv_heads // tp) * width)
-        total = (model.heads + 2 * model.kv_heads) * width
+        width = model.decoder.width
+        queries = _share(model.decoder.heads * width, part, tp)
+        first = part * model.decoder.kv_heads // tp * width
+        keys = (first, first + max(1, model.decoder.kv_heads // tp) * width)
+        total = (model.decoder.heads + 2 * model.decoder.kv_heads) * width
         if len(names.attention) == 1:
-            before, also = model.heads * width, (model.heads + model.kv_heads) * width
+            before, also = model.decoder.heads * width, (model.decoder.heads + model.decoder.kv_heads) * width
             places = [(names.attention[0], total, rows) for rows in (queries, _moved(keys, before), _moved(keys, also))]
         else:
-            sizes = (model.heads * width, model.kv_heads * width, model.kv_heads * width)
+            sizes = (model.decoder.heads * width, model.decoder.kv_heads * width, model.decoder.kv_heads * width)
             places = list(zip(names.attention, sizes, (queries, keys, keys), strict=True))
-        yield from self._linear(f"{target}attention.qkv", source, places, model.hidden, bias=model.qkv_bias)
+        yield from self._linear(f"{target}attention.qkv", source, places, model.decoder.hidden, bias=model.qkv_bias)
         yield from self._divided(
-            f"{target}attention.dense", f"{source}{names.dense}", model.heads * width, part, bias=model.dense_bias
+            f"{target}attention.dense",
+            f"{source}{names.dense}",
+            model.decoder.heads * width,
+            part,
+            bias=model.dense_bias,
         )
-        inner = _share(model.inner, part, tp)
+        inner = _share(model.decoder.inner, part, tp)
         if names.inner == _GATE_AND_UP:
             places = [
-                (names.inner[0], 2 * model.inner, _moved(inner, model.inner)),
-                (names.inner[0], 2 * model.inner, inner),
+                (names.inner[0], 2 * model.decoder.inner, _moved(inner, model.decoder.inner)),
+                (names.inner[0], 2 * model.decoder.inner, inner),
             ]
-            yield from self._linear(f"{target}mlp.fc", source, places, model.hidden, bias=model.mlp_bias)
+            yield from self._linear(f"{target}mlp.fc", source, places, model.decoder.hidden, bias=model.mlp_bias)
         else:
             for name, own in zip(("mlp.fc", "mlp.gate"), names.inner, strict=False):
                 yield from self._linear(
-                    f"{target}{name}", source, [(own, model.inner, inner)], model.hidden, bias=model.mlp_bias
+                    f"{target}{name}",
+                    source,
+                    [(own, model.decoder.inner, inner)],
+                    model.decoder.hidden,
+                    bias=model.mlp_bias,
                 )
-        yield from self._divided(f"{target}mlp.proj", f"{source}{names.down}", model.inner, part, bias=model.mlp_bias)
+        yield from self._divided(
+            f"{target}mlp.proj", f"{source}{names.down}", model.decoder.inner, part, bias=model.mlp_bias
+        )
 
     def _head_of(self, part: int) -> Planned:
         model = self._model
-        rows = math.ceil(model.vocabulary / self.tp)
-        own = (min(part * rows, model.vocabulary), min((part + 1) * rows, model.vocabulary))
-        return self._matrix(HEAD, [(self.head, model.vocabulary, own)], model.hidden, rows=rows, stored_as_is=True)
+        rows = math.ceil(model.decoder.vocabulary / self.tp)
+        own = (min(part * rows, model.decoder.vocabulary), min((part + 1) * rows, model.decoder.vocabulary))
+        return self._matrix(
+            HEAD, [(self.head, model.decoder.vocabulary, own)], model.decoder.hidden, rows=rows, stored_as_is=True
+        )
 
     def _embedding(self) -> str:
         return f"{self.prefix}{self._names.embedding}.weight"
@@ -185,7 +205,7 @@ class Plan:
     @property
     def head(self) -> str:
         """Return the tensor of the head: one of its own if it is stored, as transformers prefers it, or the embedding."""
-        return HEAD if HEAD in self._tensors or not self._model.tied else self._embedding()
+        return HEAD if HEAD in self._tensors or not self._model.decoder.tied else self._embedding()
 
     def _linear(
         self, target: str, source: str, places: list[tuple[str, int, Range]], columns: int, *, bias: bool
@@ -199,15 +219,17 @@ class Plan:
 
     def _divided(self, target: str, source: str, columns: int, part: int, *, bias: bool) -> Iterator[Planned]:
         """Yield a matrix divided by columns, and its bias, which is whole."""
-        rows = (0, self._model.hidden)
-        self._need(f"{source}.weight", (self._model.hidden, columns), transposed=self._model.architecture.transposed)
+        rows = (0, self._model.decoder.hidden)
+        self._need(
+            f"{source}.weight", (self._model.decoder.hidden, columns), transposed=self._model.decoder.kind.transposed
+        )
         own = _share(columns, part, self.tp)
         yield Planned(f"{target}.weight", (rows[1], own[1] - own[0]), (Part(f"{source}.weight", rows, own),))
         if bias:
             yield self._vector(f"{target}.bias", [(f"{source}.bias", rows[1], rows)])
 
     def _norm(self, target: str, source: str, size: int) -> Iterator[Planned]:
-        offset = self._model.architecture.norm_offset
+        offset = self._model.decoder.kind.norm_offset
         yield self._vector(f"{target}.weight", [(f"{source}.weight", size, (0, size))], offset=offset)
         if self._model.norm_bias:
             yield self._vector(f"{target}.bias", [(f"{source}.bias", size, (0, size))])
@@ -222,7 +244,7 @@ class Plan:
         stored_as_is: bool = False,
     ) -> Planned:
         for source, whole, _ in places:
-            self._need(source, (whole, columns), transposed=self._model.architecture.transposed and not stored_as_is)
+            self._need(source, (whole, columns), transposed=self._model.decoder.kind.transposed and not stored_as_is)
         parts = tuple(Part(source, own, (0, columns)) for source, _, own in places)
         found = sum(last - first for _, _, (first, last) in places)
         return Planned(target, (rows or found, columns), parts, padding=max(0, rows - found))

@@ -13,7 +13,6 @@ from slipway.model.config.lengths import position_thresholds
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import Family, auto_model
 from slipway.model.model_facts import CannotBuildError, check_loadable, most_tokens
-from slipway.model.text_graphs import why_no_text_graph
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ def open_text_model(
         config = ModelConfig.read(folder)
     except CheckpointValidationError as fault:
         raise invalid(fault.message) from fault
-    family, why = config.family, why_no_text_graph(config, product)
+    family, why = config.family, config.why_no_text_graph(product)
     if why or family is None:
         raise error(
             why,

@@ -1,0 +1,1 @@
+"""How a decoder computes, as its settings and the defaults of its class say: sizes, windows of attention, rotary embedding."""

@@ -1,0 +1,120 @@
+"""The sizes of a decoder, and how far each of its layers looks back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slipway.model.config.limits import MOST_LAYERS, MOST_PARTS
+from slipway.model.config.values import ConfigValues
+from slipway.model.configuration import ModelConfig
+from slipway.model.decoders.classes import CLASSES, DecoderClass, Windowed
+from slipway.model.decoders.rotary import Rotary, rotary_of
+
+LOCAL, FULL = "sliding_attention", "full_attention"
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """A decoder of a known class.
+
+    Attributes:
+        kind: Its class.
+        settings: Its ``config.json``, with the defaults of its class.
+        layers: Number of layers.
+        hidden: Width of the states between layers.
+        heads: Number of attention heads.
+        kv_heads: Number of heads of keys and values.
+        width: Width of a head.
+        inner: Width of the states within a feed-forward network.
+        vocabulary: Rows of the embedding.
+        positions: Most tokens of a text.
+        tied: Whether the embedding is the head too, unless a head is stored.
+        rotary: Its rotary embedding.
+        windows: Tokens that each layer looks back; empty if all layers see the whole text.
+    """
+
+    kind: DecoderClass
+    settings: Mapping[str, Any]
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    width: int
+    inner: int
+    vocabulary: int
+    positions: int
+    tied: bool
+    rotary: Rotary
+    windows: tuple[int, ...]
+
+    @property
+    def kinds_of_layers(self) -> list[str]:
+        """The kinds of attention of the layers by the rule of the class, which ``layer_types`` may replace."""
+        return [_kind(self.kind, self.settings, layer) for layer in range(self.layers)]
+
+
+def settings_of(config: ModelConfig) -> dict[str, Any]:
+    """Return the settings of a decoder, with the defaults of its class."""
+    kind = CLASSES.get(config.class_name)
+    return {**(kind.defaults if kind else {}), **config}
+
+
+def decoder_of(config: ModelConfig, values: ConfigValues) -> Decoder:
+    """Return the decoder with this configuration, whose class is one of :data:`CLASSES`.
+
+    Args:
+        config: Its configuration.
+        values: Reads settings, with the errors that a format raises: ``BASE_MODEL_INVALID`` for a number that no model can have.
+    """
+    kind, settings = CLASSES[config.class_name], settings_of(config)
+    heads = values.whole(settings, "num_attention_heads", "n_head", most=MOST_PARTS)
+    hidden = values.whole(settings, "hidden_size", "n_embd")
+    kv_heads = values.whole(settings, "num_key_value_heads", default=heads, most=heads)
+    if heads % kv_heads:
+        raise values.invalid("num_key_value_heads", kv_heads, f"a divisor of the {heads} attention heads")
+    width = values.whole(settings, "head_dim", default=max(1, hidden // heads))
+    layers = values.whole(settings, "num_hidden_layers", "n_layer", most=MOST_LAYERS)
+    positions = values.whole(settings, "max_position_embeddings", "n_positions")
+    return Decoder(
+        kind=kind,
+        settings=settings,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        width=width,
+        inner=values.whole(settings, "intermediate_size", "n_inner", default=4 * hidden),
+        vocabulary=values.whole(settings, "vocab_size"),
+        positions=positions,
+        tied=values.flag(settings, "tie_word_embeddings"),
+        rotary=rotary_of(settings, width, values),
+        windows=_windows(kind, settings, values, layers=layers, positions=positions),
+    )
+
+
+def _windows(
+    kind: DecoderClass, settings: Mapping[str, Any], values: ConfigValues, *, layers: int, positions: int
+) -> tuple[int, ...]:
+    """Return how far each layer looks back, as ``layer_types`` or the rule of the class says."""
+    asked = values.flag(settings, "use_sliding_window") if kind.windowed is Windowed.ASKED else True
+    if kind.windowed is Windowed.NEVER or not asked or settings.get("use_sliding_window") is False:
+        return ()
+    if settings.get("sliding_window") is None:
+        return ()
+    window = values.whole(settings, "sliding_window")
+    kinds = settings.get("layer_types")
+    if kinds is None:
+        kinds = [_kind(kind, settings, layer) for layer in range(layers)]
+    if not isinstance(kinds, list) or len(kinds) != layers or not {*map(str, kinds)} <= {LOCAL, FULL}:
+        raise values.invalid("layer_types", kinds, f"a list of {layers} of {LOCAL} and {FULL}")
+    reach = tuple(min(window, positions) if each == LOCAL else positions for each in kinds)
+    return reach if min(reach) < positions else ()
+
+
+def _kind(kind: DecoderClass, settings: Mapping[str, Any], layer: int) -> str:
+    if kind.period:
+        return LOCAL if (layer + 1) % kind.period else FULL
+    full = settings.get("max_window_layers")
+    return FULL if isinstance(full, int) and layer < full else LOCAL

@@ -1,0 +1,107 @@
+"""Decoders by their configuration: the defaults of classes, sizes, how far layers look back, rotary embeddings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import transformers
+
+from slipway.errors import GGUFExportError
+from slipway.model.config.values import ConfigValues
+from slipway.model.configuration import ModelConfig
+from slipway.model.decoders.classes import CLASSES
+from slipway.model.decoders.decoder import FULL, LOCAL, Decoder, decoder_of
+
+VALUES = ConfigValues(GGUFExportError)
+SIZES = {"hidden_size": 24, "num_attention_heads": 4, "num_hidden_layers": 4, "intermediate_size": 48, "vocab_size": 96}
+_IN_ROPE_PARAMETERS = ("rope_theta", "rope_local_base_freq")
+
+
+def configuration(name: str) -> Any:
+    """The class of transformers for the configuration of a decoder's class."""
+    stem = name.removesuffix("ForCausalLM").removesuffix("LMHeadModel")
+    return getattr(transformers, f"{stem}TextConfig", None) or getattr(transformers, f"{stem}Config")
+
+
+def decoder(name: str, **settings: Any) -> Decoder:
+    return decoder_of(ModelConfig({"architectures": [name], **SIZES, "num_key_value_heads": 2, **settings}), VALUES)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_defaults_are_those_of_the_class_of_transformers(name: str) -> None:
+    settings = configuration(name)()
+    expected = {key: getattr(settings, key) for key in CLASSES[name].defaults if key not in _IN_ROPE_PARAMETERS}
+    assert {key: value for key, value in CLASSES[name].defaults.items() if key in expected} == expected
+    if rotary := getattr(settings, "rope_parameters", None):
+        found = decoder(name).rotary
+        assert found.base == rotary.get("full_attention", rotary)["rope_theta"]
+        assert found.local_base == rotary.get("sliding_attention", {}).get("rope_theta", found.local_base)
+
+
+@pytest.mark.parametrize("name", [name for name, kind in CLASSES.items() if kind.period])
+def test_the_rule_of_windows_is_that_of_the_class_of_transformers(name: str) -> None:
+    layers = 2 * CLASSES[name].period + 1
+    found = decoder(name, num_hidden_layers=layers, sliding_window=8)
+    assert found.kinds_of_layers == configuration(name)(num_hidden_layers=layers).layer_types
+    assert {LOCAL: 8, FULL: found.positions} == dict(zip(found.kinds_of_layers, found.windows, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "windows"),
+    [
+        ("LlamaForCausalLM", {"sliding_window": 8}, ()),
+        ("MistralForCausalLM", {"sliding_window": 8}, (8, 8, 8, 8)),
+        ("MistralForCausalLM", {"sliding_window": None}, ()),
+        ("MistralForCausalLM", {}, (4096,) * 4),
+        ("MistralForCausalLM", {"sliding_window": 8, "max_position_embeddings": 8}, ()),
+        ("Qwen3ForCausalLM", {"sliding_window": 8}, ()),
+        ("Qwen3ForCausalLM", {"sliding_window": 8, "use_sliding_window": True}, ()),
+        (
+            "Qwen3ForCausalLM",
+            {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 3},
+            (32768, 32768, 32768, 8),
+        ),
+        ("Qwen3MoeForCausalLM", {"sliding_window": 8, "use_sliding_window": True}, (8, 8, 8, 8)),
+        ("Phi3ForCausalLM", {"sliding_window": 8, "layer_types": [LOCAL, FULL, FULL, FULL]}, (8, 4096, 4096, 4096)),
+        ("Gemma2ForCausalLM", {"sliding_window": 8}, (8, 8192, 8, 8192)),
+    ],
+    ids=range(11),
+)
+def test_how_far_layers_look_back(name: str, settings: dict[str, Any], windows: tuple[int, ...]) -> None:
+    assert decoder(name, **settings).windows == windows
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"num_key_value_heads": 3}, "num_key_value_heads"),
+        ({"num_hidden_layers": 1 << 20}, "num_hidden_layers"),
+        ({"sliding_window": 0}, "sliding_window"),
+        ({"sliding_window": 8, "layer_types": [LOCAL]}, "layer_types"),
+        ({"rope_parameters": [1]}, "rope_parameters"),
+        ({"rope_parameters": {"rope_theta": -1}}, "rope_theta"),
+    ],
+    ids=range(6),
+)
+def test_settings_that_no_model_can_have_are_named(settings: dict[str, Any], key: str) -> None:
+    with pytest.raises(GGUFExportError, match=f"^{key} is ") as caught:
+        decoder("MistralForCausalLM", **settings)
+    assert caught.value.reason == "BASE_MODEL_INVALID"
+
+
+@pytest.mark.parametrize(
+    ("more", "fault"),
+    [
+        ({}, None),
+        ({"attention_factor": 1.1386294}, None),
+        ({"attention_factor": 1.5}, ("attention_factor", 1.5)),
+        ({"mscale": 0.7}, ("mscale", 0.7)),
+        ({"truncate": False}, ("truncate", False)),
+        ({"truncate": True}, None),
+    ],
+    ids=range(6),
+)
+def test_yarn_is_that_of_the_paper_or_names_what_differs(more: dict[str, Any], fault: tuple[str, Any] | None) -> None:
+    rotary = decoder("LlamaForCausalLM", rope_parameters={"rope_type": "yarn", "factor": 4.0, **more}).rotary
+    assert rotary.beyond_yarn() == fault
