@@ -6,7 +6,6 @@ computed again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,8 @@ from executorch.kernels import quantized  # noqa: F401 - registers the kernels o
 from executorch.runtime import Runtime
 
 from slipway.distribution.installed import installed_version
-from slipway.model.families import DECODER, Comparison, Family
-from slipway.model.sentences.pooling import SENTENCE_EMBEDDING
+from slipway.model.configuration import ModelConfig
+from slipway.model.families import DECODER, Family
 from slipway.texts import one_line, shortened
 from slipway.validation.speed import Engine
 from slipway_executorch.files import DESCRIPTION, PROGRAM
@@ -28,12 +27,11 @@ from slipway_validate.runner.model import (
     Bounds,
     LanguageModel,
     NotRunnable,
-    Past,
     Step,
     Unusable,
-    class_results,
     read_config,
 )
+from slipway_validate.runner.text_models import RowDecoder, TextReader
 
 FORWARD = "forward"
 _LONGEST_MESSAGE = 300
@@ -85,8 +83,8 @@ class Program:
 
 
 class _Model(LanguageModel):
-    def __init__(self, program: Program, bounds: Bounds, *, stored: str, has_cache: bool) -> None:
-        self._program, self.bounds, self.has_cache = program, bounds, has_cache
+    def __init__(self, program: Program, bounds: Bounds, *, stored: str) -> None:
+        self._program, self.bounds = program, bounds
         self.native_dtype = "float32"
         self.engine = Engine(
             runtime="executorch",
@@ -98,45 +96,28 @@ class _Model(LanguageModel):
         )
 
 
-class ExecutorchDecoder(_Model):
-    """A decoder with its cache inside; see :class:`slipway_validate.runner.model.LanguageModel`."""
+class ExecutorchDecoder(RowDecoder, _Model):
+    """A decoder with its cache inside. The state of a row is the list of its tokens."""
 
     def __init__(self, program: Program, *, stored: str) -> None:
         if program.inputs != 2:
             raise Unusable(f"it has {program.inputs} inputs; a decoder has tokens and their places")
-        self._length = program.constant("get_max_context_len")
+        self.length = program.constant("get_max_context_len")
         self._vocabulary = program.constant("get_vocab_size")
-        super().__init__(program, Bounds(1, self._length, self._length - 1), stored=stored, has_cache=True)
+        super().__init__(program, Bounds(1, self.length, self.length - 1), stored=stored)
         self._held: list[int] = []
 
-    def forward(self, step: Step) -> tuple[Logits, Past]:
-        """As :meth:`slipway_validate.runner.model.LanguageModel.forward`."""
-        new = step.attention_mask[:, -step.input_ids.shape[1] :].astype(bool)
-        before: Sequence[tuple[int, ...]] = step.past or [()] * len(new)
-        results, past = [], []
-        for row, (ids, real) in enumerate(zip(step.input_ids, new, strict=True)):
-            tokens = [int(token) for token in ids[real]]
-            if list(step.position_ids[row][real]) != list(range(len(before[row]), len(before[row]) + len(tokens))):
-                raise NotRunnable("the program takes tokens at places in a row only")
-            found = self._continue(before[row], tokens)
-            logits = np.zeros((len(ids), found.shape[-1]), dtype=np.float32)
-            logits[real] = found
-            results.append(logits)
-            past.append((*before[row], *tokens))
-        return np.stack(results), past
+    def empty(self) -> list[int]:
+        """As :meth:`slipway_validate.runner.text_models.RowDecoder.empty`."""
+        return []
 
-    def _continue(self, before: tuple[int, ...], tokens: list[int]) -> Logits:
-        """Return logits of tokens behind others, (S, V), which the cache holds already or gets first."""
-        total = len(before) + len(tokens)
-        if total > self._length:
-            raise NotRunnable(
-                f"its KV cache has room for {self._length} tokens, and the samples have {total}: set max_length of the export to that or more"
-            )
-        if self._held[: len(before)] != list(before):
-            self._feed(0, list(before))
-        found = self._feed(len(before), tokens)
-        self._held = [*before, *tokens]
-        return found
+    def extend(self, state: list[int], start: int, tokens: list[int]) -> tuple[Logits, list[int]]:
+        """As :meth:`slipway_validate.runner.text_models.RowDecoder.extend`; the tokens before are computed again if the cache lacks them."""
+        if self._held[:start] != state:
+            self._feed(0, state)
+        found = self._feed(start, tokens)
+        self._held = [*state, *tokens]
+        return found, self._held
 
     def _feed(self, start: int, tokens: list[int]) -> Logits:
         """Compute tokens from a place on in as many calls as they need; return their logits, (S, V)."""
@@ -147,31 +128,18 @@ class ExecutorchDecoder(_Model):
         return np.concatenate(parts) if parts else np.zeros((0, self._vocabulary), dtype=np.float32)
 
 
-class ExecutorchText(_Model):
+class ExecutorchText(TextReader, _Model):
     """A model that reads a whole text in one call."""
 
     def __init__(
-        self, program: Program, family: Family, outputs: list[str], *, several_labels: bool, stored: str
+        self, program: Program, family: Family, config: ModelConfig, outputs: list[str], *, stored: str
     ) -> None:
-        self._family, self._several_labels, self._outputs = family, several_labels, outputs
-        self.embeds = SENTENCE_EMBEDDING in outputs
-        super().__init__(program, Bounds(1, program.longest, 0), stored=stored, has_cache=False)
+        self._outputs = outputs
+        self.read_as(family, config, outputs)
+        super().__init__(program, Bounds(1, program.longest, 0), stored=stored)
 
-    def forward(self, step: Step) -> tuple[Logits, Past]:
-        """As :meth:`slipway_validate.runner.model.LanguageModel.forward`."""
-        found = self._run(step)
-        if self._family.comparison is Comparison.SPANS:
-            return np.stack([found[name] for name in self._family.outputs], axis=1), None
-        results = found[self._family.outputs[0]]
-        if self._family.comparison is Comparison.CLASSES:
-            return class_results(results, several_labels=self._several_labels), None
-        return results, None
-
-    def embed(self, step: Step) -> Logits:
-        """As :meth:`slipway_validate.runner.model.LanguageModel.embed`."""
-        return self._run(step)[SENTENCE_EMBEDDING][:, None]
-
-    def _run(self, step: Step) -> dict[str, Logits]:
+    def results(self, step: Step, names: tuple[str, ...]) -> list[Logits]:
+        """As :meth:`slipway_validate.runner.text_models.TextReader.results`."""
         tokens = step.input_ids.shape[1]
         if tokens > self._program.longest:
             raise NotRunnable(f"the program takes {self._program.longest} tokens, and the samples have {tokens}")
@@ -179,7 +147,8 @@ class ExecutorchText(_Model):
         for ids, mask in zip(step.input_ids, step.attention_mask, strict=True):
             given = (ids[None], mask[None], np.zeros_like(ids[None]))[: self._program.inputs]
             rows.append(self._program.run(*given))
-        return {name: np.concatenate(parts) for name, parts in zip(self._outputs, zip(*rows, strict=True), strict=True)}
+        places = [self._outputs.index(name) for name in names]
+        return [np.concatenate([row[place] for row in rows]) for place in places]
 
 
 def _said(error: Exception) -> str:
@@ -200,6 +169,4 @@ def load(folder: Path, *, threads: int) -> LanguageModel:
     outputs = read_json(folder / DESCRIPTION).get("outputs")
     if not isinstance(outputs, list) or not set(family.outputs) <= set(map(str, outputs)):
         raise Unusable(f"{DESCRIPTION} does not name the outputs of a {family.name}")
-    return ExecutorchText(
-        program, family, list(map(str, outputs)), several_labels=config.has_several_labels, stored=stored
-    )
+    return ExecutorchText(program, family, config, list(map(str, outputs)), stored=stored)

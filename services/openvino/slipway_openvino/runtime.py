@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from slipway.model.families import DECODER, Comparison, Family
-from slipway.model.sentences.pooling import SENTENCE_EMBEDDING
+from slipway.model.configuration import ModelConfig
+from slipway.model.families import DECODER, Family
 from slipway.validation.speed import Engine
 from slipway_openvino.families import PAIRS
 from slipway_openvino.files import DECODER_MODEL, ENCODER_MODEL, MODEL
@@ -17,7 +17,8 @@ from slipway_openvino.graphs.pair import ENCODED, GIVEN
 from slipway_openvino.library import ov, said
 from slipway_validate.folders import stored_dtype
 from slipway_validate.numerics import Logits
-from slipway_validate.runner.model import Bounds, LanguageModel, Past, Step, Unusable, class_results, read_config
+from slipway_validate.runner.model import Bounds, LanguageModel, Past, Step, Unusable, read_config
+from slipway_validate.runner.text_models import TextReader
 
 EXACT: Mapping[str, str] = {
     "INFERENCE_PRECISION_HINT": "f32",
@@ -183,36 +184,23 @@ class Pair(OpenVinoModel):
         return logits, self._last
 
 
-class Text(OpenVinoModel):
+class Text(TextReader, OpenVinoModel):
     """A model that reads a whole text in one call: an encoder, or a decoder with a classification head."""
 
-    def __init__(self, folder: Path, family: Family, *, several_labels: bool, threads: int) -> None:
+    def __init__(self, folder: Path, family: Family, config: ModelConfig, *, threads: int) -> None:
         self._graph = graph = _Graph(folder / MODEL, threads=threads)
         graph.require(family, inputs={"input_ids"}, outputs=set(family.outputs))
         super().__init__(folder, graph, has_cache=False)
-        self._family, self._several_labels = family, several_labels
-        self.embeds = SENTENCE_EMBEDDING in graph.outputs
+        self.read_as(family, config, graph.outputs)
 
-    def forward(self, step: Step) -> tuple[Logits, Past]:
-        """As :meth:`slipway_validate.runner.model.LanguageModel.forward`."""
-        values = self._run(step, self._family.outputs)
-        if self._family.comparison is Comparison.SPANS:
-            return np.stack(values, axis=1), None
-        if self._family.comparison is Comparison.CLASSES:
-            return class_results(values[0], several_labels=self._several_labels), None
-        return values[0], None
-
-    def embed(self, step: Step) -> Logits:
-        """As :meth:`slipway_validate.runner.model.LanguageModel.embed`."""
-        return self._run(step, (SENTENCE_EMBEDDING,))[0][:, None]
-
-    def _run(self, step: Step, outputs: tuple[str, ...]) -> list[Logits]:
+    def results(self, step: Step, names: tuple[str, ...]) -> list[Logits]:
+        """As :meth:`slipway_validate.runner.text_models.TextReader.results`."""
         given = {
             "input_ids": step.input_ids,
             "attention_mask": step.attention_mask,
             "token_type_ids": np.zeros_like(step.input_ids),
         }
-        return self._graph.run(given, outputs)
+        return self._graph.run(given, names)
 
 
 def load(folder: Path, *, threads: int) -> LanguageModel:
@@ -226,4 +214,4 @@ def load(folder: Path, *, threads: int) -> LanguageModel:
         return Decoder(folder, threads=threads)
     if family in PAIRS:
         return Pair(folder, family, threads=threads)
-    return Text(folder, family, several_labels=config.has_several_labels, threads=threads)
+    return Text(folder, family, config, threads=threads)

@@ -12,13 +12,14 @@ import torch
 
 from slipway.files.regular_file import sha256_of
 from slipway.machine.environment import variable_set
-from slipway.model.families import DECODER, Comparison, Family
-from slipway.model.sentences.pooling import SENTENCE_EMBEDDING
+from slipway.model.configuration import ModelConfig
+from slipway.model.families import DECODER, Family
 from slipway.validation.speed import Engine
 from slipway_torchscript.files import DESCRIPTIONS, PROGRAM, SCRIPT
 from slipway_validate.folders import read_json, stored_dtype
 from slipway_validate.numerics import Logits
-from slipway_validate.runner.model import Bounds, LanguageModel, Past, Step, Unusable, class_results, read_config
+from slipway_validate.runner.model import Bounds, LanguageModel, Past, Step, Unusable, read_config
+from slipway_validate.runner.text_models import TextReader
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _MOST_PARTS, _LARGEST_AXIS = 1 << 12, 1 << 16
@@ -84,32 +85,19 @@ class GraphDecoder(_GraphModel):
         return found["logits"].float().numpy(), list(found["present"])
 
 
-class GraphText(_GraphModel):
+class GraphText(TextReader, _GraphModel):
     """A model that reads a whole text in one call."""
 
-    def __init__(self, graph: Graph, runtime: str, family: Family, *, several_labels: bool, stored: str) -> None:
+    def __init__(self, graph: Graph, runtime: str, family: Family, config: ModelConfig, *, stored: str) -> None:
         super().__init__(graph, runtime, stored=stored, has_cache=False)
-        self._family, self._several_labels = family, several_labels
-        self.embeds = SENTENCE_EMBEDDING in graph.outputs
+        self.read_as(family, config, graph.outputs)
 
-    def forward(self, step: Step) -> tuple[Logits, Past]:
-        """As :meth:`slipway_validate.runner.model.LanguageModel.forward`."""
-        found = self._run(step)
-        values = [found[name] for name in self._family.outputs]
-        if self._family.comparison is Comparison.SPANS:
-            return np.stack(values, axis=1), None
-        if self._family.comparison is Comparison.CLASSES:
-            return class_results(values[0], several_labels=self._several_labels), None
-        return values[0], None
-
-    def embed(self, step: Step) -> Logits:
-        """As :meth:`slipway_validate.runner.model.LanguageModel.embed`."""
-        return self._run(step)[SENTENCE_EMBEDDING][:, None]
-
-    def _run(self, step: Step) -> dict[str, Logits]:
+    def results(self, step: Step, names: tuple[str, ...]) -> list[Logits]:
+        """As :meth:`slipway_validate.runner.text_models.TextReader.results`."""
         ids, mask = _tensor(step.input_ids), _tensor(step.attention_mask)
         given = (ids, mask, torch.zeros_like(ids))[: len(self._graph.inputs)]
-        return {name: value.float().numpy() for name, value in self._graph.run(*given).items()}
+        found = self._graph.run(*given)
+        return [found[name].float().numpy() for name in names]
 
 
 def load_script(folder: Path, *, threads: int) -> LanguageModel:
@@ -149,7 +137,7 @@ def _load(folder: Path, name: str, runtime: str, read: Callable[[str], Run], *, 
         return GraphDecoder(graph, runtime, stored=stored, has_cache=True)
     if not set(family.outputs) <= set(graph.outputs):
         raise Unusable(f"{DESCRIPTIONS[name]} does not name the outputs of a {family.name}")
-    return GraphText(graph, runtime, family, several_labels=config.has_several_labels, stored=stored)
+    return GraphText(graph, runtime, family, config, stored=stored)
 
 
 def _check_digest(path: Path, facts: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from slipway.model.configuration import ModelConfig
 from slipway.model.families import FEATURE_EXTRACTION
 from slipway_validate.runner.model import Step
 from slipway_validate.runner.onnx_graphs.text import OnnxText
@@ -42,7 +43,7 @@ def test_the_vector_of_a_text_is_taken_if_there_is_one(tmp_path: Path, embeds: b
     model = OnnxText(
         save(tmp_path, "last_hidden_state", "hidden_states.0", *more),
         FEATURE_EXTRACTION,
-        several_labels=False,
+        ModelConfig({}),
         threads=1,
         stored="float32",
     )

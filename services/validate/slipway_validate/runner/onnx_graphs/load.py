@@ -36,6 +36,4 @@ def load(folder: Path, *, threads: int) -> LanguageModel:
         return (SharedBufferDecoder if graph.promise.shared_buffer else OnnxDecoder)(graph, stored=stored)
     if family in (ENCODER_DECODER, SPEECH):
         return OnnxPair(folder, threads=threads, stored=stored)
-    return OnnxText(
-        folder, family, several_labels=config.has_several_labels, threads=threads, stored=stored, padding=config.padding
-    )
+    return OnnxText(folder, family, config, threads=threads, stored=stored)
