@@ -73,6 +73,7 @@ REASONS: Mapping[str, Reason] = {
     "CONFIGURATION_NOT_FOUND": Reason(_C.INVALID_INPUT, "the configuration file does not exist or cannot be read"),
     "PARAMS_INVALID": Reason(_C.INVALID_INPUT, "a stage was given parameters that its model refuses"),
     "STAGE_UNKNOWN": Reason(_C.INVALID_INPUT, "no installed distribution has a stage of this name"),
+    "SERVICE_UNKNOWN": Reason(_C.INVALID_INPUT, "no installed distribution brings the coordinator"),
     "FORMAT_UNKNOWN": Reason(_C.INVALID_INPUT, "no installed distribution has a format of this name"),
     "FORMAT_INVALID": Reason(
         _C.INVALID_INPUT,

@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from slipway.cli import completion
+from slipway.contracts.coordinator import coordinator_service
 
 _OWN = {"ignore_unknown_options": True, "help_option_names": []}
 """Pass all words to the service's parser, even ``--help``."""
@@ -38,9 +39,7 @@ def coordinator(words: Words = None) -> None:
     from slipway.distribution.extras import require
 
     require("coordinator", what="slipway coordinator")
-    from slipway_coordinator.main import main
-
-    raise typer.Exit(_run(main, arguments))
+    raise typer.Exit(_run(coordinator_service().main, arguments))
 
 
 def worker(words: Words = None) -> None:
@@ -62,9 +61,7 @@ def _parser(name: str) -> argparse.ArgumentParser:
     """Return the parser of a service, which needs none of the service's libraries."""
     prog = f"slipway {name}"
     if name == "coordinator":
-        from slipway_coordinator.flags import coordinator_parser
-
-        return coordinator_parser(prog)
+        return coordinator_service().parser(prog)
     from slipway.worker.flags import worker_parser
 
     return worker_parser(prog)

@@ -14,21 +14,18 @@ import threading
 from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 from urllib.parse import quote
 
 from slipway.artifacts.opening import open_store
 from slipway.client import Client
-from slipway.errors import ServiceError
+from slipway.contracts.coordinator import coordinator_service
 from slipway.execution.runner import TaskRunner
 from slipway.machine.out_of_memory import check_address_space
 from slipway.registry import stage_names
 from slipway.settings import Settings
 from slipway.worker.machine import probe
 from slipway.worker.pull import Worker, WorkerOptions
-
-if TYPE_CHECKING:
-    from slipway_coordinator.server import CoordinatorServer
 
 log = logging.getLogger("slipway.embedded")
 
@@ -63,28 +60,17 @@ class Embedded:
         self.client: Client
 
     def __enter__(self) -> Self:
-        import sqlalchemy as sa
-
-        from slipway_coordinator.leadership.file_lock import FileLock, holding
-        from slipway_coordinator.storage.database_files import check_database_files
-
         # Access to this folder is access to the coordinator in it.
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_address_space()
         with ExitStack() as stack:
-            stack.enter_context(holding(FileLock(self._folder / "state.db")))
-            check_database_files(self._folder / "state.db")
+            stack.enter_context(coordinator_service().hold(self._folder / "state.db"))
             address = f"unix:{quote(str(self._socket(stack)))}"
             started: Future[None] = Future()
             thread = threading.Thread(target=self._serve, args=(address, started), name="slipway-embedded", daemon=True)
             thread.start()
             stack.callback(self._end, thread)
-            try:
-                started.result()
-            except sa.exc.DatabaseError as error:
-                if type(error) is not sa.exc.DatabaseError:  # only the base class itself means damaged content
-                    raise
-                raise self._damaged(error) from error
+            started.result()
             self.client = stack.enter_context(Client(address))
             self._stack = stack.pop_all()
         return self
@@ -111,7 +97,7 @@ class Embedded:
 
     async def _run(self, address: str, started: Future[None]) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        server = self._server(address)
+        server = coordinator_service().server(self._folder / "state.db", address, lambda: open_store(self._settings))
         worker = self._worker(address)
         await server.start()
         try:
@@ -122,16 +108,6 @@ class Embedded:
             await working
         finally:
             await server.stop()
-
-    def _server(self, address: str) -> CoordinatorServer:
-        from slipway_coordinator.coordinator import CoordinatorOptions
-        from slipway_coordinator.server import CoordinatorServer
-        from slipway_coordinator.storage.database_address import SqliteState
-
-        options = CoordinatorOptions(
-            state=SqliteState(self._folder / "state.db"), workers_gone=True, no_worker_seconds=2.0
-        )
-        return CoordinatorServer(options, address=address, store=lambda: open_store(self._settings))
 
     def _worker(self, address: str) -> Worker:
         settings = self._settings
@@ -146,14 +122,6 @@ class Embedded:
             waits_for_room=False,
         )
         return Worker(options, runner, machine)
-
-    def _damaged(self, error: Exception) -> ServiceError:
-        return ServiceError(
-            f"the state of this export is damaged: {getattr(error, 'orig', error)}",
-            reason="STATE_SCHEMA",
-            remedy=f"remove {self._folder} and run the export again: finished stages are in the store and are not repeated",
-            about={"folder": self._folder},
-        )
 
     def _end(self, thread: threading.Thread) -> None:
         if hasattr(self, "_stop"):

@@ -9,13 +9,11 @@ from pathlib import Path
 
 import pydantic
 
+from slipway.contracts.coordinator import coordinator_service
 from slipway.embedded.unfinished_exports import is_locked
 from slipway.errors import ConfigurationError, ModelExportError, ServiceError
 from slipway.rpc.state_names import ENDED, export_state
 from slipway.settings import Settings
-from slipway_coordinator.api.messages import export_message
-from slipway_coordinator.leadership.file_lock import FileLock, holding
-from slipway_coordinator.storage.reading import read_exports
 from slipway_protos.v1 import export_pb2 as pb
 
 
@@ -44,10 +42,7 @@ def local_exports(settings: Settings, *, filter: str = "") -> list[LocalExport]:
     Raises:
         ServiceError: ``REQUEST_INVALID`` for a filter that is not understood.
     """
-    if filter:
-        from slipway_coordinator.storage.filters import parse_filter
-
-        parse_filter(filter)  # also where there is no export to filter
+    coordinator_service().check_filter(filter)  # also where there is no export to filter
     found = []
     for state in sorted(settings.exports_path.glob("*/state.db")):
         found += _of_state(state, filter=filter)
@@ -91,7 +86,7 @@ def succeeded_export(settings: Settings, export_id: str) -> Iterator[pb.Export |
     if not state.is_file():
         yield None
         return
-    with holding(FileLock(state)):
+    with coordinator_service().hold(state):
         messages = [export.message for export in _of_state(state, filter="") if export.message is not None]
         yield next((each for each in messages if each.state == pb.EXPORT_STATE_SUCCEEDED), None)
 
@@ -100,7 +95,7 @@ def _of_state(state: Path, *, filter: str) -> list[LocalExport]:  # noqa: A002 -
     folder, problem = state.parent, ""
     try:
         running = is_locked(state.with_name("state.db.lock"))
-        messages = [export_message(record) for record in read_exports(state, filter=filter)]
+        messages = coordinator_service().exports(state, filter)
     except OSError as error:
         problem = f"{error.filename or folder} cannot be read: {error.strerror}"
     except (pydantic.ValidationError, ConfigurationError) as error:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import fcntl
 from pathlib import Path
 
+from slipway.contracts.coordinator import coordinator_service
 from slipway.errors import ServiceError
 from slipway.files.regular_file import open_regular
 from slipway.settings import Settings
-from slipway_coordinator.storage.reading import digests_named
 
 
 def digests_in_use(settings: Settings) -> frozenset[str]:
@@ -25,7 +25,7 @@ def digests_in_use(settings: Settings) -> frozenset[str]:
     for state in _states(settings.exports_path):
         lock = state.with_name("state.db.lock")
         try:
-            named = digests_named(state, running=is_locked(lock))
+            named = coordinator_service().digests(state, is_locked(lock))
         except ServiceError as error:
             raise _unknown(state, error.message, error.remedy) from error
         if named is None and not is_locked(lock):

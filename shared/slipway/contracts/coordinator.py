@@ -1,0 +1,79 @@
+"""The contract with the coordinator, which commands start, and which the embedded mode runs inside a command.
+
+The coordinator's package brings a :class:`CoordinatorService` under the entry point group ``slipway.services``. Finding it imports none of
+the coordinator's libraries.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+from slipway.distribution.installed import installed_entry_points
+from slipway.distribution.naming import install_command
+from slipway.errors import ConfigurationError
+from slipway_protos.v1 import export_pb2
+
+GROUP, NAME = "slipway.services", "coordinator"
+
+
+class Server(Protocol):
+    """A coordinator that serves inside this process."""
+
+    async def start(self) -> None:
+        """Begin to serve.
+
+        Raises:
+            ServiceError: ``STATE_SCHEMA``: its state is damaged.
+        """
+
+    async def stop(self) -> None:
+        """End, within seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorService:
+    """What the coordinator's package brings. A state is the path of a SQLite file; messages are those that clients receive.
+
+    Attributes:
+        parser: Returns the parser of its command line, for a program of this name; it needs none of the coordinator's libraries.
+        main: Runs a coordinator with parsed arguments until it ends; returns its exit code.
+        hold: Makes this process the only one with a state for the length of a block; raises ``COORDINATOR_LOCKED``, or OSError for a
+            file of the state that cannot be opened, or is not a regular file.
+        server: Returns a coordinator for a state, an address and a function that opens the artifact store.
+        exports: Returns the exports of a state that match a filter, newest first; raises ``STATE_SCHEMA`` or ``REQUEST_INVALID``.
+        digests: Returns the digests that exports of a state name, and None of a state without tables; with ``running``, those of ended
+            exports too. Raises ``STATE_SCHEMA``.
+        check_filter: Checks a filter; raises ``REQUEST_INVALID``.
+    """
+
+    parser: Callable[[str], argparse.ArgumentParser]
+    main: Callable[[argparse.Namespace], int]
+    hold: Callable[[Path], AbstractContextManager[None]]
+    server: Callable[[Path, str, Callable[[], Any]], Server]
+    exports: Callable[[Path, str], Sequence[export_pb2.Export]]
+    digests: Callable[[Path, bool], frozenset[str] | None]
+    check_filter: Callable[[str], None]
+
+
+@cache
+def coordinator_service() -> CoordinatorService:
+    """Return the installed coordinator.
+
+    Raises:
+        ConfigurationError: ``SERVICE_UNKNOWN``: none is installed.
+    """
+    entry = next((entry for entry in installed_entry_points(GROUP) if entry.name == NAME), None)
+    service = entry.load() if entry is not None else None
+    if not isinstance(service, CoordinatorService):
+        raise ConfigurationError(
+            f"no distribution brings a {NAME} in the entry point group {GROUP}",
+            reason="SERVICE_UNKNOWN",
+            remedy=f"install slipway again: {install_command(options='--force-reinstall')}",
+        )
+    return service
