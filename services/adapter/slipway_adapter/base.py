@@ -9,10 +9,10 @@ from pathlib import Path
 from slipway.errors import AdapterExportError
 from slipway.model.adapters.pairs import Pair
 from slipway.model.adapters.saved import Saved
-from slipway.model.configuration import ModelConfig
 from slipway.model.families import DECODER
+from slipway.model.folder import ModelFolder
 from slipway.model.model_facts import CannotBuildError, ModelFacts, model_facts, remedy_of
-from slipway.model.safetensors_file import TensorInfo, read_weights
+from slipway.model.safetensors_file import TensorInfo
 from slipway.model.trained.trained_model import trained_model
 from slipway.texts import quoted
 from slipway_adapter.factors import differing
@@ -48,19 +48,20 @@ def fit(saved: Saved, base: Path, target: Target) -> Fitted:
         AdapterExportError: ``ADAPTER_NOT_SERVABLE`` for a module that the target does not take, a trained class of its own or a changed vocabulary;
             ``ADAPTER_TENSOR_UNUSED``, ``ADAPTER_BASE_MISMATCH``; ``BASE_MODEL_INVALID`` if transformers cannot build the base.
     """
-    own = trained_model(base, saved.folder)
+    model = ModelFolder.open(base)
+    own = trained_model(model, saved.folder)
     if own is not None:
         raise refused("class", f"it was trained on {own}: servers load the base as what it is", base=own.base)
-    facts = _facts(base)
+    facts = _facts(model)
     shapes = {name.removesuffix(".weight"): shape for name, shape in facts.shapes.items() if name.endswith(".weight")}
     modules = Modules(shapes)
     pairs = {pair.module: pair for pair in saved.pairs()}
     found = modules.find_all(pairs)
     for name, module in found.items():
         _check_module(pairs[name], module, shapes[module], facts, target)
-    _check_saved_along(saved, base, modules)
+    _check_saved_along(saved, model, modules)
     fitted = {module: pairs[name] for name, module in found.items()}
-    family = ModelConfig.read(base).family
+    family = model.family
     what = "of a kind that is not known here" if family is None else f"of the kind {family.name}"
     cautions = (
         ()
@@ -70,15 +71,15 @@ def fit(saved: Saved, base: Path, target: Target) -> Fitted:
     return Fitted(fitted, _targets(fitted, shapes), cautions)
 
 
-def _facts(base: Path) -> ModelFacts:
+def _facts(base: ModelFolder) -> ModelFacts:
     try:
-        return model_facts(base)
+        return model_facts(base.path)
     except CannotBuildError as error:
         raise AdapterExportError(
             f"transformers cannot build the base model, whose modules the adapter changes: {error}",
             reason="BASE_MODEL_INVALID",
-            remedy=remedy_of(ModelConfig.read(base)),
-            about={"folder": base},
+            remedy=remedy_of(base.config),
+            about={"folder": base.path},
         ) from error
 
 
@@ -108,11 +109,11 @@ def _check_module(pair: Pair, module: str, shape: tuple[int, ...], facts: ModelF
         )
 
 
-def _check_saved_along(saved: Saved, base: Path, modules: Modules) -> None:
+def _check_saved_along(saved: Saved, base: ModelFolder, modules: Modules) -> None:
     """Check that weights which peft saved beside a targeted embedding are the base's own."""
     if not saved.others:
         return
-    stored = {name.removesuffix(".weight"): info for name, info in read_weights(base).items()}
+    stored = {name.removesuffix(".weight"): info for name, info in base.tensors.items()}
     there = Modules({name: info.shape for name, info in stored.items()})
     compared: dict[str, tuple[TensorInfo, TensorInfo | None]] = {}
     for name, info in saved.others.items():

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from slipway.distribution.installed import installed_version
 from slipway.errors import CoreMLExportError
-from slipway.files.regular_file import sha256_of
 from slipway.model.families import DECODER
-from slipway.model.model_files import CONFIG, copy_companions
 from slipway.model.pytorch.linear_layers import use_linear_layers
 from slipway.model.pytorch.static_cache import StaticDecoder
-from slipway.model.pytorch.text_model import TextModel, open_text_model
+from slipway.model.pytorch.text_model import TextModel, describe_program, file_digest, open_text_model
 from slipway.model.pytorch.text_reader import TextReader, has_token_types
-from slipway.model.sentences.files import UnknownPoolingError, read_pooling
 from slipway.model.sentences.pooling import SENTENCE_EMBEDDING
 from slipway.stage import Context
 from slipway_coreml.attention import use_core_attention
@@ -32,7 +27,6 @@ PACKAGE, DESCRIPTION = "model.mlpackage", "coreml.json"
 LIBRARIES = ("coremltools", "torch", "transformers")
 _SAMPLE = 3
 _STEPS = ("loading", "tracing", "comparing", "converting", "writing", "checking")
-_LONGEST_MESSAGE = 500
 
 
 def export_model(folder: Path, target: Path, params: CoremlParams, ctx: Context) -> None:
@@ -43,14 +37,14 @@ def export_model(folder: Path, target: Path, params: CoremlParams, ctx: Context)
     """
     torch.set_num_threads(ctx.threads)
     _progress(ctx, "loading")
-    source = open_text_model(folder, PRODUCT, title="Core ML", error=CoreMLExportError)
+    source = open_text_model(
+        folder, lambda config: config.why_no_text_graph(PRODUCT), title="Core ML", error=CoreMLExportError
+    )
     use_core_attention(source.model)
     use_linear_layers(source.model)
-    length = min(params.max_length, source.positions)
-    if length < params.max_length:
-        ctx.log.info(f"the model takes {length} tokens, fewer than the {params.max_length} of max_length")
+    length = source.length(params.max_length, ctx)
     try:
-        module, sample, facts = _module(source, folder, length, min(params.call_length, length), ctx)
+        module, sample, facts = _module(source, length, min(params.call_length, length), ctx)
         _progress(ctx, "tracing")
         traced = trace(module, sample, facts["call_length"])
         _progress(ctx, "comparing")
@@ -62,11 +56,10 @@ def export_model(folder: Path, target: Path, params: CoremlParams, ctx: Context)
     except MemoryError:
         raise
     except Exception as error:  # torch.export and coremltools raise errors of any class
-        raise _failed(source, error) from error
+        raise source.failed("cannot be converted for Core ML", "COREML_EXPORT_FAILED", error) from error
     _progress(ctx, "writing")
     package = target / PACKAGE
     write_package(converted, package)
-    copy_companions(folder, target)
     _progress(ctx, "checking")
     expected = Expected(
         inputs=tuple(facts["inputs"]),
@@ -77,7 +70,7 @@ def export_model(folder: Path, target: Path, params: CoremlParams, ctx: Context)
     )
     checked = check_package(package, traced, expected)
     files = sorted(path for path in package.rglob("*") if path.is_file())
-    described = {
+    facts = {
         "precision": params.precision if params.level == "none" else params.level,
         "compute_precision": params.precision,
         **({"group_size": params.group_size} if params.level == "int4" else {}),
@@ -85,11 +78,9 @@ def export_model(folder: Path, target: Path, params: CoremlParams, ctx: Context)
         "traced_difference": off,
         **checked,
         "size_bytes": sum(path.stat().st_size for path in files),
-        "sha256": {path.relative_to(package).as_posix(): _digest(path, ctx) for path in files},
-        "libraries": {name: installed_version(name) for name in LIBRARIES},
+        "sha256": {path.relative_to(package).as_posix(): file_digest(path, ctx) for path in files},
     }
-    (target / DESCRIPTION).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
-    ctx.record(**described)
+    describe_program(folder, target, DESCRIPTION, facts, libraries=LIBRARIES, ctx=ctx)
 
 
 def _progress(ctx: Context, step: str) -> None:
@@ -98,7 +89,7 @@ def _progress(ctx: Context, step: str) -> None:
 
 
 def _module(
-    source: TextModel, folder: Path, length: int, call_length: int, ctx: Context
+    source: TextModel, length: int, call_length: int, ctx: Context
 ) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...], dict[str, Any]]:
     """Return what is traced, sample inputs, and facts for the description."""
     tokens = min(_SAMPLE, call_length)
@@ -113,11 +104,7 @@ def _module(
             "call_length": call_length,
         }
         return decoder, (ids, torch.arange(tokens)), facts
-    pooling = None
-    try:
-        pooling = read_pooling(folder)
-    except UnknownPoolingError as error:
-        ctx.warn(f"the package gives no sentence embedding: {error}")
+    pooling = source.pooling("package", ctx)
     source.model.config.use_cache = False  # a decoder with a head for classes would return one
     types = has_token_types(source.model.config)
     facts = {
@@ -129,21 +116,3 @@ def _module(
     }
     sample = (ids, torch.ones_like(ids), *([torch.zeros_like(ids)] if types else []))
     return TextReader(source.model, source.family, pooling), sample, facts
-
-
-def _failed(source: TextModel, error: Exception) -> CoreMLExportError:
-    said = " ".join((str(error).strip() or type(error).__name__).split())[:_LONGEST_MESSAGE]
-    name = type(source.model).__name__
-    return CoreMLExportError(
-        f"{name} cannot be converted for Core ML: {type(error).__name__}: {said}",
-        reason="COREML_EXPORT_FAILED",
-        remedy="leave the Core ML format out for this model",
-        about={"architecture": name, "file": CONFIG},
-    )
-
-
-def _digest(path: Path, ctx: Context) -> str:
-    ctx.check_cancelled()
-    found = sha256_of(path)
-    ctx.digest(path, found)
-    return found

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from slipway.distribution.installed import installed_version
-from slipway.errors import ExecutorchExportError
 from slipway.files.json_documents import read_json_object
-from slipway.files.regular_file import sha256_of
 from slipway.model.families import DECODER
-from slipway.model.model_files import CONFIG, GENERATION_CONFIG, copy_companions
+from slipway.model.model_files import GENERATION_CONFIG
 from slipway.model.pytorch.static_cache import StaticDecoder
-from slipway.model.pytorch.text_model import TextModel
+from slipway.model.pytorch.text_model import TextModel, describe_program, file_digest
 from slipway.model.pytorch.text_reader import TextReader, has_token_types
-from slipway.model.sentences.files import UnknownPoolingError, read_pooling
 from slipway.model.sentences.pooling import SENTENCE_EMBEDDING
 from slipway.stage import Context
 from slipway_executorch.files import DESCRIPTION, PROGRAM
@@ -29,7 +24,6 @@ from slipway_executorch.quantization import round_weights
 LIBRARIES = ("executorch", "torch", "torchao", "transformers")
 _SAMPLE = 3
 _STEPS = 4
-_LONGEST_MESSAGE = 500
 
 
 def export_model(folder: Path, target: Path, params: ExecutorchParams, ctx: Context) -> None:
@@ -41,12 +35,10 @@ def export_model(folder: Path, target: Path, params: ExecutorchParams, ctx: Cont
     torch.set_num_threads(ctx.threads)
     ctx.progress("loading", done=0, total=_STEPS, unit="steps")
     source = open_source(folder)
-    length = min(params.max_length, source.positions)
-    if length < params.max_length:
-        ctx.log.info(f"the model takes {length} tokens, fewer than the {params.max_length} of max_length")
+    length = source.length(params.max_length, ctx)
     try:
         kept = round_weights(source.model, params.group_size) if params.level == LEVEL else ()
-        module, sample, facts = _module(source, folder, length, min(params.call_length, length), ctx)
+        module, sample, facts = _module(source, length, min(params.call_length, length), ctx)
         ctx.progress("tracing", done=1, total=_STEPS, unit="steps")
         traced = trace(module, sample, facts["call_length"])
         ctx.progress("lowering", done=2, total=_STEPS, unit="steps")
@@ -54,27 +46,24 @@ def export_model(folder: Path, target: Path, params: ExecutorchParams, ctx: Cont
     except MemoryError:
         raise
     except Exception as error:  # torch.export, XNNPACK and torchao raise errors of any class
-        raise _failed(source, error) from error
+        raise source.failed("cannot be lowered for ExecuTorch", "EXECUTORCH_EXPORT_FAILED", error) from error
     ctx.progress("writing", done=3, total=_STEPS, unit="steps")
     program = target / PROGRAM
     with program.open("wb") as file:
         lowered.program.write_to_file(file)
-    copy_companions(folder, target)
-    described = {
+    facts = {
         "precision": "float32" if params.level == "none" else params.level,
         **({} if params.level == "none" else {"group_size": params.group_size, "float32_layers": list(kept)}),
         **facts,
         **_statistics(lowered),
         "size_bytes": program.stat().st_size,
-        "sha256": _digest(program, ctx),
-        "libraries": {name: installed_version(name) for name in LIBRARIES},
+        "sha256": file_digest(program, ctx),
     }
-    (target / DESCRIPTION).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
-    ctx.record(**described)
+    describe_program(folder, target, DESCRIPTION, facts, libraries=LIBRARIES, ctx=ctx)
 
 
 def _module(
-    source: TextModel, folder: Path, length: int, call_length: int, ctx: Context
+    source: TextModel, length: int, call_length: int, ctx: Context
 ) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...], dict[str, Any]]:
     """Return what is traced, sample inputs, and facts for the description."""
     tokens = min(_SAMPLE, call_length)
@@ -85,15 +74,10 @@ def _module(
             "outputs": ["logits"],
             "max_length": length,
             "call_length": call_length,
-            "methods": decoder_constants(source.model.config, folder, length, call_length),
+            "methods": decoder_constants(source.model.config, source.folder.path, length, call_length),
         }
         return StaticDecoder(source.model, length), (ids, torch.arange(tokens)), facts
-    pooling = None
-    try:
-        pooling = read_pooling(folder)
-    except UnknownPoolingError as error:
-        ctx.warn(f"the program gives no sentence embedding: {error}")
-    types = has_token_types(source.model.config)
+    pooling, types = source.pooling("program", ctx), has_token_types(source.model.config)
     facts = {
         "inputs": ["input_ids", "attention_mask", *(["token_type_ids"] if types else [])],
         "outputs": [*source.family.outputs, *([SENTENCE_EMBEDDING] if pooling else [])],
@@ -134,21 +118,3 @@ def _statistics(lowered: Lowered) -> dict[str, Any]:
         "other_operators": dict(lowered.operators),
         "planned_bytes": lowered.planned_bytes,
     }
-
-
-def _failed(source: TextModel, error: Exception) -> ExecutorchExportError:
-    said = " ".join((str(error).strip() or type(error).__name__).split())[:_LONGEST_MESSAGE]
-    name = type(source.model).__name__
-    return ExecutorchExportError(
-        f"{name} cannot be lowered for ExecuTorch: {type(error).__name__}: {said}",
-        reason="EXECUTORCH_EXPORT_FAILED",
-        remedy="leave the ExecuTorch format out for this model",
-        about={"architecture": name, "file": CONFIG},
-    )
-
-
-def _digest(path: Path, ctx: Context) -> str:
-    ctx.check_cancelled()
-    found = sha256_of(path)
-    ctx.digest(path, found)
-    return found

@@ -17,7 +17,9 @@ def open_source(folder: Path) -> TextModel:
     Raises:
         ExecutorchExportError: ``FAMILY_UNSUPPORTED``, ``DTYPE_UNSUPPORTED`` (its weights are quantized), ``BASE_MODEL_INVALID``.
     """
-    source = open_text_model(folder, PRODUCT, title="ExecuTorch", error=ExecutorchExportError)
+    source = open_text_model(
+        folder, lambda config: config.why_no_text_graph(PRODUCT), title="ExecuTorch", error=ExecutorchExportError
+    )
     use_grouped_attention(source.model)
     replace_layers(source.model)
     return source

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from slipway.distribution.installed import installed_version
-from slipway.errors import LiteRtExportError
-from slipway.files.regular_file import sha256_of
 from slipway.model.families import DECODER
-from slipway.model.model_files import CONFIG, copy_companions
-from slipway.model.pytorch.text_model import TextModel
-from slipway.model.sentences.files import UnknownPoolingError, read_pooling
+from slipway.model.pytorch.text_model import TextModel, describe_program, file_digest
 from slipway.stage import Context
 from slipway_litert.conversion import Sample, convert, round_weights
 from slipway_litert.decoder import StaticDecoder
@@ -27,7 +21,7 @@ from slipway_litert.program import Program
 
 LIBRARIES = ("ai-edge-litert", "ai-edge-quantizer", "litert-converter", "litert-torch", "torch", "transformers")
 _STEPS = 4
-_LONGEST_MESSAGE = 500
+_CANNOT, _REASON = "cannot be converted for LiteRT", "LITERT_CONVERSION_FAILED"
 _MOST_BYTES = (1 << 31) - (1 << 24)
 """Size of a file of this format, whose offsets have 31 bits."""
 
@@ -41,18 +35,16 @@ def export_model(folder: Path, target: Path, params: LitertParams, ctx: Context)
     torch.set_num_threads(ctx.threads)
     ctx.progress("loading", done=0, total=_STEPS, unit="steps")
     source = open_source(folder)
-    length = min(params.max_length, source.positions)
-    if length < params.max_length:
-        ctx.log.info(f"the model takes {length} tokens, fewer than the {params.max_length} of max_length")
+    length = source.length(params.max_length, ctx)
     program, plain = target / PROGRAM, ctx.workdir / "float32.tflite"
     try:
-        module, samples = _module(source, folder, length, min(params.call_length, length), ctx)
+        module, samples = _module(source, length, min(params.call_length, length), ctx)
         ctx.progress("converting", done=1, total=_STEPS, unit="steps")
         convert(module, samples, plain)
     except MemoryError:
         raise
     except Exception as error:  # torch.export, jax and the converter raise errors of any class
-        raise _conversion_failed(source, error) from error
+        raise source.failed(_CANNOT, _REASON, error) from error
     ctx.progress("comparing", done=2, total=_STEPS, unit="steps")
     differences = _proven(source, module, plain, ctx)
     ctx.progress("writing", done=3, total=_STEPS, unit="steps")
@@ -61,8 +53,7 @@ def export_model(folder: Path, target: Path, params: LitertParams, ctx: Context)
     else:
         plain.rename(program)
         proven = differences
-    copy_companions(folder, target)
-    described = {
+    facts = {
         "precision": "float32" if params.level == "none" else params.level,
         "signatures": {name: list(sample) for name, sample in samples.items()},
         "outputs": list(module.outputs) if isinstance(module, TextReader) else ["logits"],
@@ -70,26 +61,17 @@ def export_model(folder: Path, target: Path, params: LitertParams, ctx: Context)
         "differences_in_float32": proven,
         "differences": differences,
         "size_bytes": program.stat().st_size,
-        "sha256": _digest(program, ctx),
-        "libraries": {name: installed_version(name) for name in LIBRARIES},
+        "sha256": file_digest(program, ctx),
     }
-    (target / DESCRIPTION).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
-    ctx.record(**described)
+    describe_program(folder, target, DESCRIPTION, facts, libraries=LIBRARIES, ctx=ctx)
 
 
-def _module(
-    source: TextModel, folder: Path, length: int, call_length: int, ctx: Context
-) -> tuple[Any, dict[str, Sample]]:
+def _module(source: TextModel, length: int, call_length: int, ctx: Context) -> tuple[Any, dict[str, Sample]]:
     """Return what is converted, and sample inputs for each signature."""
     if source.family is DECODER:
         decoder = StaticDecoder(source.model, length)
         return decoder, {PREFILL: decoder.sample(call_length), DECODE: decoder.sample(1)}
-    pooling = None
-    try:
-        pooling = read_pooling(folder)
-    except UnknownPoolingError as error:
-        ctx.warn(f"the program gives no sentence embedding: {error}")
-    reader = TextReader(source.model, source.family, pooling)
+    reader = TextReader(source.model, source.family, source.pooling("program", ctx))
     return reader, {f"{TEXT}{size}": reader.sample(size) for size in text_lengths(length)}
 
 
@@ -117,26 +99,8 @@ def _rounded(source: TextModel, module: torch.nn.Module, plain: Path, program: P
     except MemoryError:
         raise
     except Exception as error:  # the quantizer raises errors of any class
-        raise _conversion_failed(source, error) from error
+        raise source.failed(_CANNOT, _REASON, error) from error
     if not Program(program, threads=1).integers:
-        raise _conversion_failed(source, ValueError("the quantizer rounded no weight"))
+        raise source.failed(_CANNOT, _REASON, ValueError("the quantizer rounded no weight"))
     plain.unlink()
     return largest_difference(source, module, program, threads=ctx.threads)
-
-
-def _conversion_failed(source: TextModel, error: Exception) -> LiteRtExportError:
-    said = " ".join((str(error).strip() or type(error).__name__).split())[:_LONGEST_MESSAGE]
-    name = type(source.model).__name__
-    return LiteRtExportError(
-        f"{name} cannot be converted for LiteRT: {type(error).__name__}: {said}",
-        reason="LITERT_CONVERSION_FAILED",
-        remedy="leave the LiteRT format out for this model",
-        about={"architecture": name, "file": CONFIG},
-    )
-
-
-def _digest(path: Path, ctx: Context) -> str:
-    ctx.check_cancelled()
-    found = sha256_of(path)
-    ctx.digest(path, found)
-    return found

@@ -17,7 +17,9 @@ def open_source(folder: Path) -> TextModel:
     Raises:
         LiteRtExportError: ``FAMILY_UNSUPPORTED``, ``DTYPE_UNSUPPORTED`` (its weights are quantized), ``BASE_MODEL_INVALID``.
     """
-    source = open_text_model(folder, PRODUCT, title="LiteRT", error=LiteRtExportError)
+    source = open_text_model(
+        folder, lambda config: config.why_no_text_graph(PRODUCT), title="LiteRT", error=LiteRtExportError
+    )
     use_grouped_attention(source.model)
     return source
 

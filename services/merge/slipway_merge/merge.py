@@ -13,8 +13,9 @@ from slipway.errors import ModelMergeError
 from slipway.folders.disk_full import disk_full_is_typed
 from slipway.model.configuration import ModelConfig
 from slipway.model.dtypes import FLOATS
+from slipway.model.folder import ModelFolder
 from slipway.model.model_facts import ModelFacts
-from slipway.model.safetensors_file import TensorInfo, read_weights
+from slipway.model.safetensors_file import TensorInfo
 from slipway.model.trained.trained_model import TrainedModel, trained_model
 from slipway.stage import Context
 from slipway_merge.adapter.adapter import Adapter, read_adapter
@@ -30,7 +31,7 @@ from slipway_merge.tensors.tensor_io import TensorReader
 from slipway_merge.tensors.values import MergePlan
 from slipway_merge.verify.model_facts import facts_for
 from slipway_merge.verify.spot_check import spot_check
-from slipway_merge.writing.folder import DTYPE_NAMES, copy_small_files, merged_config, read_config, write_config
+from slipway_merge.writing.folder import DTYPE_NAMES, copy_small_files, merged_config, open_base, write_config
 from slipway_merge.writing.kept_shards import Written
 from slipway_merge.writing.writer import MergeWriter, relative_changes
 
@@ -46,10 +47,10 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
         ModelMergeError, CheckpointValidationError: as listed in this service's README.
     """
     ctx.progress("check", done=0, total=0, unit="tensors")
-    config = read_config(base)
-    weights = read_weights(base)
+    model = open_base(base)
+    config, weights = model.config, dict(model.tensors)
     adapter = read_adapter(adapter_folder)
-    trained = trained_model(base, adapter_folder)
+    trained = trained_model(model, adapter_folder)
     if trained is not None:
         config = trained.config
         _warn_of_labels(trained, ctx)
@@ -67,7 +68,8 @@ def merge(base: Path, adapter_folder: Path, output: Path, *, params: MergeParams
         output.mkdir()
         written_dtype = DTYPE_NAMES[dtype or _main_dtype(layout)]
         new_config = _write_config(output, config, plan, dtype=written_dtype)
-        files = copy_small_files(base, adapter_folder, output, tokenizer=params.save_tokenizer)
+        made = ModelFolder(output, new_config)
+        files = copy_small_files(model, adapter_folder, made, tokenizer=params.save_tokenizer)
         _check_fits(output, layout, plan, planner.naming.modelled)
         check_vocabulary(base, adapter_folder, new_config)
         limit = memory_limit(params.max_memory, allowed=ctx.max_memory_bytes)

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from slipway.distribution.installed import installed_version
 from slipway.errors import TorchGraphError
-from slipway.files.regular_file import sha256_of
 from slipway.model.families import FEATURE_EXTRACTION
-from slipway.model.model_files import copy_companions
 from slipway.model.pytorch.rotary import compute_frequencies_in_graph
-from slipway.model.sentences.files import UnknownPoolingError, read_pooling
+from slipway.model.pytorch.text_model import TextModel, describe_program, file_digest
 from slipway.stage import Context
 from slipway_torchscript import capture, tracing
 from slipway_torchscript.cases import cases, sample, unproven
 from slipway_torchscript.files import COMPILED, DESCRIPTIONS, PROGRAM, SCRIPT
 from slipway_torchscript.interface import Interface, interface_of
-from slipway_torchscript.loading import LONGEST_PROOF, Source, open_source
+from slipway_torchscript.loading import LONGEST_PROOF, open_source
 from slipway_torchscript.params import LEVELS, TorchExportParams, TorchScriptParams
 from slipway_torchscript.parity import Expected, compare, expect
 
@@ -39,9 +35,7 @@ def export_torchscript(folder: Path, target: Path, params: TorchScriptParams, ct
     example = interface.feeds(sample(cached=bool(interface.cache), one_row=interface.one_row))
     ctx.progress("tracing", done=2, total=_STEPS, unit="steps")
     script, branches = tracing.traced(interface.module, example, control_flow=params.control_flow)
-    if branches and (
-        tokens := unproven(positions=source.positions, thresholds=source.thresholds, longest=LONGEST_PROOF)
-    ):
+    if branches and (tokens := unproven(positions=source.most, thresholds=source.thresholds, longest=LONGEST_PROOF)):
         error = tracing.lost_branch_error(branches)
         raise TorchGraphError(
             f"{error.message}; beyond {tokens} tokens, where it decides otherwise, nothing is compared",
@@ -73,7 +67,7 @@ def export_program(folder: Path, target: Path, params: TorchExportParams, ctx: C
     source, interface, expected = _opened(folder, params, ctx)
     example = interface.feeds(sample(cached=bool(interface.cache), one_row=interface.one_row))
     ctx.progress("capturing", done=2, total=_STEPS, unit="steps")
-    program = capture.captured(interface, example, source.positions)
+    program = capture.captured(interface, example, source.most)
     facts = _facts(source, interface)
     per_token, dtype = interface.per_token, interface.dtype
     del source, interface, example
@@ -95,24 +89,19 @@ def export_program(folder: Path, target: Path, params: TorchExportParams, ctx: C
 
 def _opened(
     folder: Path, params: TorchScriptParams | TorchExportParams, ctx: Context
-) -> tuple[Source, Interface, list[Expected]]:
+) -> tuple[TextModel, Interface, list[Expected]]:
     """Load the model and compute its results for every case, before anything changes it."""
     torch.set_num_threads(ctx.threads)
     ctx.progress("loading", done=0, total=_STEPS, unit="steps")
     dtype = getattr(torch, LEVELS.get(params.level, "float32"))
     source = open_source(folder, dtype=dtype, attention=params.attention)
-    pooling = None
-    if source.family is FEATURE_EXTRACTION:
-        try:
-            pooling = read_pooling(folder)
-        except UnknownPoolingError as error:
-            ctx.warn(f"the graph gives no sentence embedding: {error}")
+    pooling = source.pooling("graph", ctx) if source.family is FEATURE_EXTRACTION else None
     interface = interface_of(source, pooling)
     ctx.progress("computing", done=1, total=_STEPS, unit="steps")
     calls = cases(
         cached=bool(interface.cache),
         one_row=interface.one_row,
-        positions=source.positions,
+        positions=source.most,
         thresholds=source.thresholds,
         longest=LONGEST_PROOF,
     )
@@ -137,13 +126,13 @@ def _compile(program: Any, target: Path, ctx: Context) -> str:
     return found
 
 
-def _facts(source: Source, interface: Interface) -> dict[str, Any]:
+def _facts(source: TextModel, interface: Interface) -> dict[str, Any]:
     return {
         "precision": str(interface.dtype).removeprefix("torch."),
         "inputs": list(interface.inputs),
         "outputs": list(interface.outputs),
         "cache": [list(each) for each in interface.cache],
-        "max_length": source.positions,
+        "max_length": source.most,
         "one_row": interface.one_row,
         "attention": source.model.config._attn_implementation,
     }
@@ -151,20 +140,8 @@ def _facts(source: Source, interface: Interface) -> dict[str, Any]:
 
 def _finish(folder: Path, target: Path, facts: dict[str, Any], files: tuple[str, ...], ctx: Context) -> None:
     """Copy the model's other files, and describe the graph."""
-    copy_companions(folder, target)
-    described = facts | {
-        "files": {
-            name: {"size_bytes": (target / name).stat().st_size, "sha256": _digest(target / name, ctx)}
-            for name in files
-        },
-        "libraries": {name: installed_version(name) for name in LIBRARIES},
+    digests = {
+        name: {"size_bytes": (target / name).stat().st_size, "sha256": file_digest(target / name, ctx)}
+        for name in files
     }
-    (target / DESCRIPTIONS[files[0]]).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
-    ctx.record(**described)
-
-
-def _digest(path: Path, ctx: Context) -> str:
-    ctx.check_cancelled()
-    found = sha256_of(path)
-    ctx.digest(path, found)
-    return found
+    describe_program(folder, target, DESCRIPTIONS[files[0]], {**facts, "files": digests}, libraries=LIBRARIES, ctx=ctx)

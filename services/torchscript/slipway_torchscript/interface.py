@@ -14,6 +14,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from slipway.errors import is_own_fault
 from slipway.model.families import (
+    DECODER,
     FEATURE_EXTRACTION,
     MASKED_LANGUAGE_MODEL,
     QUESTION_ANSWERING,
@@ -22,9 +23,10 @@ from slipway.model.families import (
     Family,
 )
 from slipway.model.generation.settings import token_of
+from slipway.model.pytorch.text_model import TextModel
 from slipway.model.sentences.pooling import SENTENCE_EMBEDDING, Pooling, pool
 from slipway_torchscript.cases import Case
-from slipway_torchscript.loading import Source, needs_cache, unsupported
+from slipway_torchscript.loading import unsupported
 
 Tensors = tuple[Any, ...]
 """Inputs of a call: tensors, and for a decoder a list of keys and values last."""
@@ -130,7 +132,7 @@ class Interface:
         return [torch.zeros(batch, heads, 0, width, dtype=self.dtype) for heads, width in self.cache]
 
 
-def interface_of(source: Source, pooling: Pooling | None) -> Interface:
+def interface_of(source: TextModel, pooling: Pooling | None) -> Interface:
     """Return the interface of a model.
 
     Raises:
@@ -140,7 +142,7 @@ def interface_of(source: Source, pooling: Pooling | None) -> Interface:
     settings = config.get_text_config()
     padding = token_of(settings, "pad_token_id")
     sizes = int(settings.vocab_size), padding or 0
-    if needs_cache(family):
+    if family is DECODER:
         cache = _cache(source.model)
         names = ("input_ids", "attention_mask", "position_ids", "past")
         return Interface(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 
 from slipway.model.configuration import ModelConfig
@@ -19,21 +17,21 @@ _FILES = 2
 
 
 def long_spec(
-    prepared: Prepared, base: Path, params: SampleParams, *, reference: RunResult | None = None
+    prepared: Prepared, config: ModelConfig, params: SampleParams, *, reference: RunResult | None = None
 ) -> LongSpec | None:
     """Return the long continuations to compute; None if none are asked for or the model is too small for them.
 
     Args:
         prepared: The samples.
-        base: Folder with the model's configuration.
+        config: The model's configuration.
         params: Parameters of the stage.
         reference: The reference's result, whose continuations outputs compute too; None for the reference itself.
     """
     if not params.continuation_tokens:
         return None
     prompts = prepared.prompts(params.continuation_prompts)
-    room = longest_text(base, prepared.family) - max(map(len, prompts), default=0)
-    values = values_per_token(ModelConfig.read(base).text, prepared.family) * np.dtype(np.float32).itemsize
+    room = longest_text(config, prepared.family) - max(map(len, prompts), default=0)
+    values = values_per_token(config.text, prepared.family) * np.dtype(np.float32).itemsize
     affordable = params.logit_bytes // (_FILES * values * max(1, len(prompts)))
     count = min(params.continuation_tokens, room, affordable)
     if not prompts or count < LEAST_TOKENS:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from slipway.model.configuration import ModelConfig
@@ -14,9 +13,9 @@ LENGTHS = ("max_position_embeddings", "max_target_positions", "n_positions")
 """Settings with the largest number of tokens that a model accepts."""
 
 
-def longest_text(base: Path, family: Family) -> int:
+def longest_text(model: ModelConfig, family: Family) -> int:
     """Return the largest number of tokens that a model takes."""
-    config = ModelConfig.read(base).text
+    config = model.text
     longest = min((size for name in LENGTHS if (size := size_of(config, name))), default=1 << 30)
     counted_from = size_of(config, "pad_token_id") + 1  # RoBERTa and its kin count positions from there
     if family.comparison is not Comparison.NEXT_TOKEN and longest - counted_from >= MIN_LENGTH:

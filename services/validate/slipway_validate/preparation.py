@@ -13,6 +13,7 @@ from slipway.documents import heldout as texts
 from slipway.errors import ModelExportError, StageError, ValidationError
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import FEATURE_EXTRACTION, Comparison, Family
+from slipway.model.folder import ModelFolder
 from slipway.model.model_files import CONFIG, copy_companions
 from slipway.model.sentences.files import UnknownPoolingError, read_pooling
 from slipway.model.trained.trained_model import trained_model
@@ -22,7 +23,6 @@ from slipway.validation.inputs import TEST_INPUTS
 from slipway_validate.answers.own_text import write_own_text
 from slipway_validate.answers.records import answered_records, write_records
 from slipway_validate.cases import MIN_LENGTH, shape_cases
-from slipway_validate.folders import read_json
 from slipway_validate.lengths import longest_text, size_of
 from slipway_validate.params import SampleParams, ValidateParams
 from slipway_validate.protocol import process
@@ -129,31 +129,32 @@ def benchmark_of(params: ValidateParams) -> Benchmark | None:
     )
 
 
-def settings_of(inputs: Mapping[str, Path], work: Path) -> tuple[Path, ModelConfig]:
-    """Return the folder with configuration and tokenizer of what the adapter was trained on, and that configuration.
+def open_trained(inputs: Mapping[str, Path], work: Path) -> ModelFolder:
+    """Return the model that the adapter was trained on, with its configuration and tokenizer.
 
-    It is the base's folder unless the adapter brings a head that makes it a model of another class.
+    It is the base unless the adapter brings a head that makes it a model of another class.
     """
-    base = inputs["base"]
     try:
+        base = ModelFolder.open(inputs["base"])
         trained = trained_model(base, inputs["adapter"]) if "adapter" in inputs else None
-        config = trained.config if trained else ModelConfig.read(base)
     except ModelExportError as error:
         remedy = error.remedy or "give the folder of a whole model"
         raise ValidationError(
             f"the base model cannot be used: {error.message}", reason="VALIDATION_IMPOSSIBLE", remedy=remedy
         ) from error
     if trained is None:
-        return base, config
+        return base
     folder = work / "trained"
     folder.mkdir()
-    copy_companions(base, folder)
-    (folder / CONFIG).write_text(json.dumps(dict(config)), encoding="utf-8")
-    return folder, config
+    copy_companions(base.path, folder)
+    (folder / CONFIG).write_text(json.dumps(dict(trained.config)), encoding="utf-8")
+    return ModelFolder(folder, trained.config)
 
 
-def prepare(inputs: Mapping[str, Path], family: Family, params: SampleParams, ctx: Context, *, work: Path) -> Prepared:
-    """Choose the text and make samples from it.
+def prepare(
+    inputs: Mapping[str, Path], model: ModelFolder, family: Family, params: SampleParams, ctx: Context, *, work: Path
+) -> Prepared:
+    """Choose the text and make samples from it for the model that the adapter was trained on.
 
     Raises:
         ValidationError: ``VALIDATION_IMPOSSIBLE``: no tokenizer or feature extractor, or too little text.
@@ -161,14 +162,14 @@ def prepare(inputs: Mapping[str, Path], family: Family, params: SampleParams, ct
     """
     text = texts.held_out(inputs["heldout"]) if "heldout" in inputs else texts.built_in()
     folder = work / "samples"
-    tokenizer = tokenizer_folder(inputs)
-    answered = answered_records(inputs, family, params, warn=ctx.warn)
+    tokenizer = tokenizer_folder(inputs, model)
+    answered = answered_records(inputs, model.config, family, params, warn=ctx.warn)
     records = write_records(answered, work / "records.json")
-    write_own_text(inputs, answered, family, work / OWN_FILE, seed=params.seed, warn=ctx.warn)
-    windows, length = _affordable(inputs["base"], family, params)
+    write_own_text(inputs, answered, model.config, family, work / OWN_FILE, seed=params.seed, warn=ctx.warn)
+    windows, length = _affordable(model.config, family, params)
     spec = TokenizeSpec(
         tokenizer=tokenizer.absolute(),
-        model=inputs["base"].absolute(),
+        model=model.path.absolute(),
         family=family.name,
         text=text.write(work / "documents.jsonl").absolute(),
         windows=windows,
@@ -189,7 +190,7 @@ def prepare(inputs: Mapping[str, Path], family: Family, params: SampleParams, ct
     count = len(samples.tokens)
     if count < params.windows:
         ctx.warn(f"only {count} of {params.windows} test samples: more do not fit the text or max_logit_bytes")
-    padding = padding_token(inputs["base"], family)
+    padding = padding_token(model.config, family)
     return Prepared(
         family, text, result.source, folder, samples, padding, tokenizer, embeds=_embeds(inputs, family, ctx)
     )
@@ -247,24 +248,23 @@ def decoder(tokenizer_folder: Path) -> Callable[[Sequence[int]], str]:
     return decode
 
 
-def tokenizer_folder(inputs: Mapping[str, Path]) -> Path:
-    """Return the adapter's folder if it has a tokenizer, which may have added tokens; otherwise the base's."""
+def tokenizer_folder(inputs: Mapping[str, Path], model: ModelFolder) -> Path:
+    """Return the adapter's folder if it has a tokenizer, which may have added tokens; otherwise the model's."""
     adapter = inputs.get("adapter")
     whole = adapter is not None and all((adapter / name).is_file() for name in TOKENIZER_FILES)
-    return adapter if adapter is not None and whole else inputs["base"]
+    return adapter if adapter is not None and whole else model.path
 
 
-def padding_token(base: Path, family: Family) -> int:
+def padding_token(config: ModelConfig, family: Family) -> int:
     """Return the token that pads a batch; a decoder reads the mask, so it accepts any. A token that does not exist becomes 0."""
-    config = read_json(base / CONFIG)
     token = 0 if family.comparison is Comparison.NEXT_TOKEN else size_of(config, "pad_token_id")
     return token if token < (size_of(config, "vocab_size") or DEFAULT_VOCABULARY) else 0
 
 
-def _affordable(base: Path, family: Family, params: SampleParams) -> tuple[int, int]:
+def _affordable(config: ModelConfig, family: Family, params: SampleParams) -> tuple[int, int]:
     """Return the number of windows and of tokens per window whose results stay within ``max_logit_bytes``."""
-    config, longest = ModelConfig.read(base).text, min(longest_text(base, family), params.longest_text or 1 << 30)
-    values = values_per_token(config, family)
+    longest = min(longest_text(config, family), params.longest_text or 1 << 30)
+    values = values_per_token(config.text, family)
     tokens = max(MIN_LENGTH, params.logit_bytes // (LOGIT_FILES * values * 4))
     length = max(MIN_LENGTH, min(params.sequence_length, longest, tokens))
     return max(1, min(params.windows, tokens // length)), length

@@ -12,6 +12,7 @@ from pathlib import Path
 from slipway.errors import ValidationError
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import Family
+from slipway.model.folder import ModelFolder
 from slipway.stage import Context
 from slipway.validation.findings import (
     OutputStatus,
@@ -41,9 +42,9 @@ from slipway_validate.preparation import (
     Prepared,
     benchmark_of,
     decoder,
+    open_trained,
     prepare,
     require_success,
-    settings_of,
     tokenizer_folder,
     unknown_family,
 )
@@ -128,16 +129,14 @@ def _validated(
     inputs: Mapping[str, Path], outputs: list[str], params: ValidateParams, ctx: Context, *, work: Path
 ) -> ValidationReport:
     begin = time.monotonic()
-    settings, config = settings_of(inputs, work)
-    family = config.family
+    trained = open_trained(inputs, work)
+    family = trained.family
     if family is None:
-        return _not_run(inputs, outputs, params, why=unknown_family(config))
+        return _not_run(inputs, outputs, params, why=unknown_family(trained.config))
     with ExitStack() as running:
         folders = {name: inputs[input_of(name)] for name in outputs}
         try:
-            begun = _begin(
-                {**inputs, "base": settings}, inputs, family, params, ctx, outputs=folders, work=work, running=running
-            )
+            begun = _begin(trained, inputs, family, params, ctx, outputs=folders, work=work, running=running)
         except NoReferenceError as none:
             return _not_run(inputs, outputs, params, why=none.message)
         prepared, reference, params = begun.prepared, begun.reference, begun.params
@@ -158,7 +157,7 @@ def _validated(
             decode=decoder(prepared.tokenizer),
             survival=lambda: stored.found,
             measured=lambda: stored.measured,
-            scorer=_scorer({**inputs, "base": settings}, prepared, params, ctx),
+            scorer=_scorer(inputs, trained.config, prepared, params, ctx),
             threads=ctx.threads,
         )
         model_bytes = float32_bytes(inputs["base"])
@@ -173,10 +172,10 @@ def _validated(
             ctx,
             base=inputs["base"],
             stopwatch=stopwatch,
-            long=long_spec(prepared, settings, params, reference=reference.result) if reference else None,
+            long=long_spec(prepared, trained.config, params, reference=reference.result) if reference else None,
             drafts=reference.result.continuations if reference and params.evidence.drafts else (),
             texts=texts,
-            settings=settings if reference else None,
+            settings=trained.path if reference else None,
             ahead=has_room(model_bytes, params, ctx, work=work),
         )
         taken = outputs_run.take(folders, work / "outputs")
@@ -200,7 +199,9 @@ def _validated(
     )
 
 
-def _scorer(inputs: Mapping[str, Path], prepared: Prepared, params: ValidateParams, ctx: Context) -> Scorer | None:
+def _scorer(
+    inputs: Mapping[str, Path], model: ModelConfig, prepared: Prepared, params: ValidateParams, ctx: Context
+) -> Scorer | None:
     """Return what scores the answers to test inputs; None if there are none."""
     family, encoded = prepared.family, prepared.folder / INPUTS_FILE
     if (TEST_INPUTS in inputs or params.test_inputs) and family.name not in FORMS:
@@ -209,10 +210,10 @@ def _scorer(inputs: Mapping[str, Path], prepared: Prepared, params: ValidatePara
         return None
     readable = (prepared.tokenizer / "tokenizer.json").is_file()
     return Scorer(
-        records=answered_records(inputs, family, params),
+        records=answered_records(inputs, model, family, params),
         encoded=EncodedInputs.model_validate_json(encoded.read_bytes()),
         family=family,
-        config=ModelConfig.read(inputs["base"]),
+        config=model,
         decode=decoder(prepared.tokenizer) if readable else None,
     )
 
@@ -241,7 +242,7 @@ class _Begun:
 
 
 def _begin(
-    trained: Mapping[str, Path],
+    trained: ModelFolder,
     inputs: Mapping[str, Path],
     family: Family,
     params: ValidateParams,
@@ -251,12 +252,12 @@ def _begin(
     work: Path,
     running: ExitStack,
 ) -> _Begun:
-    """Take the reference that is an input, or run it here; ``trained`` are the inputs with the settings of the trained model."""
+    """Take the reference that is an input, or run it here; ``trained`` is the model that the adapter was trained on."""
     if not params.compare_outputs:
-        return _Begun(prepare(trained, family, params, ctx, work=work), params)
+        return _Begun(prepare(inputs, trained, family, params, ctx, work=work), params)
     timed = benchmark_of(params) if params.evidence.beside_reference else None
     if REFERENCE not in inputs:
-        prepared = prepare(trained, family, params, ctx, work=work)
+        prepared = prepare(inputs, trained, family, params, ctx, work=work)
         found = run_reference(inputs, prepared, params, ctx, folder=work / "reference", benchmark=timed)
         reference, waiting = running.enter_context(found)
         warn_of_weak_effect(reference, ctx)
@@ -266,7 +267,7 @@ def _begin(
         inputs[REFERENCE],
         inputs=inputs,
         merged_level=merged_level(inputs),
-        tokenizer=tokenizer_folder(trained),
+        tokenizer=tokenizer_folder(inputs, trained),
         ctx=ctx,
     )
     if prepared.family is not family:

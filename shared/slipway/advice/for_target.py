@@ -108,6 +108,7 @@ def _subject(settings: Mapping[str, Setting]) -> Any:
     from slipway.errors import ModelExportError
     from slipway.files.local_folders import is_address
     from slipway.model.checkpoints import find_checkpoint, read_adapter_config
+    from slipway.model.folder import ModelFolder
     from slipway.model.model_files import resolve_base_model
     from slipway.model.trained.trained_model import trained_model
 
@@ -121,7 +122,7 @@ def _subject(settings: Mapping[str, Setting]) -> Any:
             checkpoint = find_checkpoint(Path(run)).path
             recorded = recorded_base(checkpoint, read_adapter_config(checkpoint))
             base = base or (recorded.name if recorded.folder is None else str(recorded.folder))
-            trained = trained_model(resolve_base_model(base), checkpoint)
+            trained = trained_model(ModelFolder.open(resolve_base_model(base)), checkpoint)
         return Subject.read(base, config=trained.config if trained else None) if base else None
     except (ModelExportError, ModuleNotFoundError, OSError):  # whatever is wrong with them is said when they are opened
         return None

@@ -31,6 +31,7 @@ from slipway.files.links import real_file
 from slipway.model.base_format import base_format, check_kind
 from slipway.model.checkpoints import Checkpoint, find_checkpoint, read_adapter_config
 from slipway.model.configuration import ModelConfig
+from slipway.model.folder import ModelFolder
 from slipway.model.model_files import ADAPTER_CONFIG, model_files, resolve_base_model, travelling_files
 from slipway.model.saved_weights import whole_model_beside
 from slipway.model.trained.trained_model import TrainedModel, trained_model
@@ -292,7 +293,7 @@ def _merged(base: Path, adapter: Path | None, kind: str) -> tuple[TrainedModel |
     try:
         if kind:
             return None, ModelConfig.read(base).of_type(kind)
-        trained = trained_model(base, adapter) if adapter else None
+        trained = trained_model(ModelFolder.open(base), adapter) if adapter else None
     except ModuleNotFoundError:
         return None, None
     return trained, trained.config if trained else None

@@ -236,9 +236,12 @@ def test_a_body_without_the_adapter_is_found_by_its_logits(tmp_path):
     output, ctx = merged(base, adapter, tmp_path, verify="spot")
     tensors = load_file(output / "model.safetensors") | load_file(base / "model.safetensors")
     save_file(tensors, output / "model.safetensors", metadata={"format": "pt"})
+    from slipway.model.folder import ModelFolder
     from slipway.model.trained.trained_model import trained_model
+
+    trained = trained_model(ModelFolder.open(base), adapter)
 
     with pytest.raises(ModelMergeError, match="its logits differ from those of base and adapter"):
         reload_check.reload_check(
-            output, base, adapter, names=dict, dtype="F32", rounded=None, trained=trained_model(base, adapter), ctx=ctx
+            output, base, adapter, names=dict, dtype="F32", rounded=None, trained=trained, ctx=ctx
         )

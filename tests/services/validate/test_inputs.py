@@ -13,6 +13,7 @@ import pytest
 
 from slipway.documents.heldout import HeldOutText
 from slipway.documents.reading import Document
+from slipway.model.configuration import ModelConfig
 from slipway.model.families import DECODER, ENCODER_DECODER, FEATURE_EXTRACTION, SEQUENCE_CLASSIFIER
 from slipway_validate import folders
 from slipway_validate.cases import shape_cases
@@ -84,12 +85,12 @@ def test_left_padding() -> None:
     assert segments_within(10, Bounds(sequence=4)) == (4, 4, 2)
 
 
-def test_logits_stay_within_the_disk_they_may_use(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 151_936, "max_position_embeddings": 4096}))
-    windows, length = _affordable(tmp_path, DECODER, ValidateParams(test_samples=1000, max_logit_bytes=1 << 30))
+def test_logits_stay_within_the_disk_they_may_use() -> None:
+    config = ModelConfig({"vocab_size": 151_936, "max_position_embeddings": 4096})
+    windows, length = _affordable(config, DECODER, ValidateParams(test_samples=1000, max_logit_bytes=1 << 30))
     assert windows * length * 151_936 * 4 * 4 <= 1 << 30
     assert windows > 1
-    assert _affordable(tmp_path, DECODER, ValidateParams(sequence_length=8192, max_logit_bytes=1 << 40)) == (10, 4096)
+    assert _affordable(config, DECODER, ValidateParams(sequence_length=8192, max_logit_bytes=1 << 40)) == (10, 4096)
 
 
 @pytest.mark.parametrize(
@@ -103,11 +104,10 @@ def test_logits_stay_within_the_disk_they_may_use(tmp_path: Path) -> None:
     ],
     ids=["roberta", "marian", "gpt2", "texts", "sizes"],
 )
-def test_windows_are_as_long_as_the_model_allows(tmp_path: Path, config: dict[str, object], length: int) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(config))
+def test_windows_are_as_long_as_the_model_allows(config: dict[str, object], length: int) -> None:
     params = ValidateParams(sequence_length=2048, max_logit_bytes=1 << 40)
     for family in (SEQUENCE_CLASSIFIER, FEATURE_EXTRACTION, ENCODER_DECODER):
-        assert _affordable(tmp_path, family, params) == (10, length)
+        assert _affordable(ModelConfig(config), family, params) == (10, length)
 
 
 @pytest.mark.parametrize(
@@ -120,10 +120,9 @@ def test_windows_are_as_long_as_the_model_allows(tmp_path: Path, config: dict[st
     ],
     ids=["one", "minus", "too-large", "list"],
 )
-def test_a_padding_token_is_one_of_the_model(tmp_path: Path, config: dict[str, object], token: int) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert padding_token(tmp_path, SEQUENCE_CLASSIFIER) == token
-    assert padding_token(tmp_path, DECODER) == 0
+def test_a_padding_token_is_one_of_the_model(config: dict[str, object], token: int) -> None:
+    assert padding_token(ModelConfig(config), SEQUENCE_CLASSIFIER) == token
+    assert padding_token(ModelConfig(config), DECODER) == 0
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import transformers
 from peft import LoraConfig, get_peft_model
 
 from slipway.base_match.measurement import measure
+from slipway.model.configuration import ModelConfig
 from slipway.model.families import DECODER, ENCODER_DECODER, SEQUENCE_CLASSIFIER, TOKEN_CLASSIFIER, Family
 from slipway.stage import Context
 from slipway.validation.findings import Reference, ValidationInputs, ValidationReport
@@ -108,15 +109,13 @@ def test_test_inputs_with_answers_are_text_of_the_adapters_kind(trained: tuple[P
 def written(
     tmp_path: Path, family: Family, data: str | bytes, *, name: str, labels: dict[str, str] | None = None
 ) -> list[Any]:
-    own, base = tmp_path / "own", tmp_path / "base"
-    for folder in (own, base):
-        folder.mkdir()
+    own = tmp_path / "own"
+    own.mkdir()
     (own / name).write_bytes(data.encode() if isinstance(data, str) else data)
-    (base / "config.json").write_text(json.dumps({"id2label": labels or {}}))
     warnings: list[str] = []
-    inputs = {"base": base, "adapter": tmp_path, "own_text": own}
+    inputs, config = {"adapter": tmp_path, "own_text": own}, ModelConfig({"id2label": labels or {}})
     file = tmp_path / "written.json"
-    write_own_text(inputs, (), family, file, seed=0, warn=warnings.append)
+    write_own_text(inputs, (), config, family, file, seed=0, warn=warnings.append)
     assert not warnings
     return next(iter(json.loads(file.read_text()).values())) if file.is_file() else []
 
@@ -186,23 +185,21 @@ def test_a_damaged_file_is_a_warning(data: str, tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.mkdir()
     (own / "train.json").write_text(data)
-    (tmp_path / "config.json").write_text("{}")
     warnings: list[str] = []
-    inputs = {"base": tmp_path, "adapter": tmp_path, "own_text": own}
-    write_own_text(inputs, (), DECODER, tmp_path / "written.json", seed=0, warn=warnings.append)
+    inputs = {"adapter": tmp_path, "own_text": own}
+    write_own_text(inputs, (), ModelConfig({}), DECODER, tmp_path / "written.json", seed=0, warn=warnings.append)
     assert len(warnings) == 1
     assert "train.json beside the run was not used" in warnings[0]
     assert not (tmp_path / "written.json").exists()
 
 
 def test_records_of_test_inputs_are_taken_with_their_answers(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"id2label": LABELS}))
-    inputs = {"base": tmp_path, "adapter": tmp_path}
+    inputs, config = {"adapter": tmp_path}, ModelConfig({"id2label": LABELS})
     records = (Prompted(prompt="a"), Prompted(prompt="a", expected="b"))
-    write_own_text(inputs, records, DECODER, tmp_path / "w.json", seed=0, warn=lambda _: None)
+    write_own_text(inputs, records, config, DECODER, tmp_path / "w.json", seed=0, warn=lambda _: None)
     assert json.loads((tmp_path / "w.json").read_text()) == {"your test inputs": [{"text": "a\nb", "messages": CHAT}]}
     label = (LabelledText(text="a", label="good"),)
-    write_own_text(inputs, label, SEQUENCE_CLASSIFIER, tmp_path / "w.json", seed=0, warn=lambda _: None)
+    write_own_text(inputs, label, config, SEQUENCE_CLASSIFIER, tmp_path / "w.json", seed=0, warn=lambda _: None)
     assert json.loads((tmp_path / "w.json").read_text()) == {"your test inputs": [{"text": "a", "labels": [1]}]}
 
 

@@ -126,12 +126,11 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
         read(tmp_path, "[]", "b.json")
 
 
-def test_inputs_that_are_not_answered_are_counted(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
+def test_inputs_that_are_not_answered_are_counted() -> None:
     warnings: list[str] = []
     for count, expected in ((100, 100), (101, 100)):
         params = ValidateParams(test_inputs=[{"prompt": "a"}] * count)
-        assert len(answered_records({"base": tmp_path}, DECODER, params, warn=warnings.append)) == expected
+        assert len(answered_records({}, ModelConfig({}), DECODER, params, warn=warnings.append)) == expected
     assert warnings == ["100 of 101 test inputs are answered: the first ones"]
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from slipway.documents.heldout import HeldOutText
 from slipway.documents.reading import Document
-from slipway.model.configuration import ModelConfig
 from slipway.stage import Context
 from slipway.validation.findings import OutputValidation
 from slipway_validate.folders import runtime_for, stored_dtype, why_not_run
@@ -19,7 +18,7 @@ from slipway_validate.judging.reference_run import ReferenceRun
 from slipway_validate.judging.yardsticks import Measured, read_measured, yardsticks
 from slipway_validate.outputs.same_code import why_shapes_are_known
 from slipway_validate.params import ValidateParams
-from slipway_validate.preparation import Prepared, _affordable, _embeds, padding_token, settings_of
+from slipway_validate.preparation import Prepared, _affordable, _embeds, open_trained, padding_token
 from slipway_validate.protocol.messages import RunResult, RunSpec, Spec, TokenizeSpec
 from slipway_validate.reference.running import RUNTIME
 from slipway_validate.runner.main import execute
@@ -45,13 +44,13 @@ class Validated:
     ) -> None:
         self.work, self._base, self._adapter = work, base, adapter
         self.params = ValidateParams(**{**PARAMS, **params})
-        settings, _ = settings_of({"base": base} | ({"adapter": adapter} if adapter else {}), work)
-        self.settings = settings
-        family = ModelConfig.read(settings).family
+        trained = open_trained({"base": base} | ({"adapter": adapter} if adapter else {}), work)
+        self.settings = settings = trained.path
+        family = trained.family
         assert family is not None
         said = HeldOutText((Document("text.txt", text=TEXT),), "test", ("text.txt",), held_out=True)
         text = said.write(work / "documents.jsonl")
-        windows, length = _affordable(settings, family, self.params)
+        windows, length = _affordable(trained.config, family, self.params)
         told = TokenizeSpec(
             tokenizer=settings, model=settings, family=family.name, text=text, windows=windows, length=length, seed=0,
             samples=work / "samples",
@@ -59,7 +58,7 @@ class Validated:
         made = self._run(Spec(tokenize=told), work / "tokenize")
         samples = Samples.read(told.samples)
         self.prepared = Prepared(
-            family, said, made.source, told.samples, samples, padding_token(settings, family), settings,
+            family, said, made.source, told.samples, samples, padding_token(trained.config, family), settings,
             embeds=_embeds({"base": base}, family, Context(workdir=work)),
         )  # fmt: skip
         spec = self.spec(RUNTIME, base).model_copy(update={"adapter": adapter})

@@ -10,9 +10,9 @@ from typing import Any
 
 from slipway.errors import CheckpointValidationError, ModelMergeError
 from slipway.files.json_documents import read_json
-from slipway.model.configuration import ModelConfig
 from slipway.model.dtypes import DTYPES, FLOATS
 from slipway.model.families import FEATURE_EXTRACTION
+from slipway.model.folder import ModelFolder
 from slipway.model.model_files import (
     CONFIG,
     GENERATION_CONFIG,
@@ -34,15 +34,15 @@ from slipway.model.sentences.files import (
 DTYPE_NAMES = {name: DTYPES[name].torch for name in FLOATS}
 
 
-def read_config(base: Path) -> ModelConfig:
-    """Read ``config.json`` of a base model.
+def open_base(base: Path) -> ModelFolder:
+    """Open the folder of a base model.
 
     Raises:
         CheckpointValidationError: ``BASE_MODEL_INVALID``.
         ModelMergeError: ``DTYPE_UNSUPPORTED`` for a quantized base.
     """
-    config = ModelConfig.read(base)
-    quantization = config.quantization
+    model = ModelFolder.open(base)
+    quantization = model.config.quantization
     if quantization:
         method = quantization.get("quant_method", "?")
         raise ModelMergeError(
@@ -51,7 +51,7 @@ def read_config(base: Path) -> ModelConfig:
             remedy="run the prepare stage first, as slipway export does, or use the 16-bit version of the base model",
             about={"file": base / CONFIG, "key": "quantization_config", "quant_method": method},
         )
-    return config
+    return model
 
 
 def merged_config(config: Mapping[str, Any], *, dtype: str, untied: bool, vocab_size: int | None) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def write_config(folder: Path, config: Mapping[str, Any]) -> None:
     (folder / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def copy_small_files(base: Path, adapter: Path, output: Path, *, tokenizer: bool) -> list[str]:
+def copy_small_files(base: ModelFolder, adapter: Path, output: ModelFolder, *, tokenizer: bool) -> list[str]:
     """Copy generation settings, pooling, tokenizer and processor from the checkpoint if it has them, otherwise from the base.
 
     A model that got a new head is no sentence encoder any more. Tokenizer files come from one place and are never mixed, except that the base's chat template is used for a checkpoint whose
@@ -93,32 +93,32 @@ def copy_small_files(base: Path, adapter: Path, output: Path, *, tokenizer: bool
         Names of the copied files, sorted.
     """
     chosen: dict[str, Path] = {}
-    generation = next((f / GENERATION_CONFIG for f in (adapter, base) if (f / GENERATION_CONFIG).is_file()), None)
+    folders, made = (adapter, base.path), output.config
+    generation = next((f / GENERATION_CONFIG for f in folders if (f / GENERATION_CONFIG).is_file()), None)
     if generation:
         chosen[GENERATION_CONFIG] = generation
-    made = ModelConfig.read(output)
-    same = ModelConfig.read(base).get("architectures") == made.get("architectures")
-    encoder = next((folder for folder in (adapter, base) if sentence_files(folder)), base)
+    same = base.config.get("architectures") == made.get("architectures")
+    encoder = next((folder for folder in folders if sentence_files(folder)), base.path)
     # Files of a sentence encoder would say that this model is one.
     if made.family is FEATURE_EXTRACTION or (same and not is_sentence_encoder(encoder)):
-        chosen |= _modules_of(encoder, base)
+        chosen |= _modules_of(encoder, base.path)
     written: dict[str, bytes] = {}
     if tokenizer:
-        own, others = _by_kind(adapter), _by_kind(base)
+        own, others = _by_kind(adapter), _by_kind(base.path)
         chosen |= (own["tokenizer"] or others["tokenizer"]) | (own["processor"] or others["processor"])
         if _has_template(adapter, own["template"]):
             chosen |= own["template"]
         elif own["tokenizer"]:  # the settings of the base's do not travel with it, but the templates among them do
-            written = chat_templates(base)
+            written = chat_templates(base.path)
         else:
             chosen |= others["template"]
     for name, path in sorted(chosen.items()):
-        target = output / name
+        target = output.path / name
         target.parent.mkdir(exist_ok=True)
         shutil.copyfile(path, target)
     for name, text in written.items():
-        (output / name).parent.mkdir(exist_ok=True)
-        (output / name).write_bytes(text)
+        (output.path / name).parent.mkdir(exist_ok=True)
+        (output.path / name).write_bytes(text)
     return sorted({*chosen, *written})
 
 

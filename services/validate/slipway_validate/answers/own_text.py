@@ -51,6 +51,7 @@ Row = dict[str, Any]
 def write_own_text(
     inputs: Mapping[str, Path],
     records: Sequence[Record],
+    model: ModelConfig,
     family: Family,
     file: Path,
     *,
@@ -62,14 +63,15 @@ def write_own_text(
     Args:
         inputs: Inputs of the stage.
         records: The user's test inputs.
-        family: The model's family.
+        model: The model's configuration.
+        family: Its family.
         file: The file to write.
         seed: Chooses among many texts.
         warn: Called with a warning about a file that cannot be read.
     """
     if "adapter" not in inputs:
         return
-    labels = _label_numbers(ModelConfig.read(inputs["base"]))
+    labels = _label_numbers(model)
     found: dict[str, list[Row]] = {}
     for path in sorted(inputs[OWN_TEXT].iterdir()) if OWN_TEXT in inputs else ():
         try:

@@ -230,14 +230,20 @@ def read_records(folder: Path | None, inline: Sequence[Mapping[str, Any]], famil
 
 
 def answered_records(
-    inputs: Mapping[str, Path], family: Family, params: SampleParams, *, warn: Callable[[str], None] | None = None
+    inputs: Mapping[str, Path],
+    model: ModelConfig,
+    family: Family,
+    params: SampleParams,
+    *,
+    warn: Callable[[str], None] | None = None,
 ) -> tuple[Record, ...]:
     """Return the test inputs that a validation answers; none if there are none, or if models of the family answer none.
 
     Args:
         inputs: Inputs of the stage.
-        family: The model's family.
-        params: Its parameters.
+        model: The model's configuration.
+        family: Its family.
+        params: The stage's parameters.
         warn: Called with a warning if not all of them are answered.
 
     Raises:
@@ -246,7 +252,7 @@ def answered_records(
     if TEST_INPUTS not in inputs and not params.test_inputs:
         return ()
     found = read_records(inputs.get(TEST_INPUTS), params.test_inputs, family) or ()
-    checked_labels(found, ModelConfig.read(inputs["base"]))
+    checked_labels(found, model)
     most = min(params.most_test_inputs, MOST_SOUNDS) if family == SPEECH else params.most_test_inputs
     answered = found[:most]
     if warn is not None and len(answered) < len(found):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from slipway.stage import Context
 from slipway_validate.params import SampleParams
-from slipway_validate.preparation import prepare, settings_of, unknown_family
+from slipway_validate.preparation import open_trained, prepare, unknown_family
 from slipway_validate.reference.describing import warn_of_weak_effect
 from slipway_validate.reference.files import NoReferenceError, write_nothing, write_reference
 from slipway_validate.reference.running import run_reference
@@ -25,11 +25,11 @@ def make_reference(inputs: Mapping[str, Path], params: SampleParams, ctx: Contex
     work.mkdir()
     folder.mkdir()
     try:
-        settings, config = settings_of(inputs, work)
-        family = config.family
+        trained = open_trained(inputs, work)
+        family = trained.family
         if family is None:
-            return _without_results(folder, params, ctx, why=unknown_family(config))
-        prepared = prepare({**inputs, "base": settings}, family, params, ctx, work=work)
+            return _without_results(folder, params, ctx, why=unknown_family(trained.config))
+        prepared = prepare(inputs, trained, family, params, ctx, work=work)
         with run_reference(inputs, prepared, params, ctx, folder=work / "reference") as (run, _):
             pass
         warn_of_weak_effect(run, ctx)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from slipway.model.configuration import ModelConfig
 from slipway.stage import Context
 from slipway.validation.findings import AdapterEvidence
 from slipway_validate.continuing import long_spec
@@ -45,7 +46,7 @@ def run_reference(
         StageError: ``CANCELLED``, ``DISK_FULL``.
     """
     spec = reference_spec(inputs, prepared, params, ctx).model_copy(update={"benchmark": benchmark})
-    long = long_spec(prepared, inputs["base"], params)
+    long = long_spec(prepared, ModelConfig.read(inputs["base"]), params)
     if params.continuation_tokens and long is not None and long.new_tokens < params.continuation_tokens:
         ctx.warn(
             f"long continuations have {long.new_tokens} of {params.continuation_tokens} tokens: more do not fit the model or max_logit_bytes"

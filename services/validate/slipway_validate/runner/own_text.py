@@ -14,6 +14,7 @@ from slipway.documents.purposes import Purpose
 from slipway.documents.reading import Document
 from slipway.documents.rendering import Contents, Renderer, Writer
 from slipway.files.json_documents import LARGEST_LIST, read_json
+from slipway.model.configuration import ModelConfig
 from slipway.model.families import Comparison
 from slipway.validation.findings import AdapterEvidence
 from slipway_validate.cases import family_named
@@ -53,7 +54,7 @@ def _samples(tokenizer: Any, row: Mapping[str, Any], spec: TokenizeSpec, writer:
 
 def _made(tokenizer: Any, row: Mapping[str, Any], spec: TokenizeSpec, writer: Writer) -> Samples | None:
     family = family_named(spec.family)
-    longest = min(longest_text(spec.model, family), 512)
+    longest = min(longest_text(ModelConfig.read(spec.model), family), 512)
     match family.comparison:
         case Comparison.CLASSES if "tokens" in row:
             return _of_tokens(tokenizer, row, longest)

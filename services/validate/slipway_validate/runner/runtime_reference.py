@@ -16,6 +16,7 @@ from slipway.counts import counted
 from slipway.errors import CheckpointValidationError, ModelExportError
 from slipway.model.checkpoints import read_adapter_config
 from slipway.model.families import Family
+from slipway.model.folder import ModelFolder
 from slipway.model.model_files import ADAPTER_WEIGHTS
 from slipway.model.module_patterns import check_patterns, names_in
 from slipway.model.pytorch.placing import JoinedUpdates, placeable, unplaced
@@ -92,7 +93,7 @@ def _keeps_values(module: Any) -> bool:
 
 def _trained(base: Path, adapter: Path) -> TrainedModel | None:
     try:
-        return trained_model(base, adapter)
+        return trained_model(ModelFolder.open(base), adapter)
     except ModelExportError as error:
         raise Unusable(str(error)) from error
 

@@ -1,18 +1,29 @@
-"""Load a merged model of texts in float32, to be traced."""
+"""A merged model of texts as formats trace it: loaded once, with what they ask of it, and what they write beside its program."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from slipway.distribution.installed import installed_version
 from slipway.errors import CheckpointValidationError, FormatExportError
-from slipway.model.config.lengths import position_thresholds
+from slipway.files.regular_file import sha256_of
+from slipway.model.config.lengths import length_thresholds, position_thresholds
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import Family, auto_model
+from slipway.model.folder import ModelFolder
 from slipway.model.model_facts import CannotBuildError, check_loadable, most_tokens
+from slipway.model.model_files import CONFIG, copy_companions
+from slipway.model.sentences.files import UnknownPoolingError, read_pooling
+from slipway.model.sentences.pooling import Pooling
+from slipway.stage import Context
+
+_LONGEST_MESSAGE = 500
 
 
 @dataclass(frozen=True)
@@ -20,31 +31,86 @@ class TextModel:
     """A model to trace.
 
     Attributes:
-        model: It, in float32 and evaluation mode, with transformers' plain attention.
+        folder: Its folder.
+        model: It, in evaluation mode.
         family: Its family.
-        positions: Most tokens that it takes in any calls. Beyond the length at which rotary frequencies change, cached keys keep those of
-            their call, so results depend on how a text is cut into calls of a fixed length.
+        most: Most tokens that it takes.
+        title: The format's title, for messages.
+        error: The format's class of errors.
     """
 
+    folder: ModelFolder
     model: Any
     family: Family
-    positions: int
+    most: int
+    title: str
+    error: type[FormatExportError]
+
+    @property
+    def positions(self) -> int:
+        """Most tokens that it takes in any calls.
+
+        Beyond the length at which rotary frequencies change, cached keys keep those of their call, so results depend on how a text is
+        cut into calls of a fixed length.
+        """
+        return min([self.most, *position_thresholds(self.model.config.get_text_config())])
+
+    @property
+    def thresholds(self) -> tuple[int, ...]:
+        """Numbers of tokens beyond which its code computes otherwise: windows of attention, lengths of rotary embeddings."""
+        return length_thresholds(self.model.config.get_text_config())
+
+    def length(self, asked: int, ctx: Context) -> int:
+        """Return the most tokens of a text: as many as are asked for, if the model takes them."""
+        length = min(asked, self.positions)
+        if length < asked:
+            ctx.log.info(f"the model takes {length} tokens, fewer than the {asked} of max_length")
+        return length
+
+    def pooling(self, product: str, ctx: Context) -> Pooling | None:
+        """Return how one vector of a text is made; None, with a warning, if the folder says it in a way that is not known."""
+        try:
+            return read_pooling(self.folder.path)
+        except UnknownPoolingError as error:
+            ctx.warn(f"the {product} gives no sentence embedding: {error}")
+            return None
+
+    def failed(self, what: str, reason: str, error: Exception) -> FormatExportError:
+        """Return the error for a step at which a format's library fails.
+
+        Args:
+            what: What cannot be done, behind the name of the model's class: ``cannot be lowered for ExecuTorch``.
+            reason: The reason.
+            error: What the library raised.
+        """
+        said = " ".join((str(error).strip() or type(error).__name__).split())[:_LONGEST_MESSAGE]
+        name = type(self.model).__name__
+        return self.error(
+            f"{name} {what}: {type(error).__name__}: {said}",
+            reason=reason,
+            remedy=f"leave the {self.title} format out for this model",
+            about={"architecture": name, "file": CONFIG},
+        )
 
 
 def open_text_model(
     folder: Path,
-    product: str,
+    refusal_reason: Callable[[ModelConfig], str],
     *,
     title: str,
     error: type[FormatExportError],
+    dtype: torch.dtype = torch.float32,
+    attention: str = "eager",
 ) -> TextModel:
     """Load the model of a folder.
 
     Args:
         folder: A transformers folder with safetensors.
-        product: Name of what the format makes, such as ``ExecuTorch program``.
-        title: The format's title, for remedies.
+        refusal_reason: Function that says why the format does not take a model; empty if it does.
+        title: The format's title.
         error: The format's class of errors.
+        dtype: Type in which the model computes.
+        attention: Transformers' attention; plain where the class has no other.
 
     Raises:
         FormatExportError: Of the class ``error``: ``FAMILY_UNSUPPORTED``, ``DTYPE_UNSUPPORTED`` (its weights are quantized), ``BASE_MODEL_INVALID``.
@@ -59,10 +125,10 @@ def open_text_model(
         )
 
     try:
-        config = ModelConfig.read(folder)
+        opened = ModelFolder.open(folder)
     except CheckpointValidationError as fault:
         raise invalid(fault.message) from fault
-    family, why = config.family, config.why_no_text_graph(product)
+    config, family, why = opened.config, opened.family, refusal_reason(opened.config)
     if why or family is None:
         raise error(
             why,
@@ -75,21 +141,64 @@ def open_text_model(
             f"the model in {folder.name} is already quantized",
             reason="DTYPE_UNSUPPORTED",
             remedy="export the unquantized model",
-            about={"file": "config.json", "key": "quantization_config"},
+            about={"file": CONFIG, "key": "quantization_config"},
         )
     try:
         check_loadable(folder, auto_model(family))
-        model = auto_model(family).from_pretrained(
-            str(folder),
-            dtype=torch.float32,
-            attn_implementation="eager",
-            local_files_only=True,
-            use_safetensors=True,
-            trust_remote_code=False,
-        )
+        model = _load(folder, family, dtype=dtype, attention=attention)
     except (
         CannotBuildError, CheckpointValidationError, OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError
     ) as fault:  # fmt: skip
         raise invalid(f"{type(fault).__name__}: {fault}") from fault
-    positions = min([most_tokens(model), *position_thresholds(model.config.get_text_config())])
-    return TextModel(model.eval().requires_grad_(False), family, positions)
+    return TextModel(opened, model.eval().requires_grad_(False), family, most_tokens(model), title, error)
+
+
+def _load(folder: Path, family: Family, *, dtype: torch.dtype, attention: str) -> Any:
+    """Load with the attention that is asked for, or with eager attention if the class has no other."""
+    for each in dict.fromkeys((attention, "eager")):
+        try:
+            return auto_model(family).from_pretrained(
+                str(folder),
+                dtype=dtype,
+                attn_implementation=each,
+                local_files_only=True,
+                use_safetensors=True,
+                trust_remote_code=False,
+            )
+        except ValueError:
+            if each == "eager":
+                raise
+    raise AssertionError
+
+
+def file_digest(path: Path, ctx: Context) -> str:
+    """Return the SHA-256 of a written file, and tell the task, which need not compute it again."""
+    ctx.check_cancelled()
+    digest = sha256_of(path)
+    ctx.digest(path, digest)
+    return digest
+
+
+def describe_program(
+    folder: Path,
+    target: Path,
+    description: str,
+    facts: Mapping[str, Any],
+    *,
+    libraries: Sequence[str],
+    ctx: Context,
+) -> None:
+    """Copy the model's other files beside its program, and write the program's description, which is the task's facts too.
+
+    Args:
+        folder: The model's folder.
+        target: Folder of the program.
+        description: Name of the description's file.
+        facts: What is said of the program.
+        libraries: Distributions that made it.
+        ctx: The task.
+    """
+    copy_companions(folder, target)
+    described = {**facts, "libraries": {name: installed_version(name) for name in libraries}}
+    (target / description).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+    ctx.record(**described)

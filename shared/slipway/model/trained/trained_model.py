@@ -26,6 +26,7 @@ from slipway.model.families import (
     Family,
     class_name,
 )
+from slipway.model.folder import ModelFolder
 from slipway.model.model_facts import CannotBuildError, model_facts_of
 from slipway.model.model_files import ADAPTER_WEIGHTS, CONFIG
 from slipway.model.safetensors_file import TensorInfo, read_safetensors
@@ -67,7 +68,7 @@ class TrainedModel:
         return f"{self.name}{counted}, whose head is in the adapter; the base is a {self.base}"
 
 
-def trained_model(base: Path, adapter: Path) -> TrainedModel | None:
+def trained_model(base: ModelFolder, adapter: Path) -> TrainedModel | None:
     """Return the model that the adapter was trained on; None if it is of the base's own family, or the adapter names no task.
 
     Imports transformers only for an adapter with a head of its own. Reads configurations and the header of the adapter's weights.
@@ -77,7 +78,7 @@ def trained_model(base: Path, adapter: Path) -> TrainedModel | None:
         ModelMergeError: ``FAMILY_UNSUPPORTED`` if transformers has no such class for this model; ``ADAPTER_BASE_MISMATCH`` if neither
             base nor adapter has the head; ``ADAPTER_CONFIG_INVALID`` for a head of an impossible size.
     """
-    config, settings = ModelConfig.read(base), read_adapter_config(adapter)
+    config, settings = base.config, read_adapter_config(adapter)
     family = _trained_family(config, settings, adapter)
     if family is None or config.family is family:
         return None
@@ -93,7 +94,7 @@ def trained_model(base: Path, adapter: Path) -> TrainedModel | None:
     count = _ENDS_OF_AN_ANSWER
     if family.counts_labels:
         count = _count(plain, _saved_tensors(adapter), family, name=name, base=config.description)
-    trained, named = with_labels(plain, count, family, base=base, adapter=adapter)
+    trained, named = with_labels(plain, count, family, base=base.path, adapter=adapter)
     return TrainedModel(ModelConfig(trained), name, family, config.description, count, named)
 
 

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 import slipway_merge.plan.peft_forms  # noqa: F401 - its libraries are not what reading a file costs
 from slipway.errors import ModelExportError
 from slipway.model.adapters.adapter_config import parse_adapter_config
+from slipway.model.configuration import ModelConfig
 from slipway_merge.adapter.adapter import read_adapter
 from slipway_merge.adapter.names import fit_names
 from slipway_merge.plan.vocabulary import check_vocabulary, highest_token_id
@@ -49,7 +50,7 @@ def test_tokenizers(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> No
     (folder / "tokenizer.json").write_bytes(data)
     found = answer(lambda: highest_token_id(folder))
     assert not isinstance(found, ModelExportError)
-    answer(lambda: check_vocabulary(folder / "none", folder, {"vocab_size": 2}))
+    answer(lambda: check_vocabulary(folder / "none", folder, ModelConfig({"vocab_size": 2})))
 
 
 def test_as_many_targets_as_modules_are_found_in_reasonable_time() -> None:

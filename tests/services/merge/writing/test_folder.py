@@ -11,6 +11,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from slipway.model.folder import ModelFolder
 from slipway.stage import Context
 from slipway_merge.params import MergeParams
 from slipway_merge.stage import STAGE
@@ -245,7 +246,7 @@ def test_a_sentence_encoder_keeps_its_pooling_unless_it_got_a_head(
         (folder / "config.json").write_text(
             json.dumps({"model_type": "bert", "vocab_size": 9, "architectures": [name]})
         )
-    copied = copy_small_files(base, adapter, output, tokenizer=False)
+    copied = copy_small_files(ModelFolder.open(base), adapter, ModelFolder.open(output), tokenizer=False)
     pooling = output / "1_Pooling" / "config.json"
     assert (json.loads(pooling.read_text())["of"] if pooling.is_file() else "") == expected
     assert ("modules.json" in copied) is bool(expected)

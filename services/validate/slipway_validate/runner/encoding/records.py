@@ -8,6 +8,7 @@ from typing import Any
 
 from slipway.files.json_documents import LARGEST_LIST, read_json
 from slipway.model.chat_templates import ChatTemplates
+from slipway.model.configuration import ModelConfig
 from slipway.model.families import (
     DECODER,
     ENCODER_DECODER,
@@ -39,7 +40,7 @@ def encode_inputs(tokenizer: Any, spec: TokenizeSpec) -> EncodedInputs:
     assert spec.records is not None
     records = read_json(spec.records, largest=LARGEST_LIST)
     family, settings = family_named(spec.family), generation_settings(spec.model)
-    longest = longest_text(spec.model, family)
+    longest = longest_text(ModelConfig.read(spec.model), family)
     if family == SPEECH:
         write_sounds(records, spec)
     inputs = []

@@ -17,8 +17,8 @@ from transformers import AutoConfig
 from transformers.pytorch_utils import Conv1D
 
 from slipway.model.checkpoints import read_adapter_config
-from slipway.model.configuration import ModelConfig
 from slipway.model.families import auto_model
+from slipway.model.folder import ModelFolder
 from slipway.model.model_facts import configuration_of
 from slipway.model.model_files import ADAPTER_WEIGHTS
 from slipway.model.safetensors_file import read_safetensors
@@ -138,8 +138,9 @@ def _without_values(base: Path, adapter: Path) -> Any:
 
     On ``meta`` peft would move the adapter there too, and lose it.
     """
-    trained = trained_model(base, adapter)
-    config = trained.config if trained else ModelConfig.read(base)
+    stored = ModelFolder.open(base)
+    trained = trained_model(stored, adapter)
+    config = trained.config if trained else stored.config
     family = config.family
     if family is None:
         raise NotUnderstoodError("the model's family is unknown")
