@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ import numpy as np
 from slipway.model.adapters.pairs import Pair
 from slipway.model.adapters.saved import Saved
 from slipway.model.model_files import ADAPTER_CONFIG, ADAPTER_PREFIX, ADAPTER_WEIGHTS
+from slipway.model.safetensors_file import TensorInfo
 from slipway.model.safetensors_layout import TensorSpec, plan_files
 from slipway.stage import Context
 from slipway_adapter.base import Fitted, fit
@@ -88,17 +89,20 @@ def _write_factors(fitted: Fitted, forms: Mapping[str, Form], output: Path, ctx:
     [file] = plan_files(groups, max_shard_bytes=1 << 62)
     changed, current, done = False, "", 0
     factors: dict[str, Any] = {}
-    with (output / ADAPTER_WEIGHTS).open("xb") as stream:
-        stream.write(file.header)
-        for tensor in file.tensors:
-            module = owners[tensor.name]
-            if module != current:
-                ctx.progress("write", done=done, total=len(fitted.pairs), unit="modules")
-                pair, form = fitted.pairs[module], forms[module]
-                factors = dict(zip(tensor_names(module, pair), normalized(pair, form), strict=True))
-                changed = changed or (form.alpha != 0 and all(np.any(values) for values in factors.values()))
-                current, done = module, done + 1
-            stream.write(np.ascontiguousarray(factors[tensor.name]).reshape(-1).view(np.uint8).data)
+
+    def values(tensor: TensorInfo) -> Iterator[memoryview]:
+        nonlocal changed, current, done, factors
+        module = owners[tensor.name]
+        if module != current:
+            ctx.progress("write", done=done, total=len(fitted.pairs), unit="modules")
+            pair, form = fitted.pairs[module], forms[module]
+            factors = dict(zip(tensor_names(module, pair), normalized(pair, form), strict=True))
+            changed = changed or (form.alpha != 0 and all(np.any(values) for values in factors.values()))
+            current, done = module, done + 1
+        yield np.ascontiguousarray(factors[tensor.name]).reshape(-1).view(np.uint8).data
+
+    for _ in file.write(output / ADAPTER_WEIGHTS, values):
+        ctx.check_cancelled()
     return changed
 
 

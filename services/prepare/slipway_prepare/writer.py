@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from slipway.errors import CheckpointValidationError
 from slipway.folders.disk_full import disk_full_is_typed
+from slipway.model.safetensors_file import TensorInfo
 from slipway.model.safetensors_layout import PlannedFile, TensorSpec, index_file, plan_files
 from slipway.stage import Context
 from slipway_prepare.recipes import Recipe
@@ -53,16 +53,15 @@ def write_file(
     check: Callable[[Tensor, Recipe], None] = lambda _block, _recipe: None,
 ) -> Iterator[int]:
     """Write one file and yield the size of every block written; ``check`` may refuse a block before it is written."""
-    with (folder / planned.filename).open("xb") as file:
-        os.posix_fallocate(file.fileno(), 0, planned.nbytes)  # fail on a full disk before the work
-        file.write(planned.header)
-        for tensor in planned.tensors:
-            for block in _blocks(recipes[tensor.name], source):
-                check(block, recipes[tensor.name])
-                raw = block.contiguous().reshape(-1).view(torch.uint8).numpy().data
-                file.write(raw)
-                yield raw.nbytes
-            assert file.tell() == tensor.end, f"{tensor.name}: up to {file.tell()}, planned {tensor.end}"
+
+    def values(tensor: TensorInfo) -> Iterator[memoryview]:
+        for block in _blocks(recipes[tensor.name], source):
+            check(block, recipes[tensor.name])
+            yield block.contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+    pieces = planned.write(folder / planned.filename, values)
+    next(pieces)  # the header
+    yield from map(len, pieces)
 
 
 def _blocks(recipe: Recipe, source: Source) -> Iterator[Tensor]:

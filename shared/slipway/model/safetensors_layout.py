@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +39,26 @@ class PlannedFile:
     def nbytes(self) -> int:
         """Size of the file."""
         return len(self.header) + sum(tensor.nbytes for tensor in self.tensors)
+
+    def write(self, path: Path, values: Callable[[TensorInfo], Iterable[memoryview]]) -> Iterator[memoryview]:
+        """Write the file in order; yield each piece that was written, the header first.
+
+        Args:
+            path: The file, which must not exist.
+            values: Returns the values of a tensor, in pieces of bytes.
+
+        Raises:
+            OSError: For example ENOSPC, before the first value is computed.
+        """
+        with path.open("xb") as stream:
+            os.posix_fallocate(stream.fileno(), 0, self.nbytes)
+            stream.write(self.header)
+            yield memoryview(self.header)
+            for tensor in self.tensors:
+                for piece in values(tensor):
+                    stream.write(piece)
+                    yield piece
+                assert stream.tell() == tensor.end, f"{tensor.name}: up to {stream.tell()}, planned {tensor.end}"
 
 
 def plan_files(groups: Iterable[Sequence[TensorSpec]], *, max_shard_bytes: int) -> list[PlannedFile]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from slipway.model.safetensors_layout import TensorSpec, plan_file
 from slipway_tensorrt_llm.weights.planning import Planned, Source
-from slipway_tensorrt_llm.weights.values import Array, pieces
+from slipway_tensorrt_llm.weights.values import pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +56,11 @@ def write_rank(
         OSError: For example ENOSPC.
     """
     file, by_name = plan_file(path.name, _specs(planned, dtype)), {each.name: each for each in planned}
-    digest = hashlib.sha256(file.header)
-    with path.open("xb") as stream:
-        stream.write(file.header)
-        for tensor in file.tensors:
-            for values in _values(by_name[tensor.name], sources, dtype):
-                data = values.reshape(-1).view(np.uint8).data
-                digest.update(data)
-                on_bytes(stream.write(data))
+    digest = hashlib.sha256()
+    for number, piece in enumerate(file.write(path, lambda tensor: _values(by_name[tensor.name], sources, dtype))):
+        digest.update(piece)
+        if number:  # the first is the header
+            on_bytes(len(piece))
     return Written(path, digest.hexdigest(), file.nbytes, len(file.tensors))
 
 
@@ -71,8 +68,9 @@ def _specs(planned: Sequence[Planned], dtype: str) -> list[TensorSpec]:
     return [TensorSpec(each.name, dtype, each.shape) for each in planned]
 
 
-def _values(planned: Planned, sources: Mapping[str, Source], dtype: str) -> Iterator[Array]:
+def _values(planned: Planned, sources: Mapping[str, Source], dtype: str) -> Iterator[memoryview]:
     for part in planned.parts:
-        yield from pieces(part, sources[part.source], dtype=dtype, offset=planned.offset)
+        for values in pieces(part, sources[part.source], dtype=dtype, offset=planned.offset):
+            yield values.reshape(-1).view(np.uint8).data
     if planned.padding:
-        yield np.zeros((planned.padding * planned.shape[1] * (4 if dtype == "F32" else 2),), np.uint8)
+        yield memoryview(bytes(planned.padding * planned.shape[1] * (4 if dtype == "F32" else 2)))

@@ -135,14 +135,17 @@ def store_weights(weights: Weights, folder: Path, *, on_bytes: Callable[[int, in
     groups = [[TensorSpec(name, info.dtype, info.shape)] for name, info in weights.tensors.items()]
     total = sum(spec.nbytes for [spec] in groups)
     files, done = plan_files(groups, max_shard_bytes=_SHARD_BYTES), 0
+
+    def values(tensor: TensorInfo) -> Iterator[memoryview]:
+        for first, count in row_pieces(tensor):
+            rows = np.ascontiguousarray(weights.rows(tensor.name, first, count))
+            yield rows.reshape(-1).view(np.uint8).data
+
     for file in files:
-        with (folder / file.filename).open("xb") as stream:
-            stream.write(file.header)
-            for tensor in file.tensors:
-                for first, count in row_pieces(tensor):
-                    on_bytes(done, total)
-                    rows = np.ascontiguousarray(weights.rows(tensor.name, first, count))
-                    done += stream.write(rows.reshape(-1).view(np.uint8).data)
+        done -= len(file.header)
+        for piece in file.write(folder / file.filename, values):
+            done += len(piece)
+            on_bytes(done, total)
     if index := index_file({t.name: file.filename for file in files for t in file.tensors}, total_bytes=total):
         (folder / index[0]).write_text(index[1], encoding="utf-8")
 
