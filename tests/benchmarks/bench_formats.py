@@ -50,7 +50,7 @@ from format_table import table
 from measure import measure
 
 from slipway.machine.cgroup import usable_cores
-from slipway.model.checkpoints import find_checkpoint
+from slipway.model.runs.checkpoints import find_checkpoint
 
 RESULTS = Path(__file__).parent / "results"
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")

@@ -18,7 +18,7 @@ from bench_merge import MAKE, SHAPES
 from bench_onnx import BIN, quantizing, slipway_fp32
 from measure import Measured, measure
 
-from slipway.model.checkpoints import find_checkpoint
+from slipway.model.runs.checkpoints import find_checkpoint
 
 RESULTS = Path(__file__).parent / "results"
 _NOT_PASSED = 4

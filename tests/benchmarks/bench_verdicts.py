@@ -25,7 +25,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from slipway.model.checkpoints import find_checkpoint
+from slipway.model.runs.checkpoints import find_checkpoint
 from slipway.sample.adapter import train_adapter
 from slipway.sample.corpus import python_sources
 from slipway.sample.real import RealRecipe, make_real_sample

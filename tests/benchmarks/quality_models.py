@@ -15,7 +15,7 @@ import torch
 import transformers as tf
 
 from slipway.configuration.calibration import SAMPLE_OF_RUN
-from slipway.model.checkpoints import find_checkpoint
+from slipway.model.runs.checkpoints import find_checkpoint
 from slipway.sample import make_sample
 from slipway.sample.corpus import documentation, python_sources
 from slipway.sample.real import RealRecipe, make_real_sample

@@ -6,12 +6,14 @@ import argparse
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slipway.contracts.coordinator import CoordinatorService, Server
 from slipway.errors import ServiceError
 from slipway_coordinator.flags import coordinator_parser
-from slipway_protos.v1 import export_pb2
+
+if TYPE_CHECKING:
+    from slipway_protos.v1 import export_pb2
 
 
 def run(arguments: argparse.Namespace) -> int:

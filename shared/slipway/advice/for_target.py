@@ -107,9 +107,9 @@ def _subject(settings: Mapping[str, Setting]) -> Any:
     from slipway.configuration.sections import without_none
     from slipway.errors import ModelExportError
     from slipway.files.local_folders import is_address
-    from slipway.model.checkpoints import find_checkpoint, read_adapter_config
     from slipway.model.folder import ModelFolder
     from slipway.model.model_files import resolve_base_model
+    from slipway.model.runs.checkpoints import find_checkpoint, read_adapter_config
     from slipway.model.trained.trained_model import trained_model
 
     def text(key: str) -> str:

@@ -12,7 +12,7 @@ from slipway.base_match.models import Comparison, compare_models
 from slipway.base_match.recorded import Recorded, last_part, recorded_base, repository_of
 from slipway.base_match.weights import Outcome
 from slipway.errors import CheckpointValidationError
-from slipway.model.checkpoints import read_adapter_config
+from slipway.model.runs.checkpoints import read_adapter_config
 
 MISFIT, MISMATCH = "ADAPTER_BASE_MISMATCH", "BASE_MODEL_MISMATCH"
 _REMEDY = (

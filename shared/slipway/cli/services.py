@@ -10,7 +10,6 @@ import typer
 from typer.core import TyperCommand
 
 from slipway.cli import completion
-from slipway.contracts.coordinator import coordinator_service
 
 _OWN = {"ignore_unknown_options": True, "help_option_names": []}
 """Pass all words to the service's parser, even ``--help``."""
@@ -39,6 +38,8 @@ def coordinator(words: Words = None) -> None:
     from slipway.distribution.extras import require
 
     require("coordinator", what="slipway coordinator")
+    from slipway.contracts.coordinator import coordinator_service
+
     raise typer.Exit(_run(coordinator_service().main, arguments))
 
 
@@ -61,6 +62,8 @@ def _parser(name: str) -> argparse.ArgumentParser:
     """Return the parser of a service, which needs none of the service's libraries."""
     prog = f"slipway {name}"
     if name == "coordinator":
+        from slipway.contracts.coordinator import coordinator_service
+
         return coordinator_service().parser(prog)
     from slipway.worker.flags import worker_parser
 

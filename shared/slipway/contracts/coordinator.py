@@ -12,12 +12,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from slipway.distribution.installed import installed_entry_points
 from slipway.distribution.naming import install_command
 from slipway.errors import ConfigurationError
-from slipway_protos.v1 import export_pb2
+
+if TYPE_CHECKING:
+    from slipway_protos.v1 import export_pb2  # not needed to find the coordinator
 
 GROUP, NAME = "slipway.services", "coordinator"
 

@@ -29,11 +29,11 @@ from slipway.export_sources.text_overlap import check_apart
 from slipway.export_sources.titles import title
 from slipway.files.links import real_file
 from slipway.model.base_format import base_format, check_kind
-from slipway.model.checkpoints import Checkpoint, find_checkpoint, read_adapter_config
 from slipway.model.configuration import ModelConfig
 from slipway.model.folder import ModelFolder
 from slipway.model.model_files import ADAPTER_CONFIG, model_files, resolve_base_model, travelling_files
-from slipway.model.saved_weights import whole_model_beside
+from slipway.model.runs.checkpoints import Checkpoint, find_checkpoint, read_adapter_config
+from slipway.model.runs.saved_weights import whole_model_beside
 from slipway.model.trained.trained_model import TrainedModel, trained_model
 from slipway.planning.calibration import SOURCE as CALIBRATION
 from slipway.planning.references import by_source_name

@@ -15,7 +15,6 @@ import onnx
 import pytest
 import yaml
 
-from slipway.model.configuration import ModelConfig
 from slipway.stage import Context
 from slipway_onnx_export.packaging.graphs import Interface
 from slipway_onnx_export.packaging.packages import complete_level, write_packages

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from slipway.configuration.loading import parse
 from slipway.errors import TensorRTBuildError
+from slipway.model.configuration import ModelConfig
 from slipway.planning.plan import plan
 from slipway_tensorrt_build.builders import Choice, Machine, choose
 from slipway_tensorrt_build.format import TensorRTConfiguration
@@ -167,7 +168,9 @@ def test_ranges_beyond_the_positions_are_refused_by_the_plan(positions: int, arc
         if task.stage == STAGE.name
     ]
     model_type = "qwen3" if "Qwen3" in architecture else "bert"
-    config = {"model_type": model_type, "architectures": [architecture], "max_position_embeddings": positions}
+    config = ModelConfig(
+        {"model_type": model_type, "architectures": [architecture], "max_position_embeddings": positions}
+    )
     if not told:
         assert STAGE.describes(task.params, config) is None
         return

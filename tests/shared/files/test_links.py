@@ -15,8 +15,8 @@ from slipway.artifacts.local import LocalStore
 from slipway.errors import ArtifactError, CheckpointValidationError
 from slipway.files.checksums import verify_directory, write_checksums
 from slipway.files.links import all_files, file_in, open_real, open_unlinked
-from slipway.model.checkpoints import find_checkpoint, list_checkpoints
 from slipway.model.model_files import copy_companions, model_files, travelling_files
+from slipway.model.runs.checkpoints import find_checkpoint, list_checkpoints
 from support.commands.cli import run_here
 from support.models import tiny_models
 

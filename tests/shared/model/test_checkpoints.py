@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from slipway.errors import CheckpointValidationError
-from slipway.model.checkpoints import find_checkpoint, list_checkpoints
 from slipway.model.model_files import travelling_files
+from slipway.model.runs.checkpoints import find_checkpoint, list_checkpoints
 from support.models.tiny_models import base_model
 
 HEADER = json.dumps({"base_model.model.x.lora_A.weight": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}})

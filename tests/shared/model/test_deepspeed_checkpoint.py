@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from slipway.errors import CheckpointValidationError
-from slipway.model.checkpoints import find_checkpoint
+from slipway.model.runs.checkpoints import find_checkpoint
 from support.models.merge_cases import make_case
 from support.servers.free_ports import free_port
 

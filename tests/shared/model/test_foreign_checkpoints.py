@@ -10,8 +10,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from slipway.errors import CheckpointValidationError
-from slipway.model.checkpoints import find_checkpoint
 from slipway.model.model_files import resolve_base_model
+from slipway.model.runs.checkpoints import find_checkpoint
 
 A, B = ("base_model.model.model.layers.0.self_attn.q_proj." + end for end in ("lora_A.weight", "lora_B.weight"))
 WEIGHTS = {A: np.ones((4, 8), np.float32), B: np.ones((8, 4), np.float32)}

@@ -23,9 +23,9 @@ from slipway.files.checksums import read_checksums
 from slipway.files.json_documents import parse_json, read_json
 from slipway.files.regular_file import open_regular, read_regular
 from slipway.model.base_format import base_format, prepared_sizes
-from slipway.model.checkpoints import find_checkpoint, inspect_checkpoint, list_checkpoints, read_adapter_config
 from slipway.model.configuration import ModelConfig
 from slipway.model.model_files import has_chat_template, resolve_base_model
+from slipway.model.runs.checkpoints import find_checkpoint, inspect_checkpoint, list_checkpoints, read_adapter_config
 from slipway.model.safetensors_file import MOST_TENSORS, read_index, read_safetensors
 from support.hostile.json_grammar import NUMBERS, TEXTS, VALUES, answer, documents
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from slipway.files.json_documents import LARGEST
-from slipway.model.checkpoints import inspect_checkpoint, list_checkpoints
-from slipway.model.trainer_state import TrainerState, read_trainer_state
+from slipway.model.runs.checkpoints import inspect_checkpoint, list_checkpoints
+from slipway.model.runs.trainer_state import TrainerState, read_trainer_state
 from support.hostile.json_grammar import answer
 
 STEP = {"epoch": 0.1, "grad_norm": 1.5, "learning_rate": 1e-4, "loss": 2.5, "step": 1}

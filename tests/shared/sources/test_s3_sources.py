@@ -20,8 +20,8 @@ from slipway.configuration import ExportConfiguration
 from slipway.errors import ModelExportError
 from slipway.export_sources.found import files_by_name, find_sources
 from slipway.export_sources.text_files import CALIBRATION_KEY, check_texts, text_files
-from slipway.model.checkpoints import find_checkpoint, list_checkpoints
 from slipway.model.model_files import travelling_files
+from slipway.model.runs.checkpoints import find_checkpoint, list_checkpoints
 from slipway.settings import Settings
 from slipway.sources import SourceFolders
 from slipway.sources import bucket_origin as origins

@@ -13,8 +13,8 @@ from pathlib import Path
 from slipway.errors import ModelMergeError
 from slipway.model.adapters.adapter_config import AdapterConfig, parse_adapter_config
 from slipway.model.adapters.pairs import EMBEDDING_PAIR, Pair, broken, check_both, make_pair, pair_name, unwrapped
-from slipway.model.checkpoints import read_adapter_config
 from slipway.model.model_files import ADAPTER_PICKLE, ADAPTER_PREFIX, ADAPTER_WEIGHTS
+from slipway.model.runs.checkpoints import read_adapter_config
 from slipway.model.safetensors_file import TensorInfo, read_safetensors
 from slipway_merge.tensors.tensor_io import TensorReader
 

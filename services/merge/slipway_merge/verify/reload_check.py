@@ -22,7 +22,6 @@ from peft import PeftConfig, PeftModel
 from safetensors.torch import load_file, save_file
 
 from slipway.errors import ModelMergeError
-from slipway.model.checkpoints import read_adapter_config
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import DECODER, ENCODER_DECODER, Family
 from slipway.model.model_facts import check_loadable, configuration_of, named_class
@@ -30,6 +29,7 @@ from slipway.model.model_files import ADAPTER_CONFIG, ADAPTER_PREFIX, ADAPTER_WE
 from slipway.model.module_patterns import check_patterns, names_in
 from slipway.model.pytorch.placing import placeable, unplaced
 from slipway.model.pytorch.sample_inputs import compared_outputs, sample_inputs
+from slipway.model.runs.checkpoints import read_adapter_config
 from slipway.model.safetensors_file import read_safetensors, read_weights
 from slipway.model.trained.adapter_kinds import is_plain_lora
 from slipway.model.trained.trained_model import TrainedModel

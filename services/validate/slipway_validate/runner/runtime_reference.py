@@ -14,12 +14,12 @@ from peft.utils import ModulesToSaveWrapper, load_peft_weights
 
 from slipway.counts import counted
 from slipway.errors import CheckpointValidationError, ModelExportError
-from slipway.model.checkpoints import read_adapter_config
 from slipway.model.families import Family
 from slipway.model.folder import ModelFolder
 from slipway.model.model_files import ADAPTER_WEIGHTS
 from slipway.model.module_patterns import check_patterns, names_in
 from slipway.model.pytorch.placing import JoinedUpdates, placeable, unplaced
+from slipway.model.runs.checkpoints import read_adapter_config
 from slipway.model.safetensors_file import read_safetensors
 from slipway.model.sentences.pooling import Pooling
 from slipway.model.trained.adapter_kinds import is_plain_lora

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from rich.text import Text
 
 from slipway.cli.terminal.columns import Column, FittedTable
-from slipway.model.checkpoints import Checkpoint
+from slipway.model.runs.checkpoints import Checkpoint
 
 
 def checkpoints_table(checkpoints: Sequence[Checkpoint], *, show: Callable[[str], str] = str) -> FittedTable:

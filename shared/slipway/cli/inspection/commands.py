@@ -45,7 +45,7 @@ def checkpoints(
     from slipway.cli.inspection.checkpoints_view import checkpoints_table
     from slipway.cli.terminal.console import print_json, show
     from slipway.errors import ModelExportError
-    from slipway.model.checkpoints import list_checkpoints, no_checkpoint
+    from slipway.model.runs.checkpoints import list_checkpoints, no_checkpoint
     from slipway.sources import SourceFolders
 
     connection = connection_of(ctx)

@@ -10,8 +10,8 @@ from typing import Any
 from slipway.errors import AdapterExportError
 from slipway.model.adapters.adapter_config import AdapterConfig, parse_adapter_config
 from slipway.model.adapters.pairs import EMBEDDING_PAIR, Pair, broken, make_pair, pair_name, unwrapped
-from slipway.model.checkpoints import read_adapter_config
 from slipway.model.model_files import ADAPTER_PREFIX, ADAPTER_WEIGHTS
+from slipway.model.runs.checkpoints import read_adapter_config
 from slipway.model.safetensors_file import TensorInfo, read_safetensors
 
 

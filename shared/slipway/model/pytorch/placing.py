@@ -31,8 +31,8 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, dot
 from transformers.pytorch_utils import Conv1D
 
 from slipway.model.adapters.pairs import pair_name, unwrapped
-from slipway.model.checkpoints import read_adapter_config
 from slipway.model.model_files import ADAPTER_CONFIG, ADAPTER_PREFIX, ADAPTER_WEIGHTS
+from slipway.model.runs.checkpoints import read_adapter_config
 from slipway.model.safetensors_file import read_safetensors, read_weights
 
 _LAYERS = (nn.Linear, nn.Embedding, nn.modules.conv._ConvNd, Conv1D, nn.MultiheadAttention)

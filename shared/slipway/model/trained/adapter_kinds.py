@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from slipway.errors import CheckpointValidationError
-from slipway.model.checkpoints import read_adapter_config
+from slipway.model.runs.checkpoints import read_adapter_config
 
 _ANY = frozenset(
     (

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from slipway.errors import ModelMergeError
-from slipway.model.checkpoints import read_adapter_config
 from slipway.model.config.limits import MOST_PARTS
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import (
@@ -29,6 +28,7 @@ from slipway.model.families import (
 from slipway.model.folder import ModelFolder
 from slipway.model.model_facts import CannotBuildError, model_facts_of
 from slipway.model.model_files import ADAPTER_WEIGHTS, CONFIG
+from slipway.model.runs.checkpoints import read_adapter_config
 from slipway.model.safetensors_file import TensorInfo, read_safetensors
 from slipway.model.sentences.files import MODULES, is_sentence_encoder
 from slipway.model.trained.labels import with_labels

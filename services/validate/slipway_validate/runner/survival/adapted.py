@@ -16,11 +16,11 @@ from torch import Tensor
 from transformers import AutoConfig
 from transformers.pytorch_utils import Conv1D
 
-from slipway.model.checkpoints import read_adapter_config
 from slipway.model.families import auto_model
 from slipway.model.folder import ModelFolder
 from slipway.model.model_facts import configuration_of
 from slipway.model.model_files import ADAPTER_WEIGHTS
+from slipway.model.runs.checkpoints import read_adapter_config
 from slipway.model.safetensors_file import read_safetensors
 from slipway.model.trained.trained_model import trained_model
 from slipway_validate.runner.runtime_reference import adapted

@@ -22,7 +22,6 @@ from slipway.files.json_documents import check_texts, read_json
 from slipway.files.links import file_in, files_in
 from slipway.files.user_paths import user_path
 from slipway.model.config.limits import adapter_excess
-from slipway.model.foreign_adapters import foreign_adapter, foreign_file
 from slipway.model.model_files import (
     ADAPTER_CONFIG,
     ADAPTER_PICKLE,
@@ -33,8 +32,9 @@ from slipway.model.model_files import (
     MODEL_WEIGHTS,
     travelling_files,
 )
-from slipway.model.saved_weights import Problem, weight_problems
-from slipway.model.trainer_state import TRAINER_STATE, TrainerState, read_trainer_state
+from slipway.model.runs.foreign_adapters import foreign_adapter, foreign_file
+from slipway.model.runs.saved_weights import Problem, weight_problems
+from slipway.model.runs.trainer_state import TRAINER_STATE, TrainerState, read_trainer_state
 
 _BASE = "base_model_name_or_path"
 _FOLDER = re.compile(r"checkpoint-([0-9]{1,18})")

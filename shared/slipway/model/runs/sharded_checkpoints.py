@@ -11,8 +11,8 @@ import re
 import shlex
 from pathlib import Path
 
-from slipway.model.foreign_adapters import OtherForm
 from slipway.model.model_files import ADAPTER_WEIGHTS, MODEL_WEIGHTS
+from slipway.model.runs.foreign_adapters import OtherForm
 
 FSDP_FOLDER = "pytorch_model_fsdp_0"
 _DEEPSPEED_FOLDER = re.compile(r"global_step(\d+)")

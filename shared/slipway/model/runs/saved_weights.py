@@ -9,8 +9,8 @@ from pathlib import Path
 from slipway.counts import counted
 from slipway.errors import CheckpointValidationError
 from slipway.model.model_files import ADAPTER_PICKLE, ADAPTER_WEIGHTS
+from slipway.model.runs.sharded_checkpoints import sharded_weights
 from slipway.model.safetensors_file import read_safetensors
-from slipway.model.sharded_checkpoints import sharded_weights
 from slipway.texts import printable
 
 _PARTS = "adapter_model-*-of-*.safetensors"
