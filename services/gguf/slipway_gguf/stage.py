@@ -35,7 +35,7 @@ def output_bytes(params: Mapping[str, Any], size: ModelSize) -> int:
 
 STAGE = Stage(
     name="gguf",
-    version=1,
+    version=2,
     inputs=("pytorch",),
     optional_inputs=("importance",),
     outputs=("gguf",),

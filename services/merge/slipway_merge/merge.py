@@ -152,7 +152,7 @@ def _write_config(output: Path, config: ModelConfig, plan: MergePlan, *, dtype: 
     if plan.layers:
         merged = deeper_config(merged, plan.layers)
     write_config(output, merged)
-    return ModelConfig(merged)
+    return ModelConfig.read(output)
 
 
 def _check_fits(output: Path, layout: Layout, plan: MergePlan, modelled: Callable[[str], str]) -> None:

@@ -80,9 +80,10 @@ def run_checkpoint(target: Path) -> Any:
         NotRunnableError: Its family is unknown.
         QuantizationError: ``QUANTIZATION_FAILED``.
     """
-    family = ModelConfig.read(target).family
+    config = ModelConfig.read(target)
+    family = config.family
     if family is None:
-        raise NotRunnableError(f"the inputs and outputs of a {ModelConfig.read(target).description} are unknown")
+        raise NotRunnableError(f"the inputs and outputs of a {config.description} are unknown")
     try:
         # Loading prints progress bars, which do not belong in the output of a stage.
         with contextlib.redirect_stderr(io.StringIO()):

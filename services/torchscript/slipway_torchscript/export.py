@@ -93,8 +93,9 @@ def _opened(
     """Load the model and compute its results for every case, before anything changes it."""
     torch.set_num_threads(ctx.threads)
     ctx.progress("loading", done=0, total=_STEPS, unit="steps")
+    title = "TorchScript" if isinstance(params, TorchScriptParams) else "torch.export"
     dtype = getattr(torch, LEVELS.get(params.level, "float32"))
-    source = open_source(folder, dtype=dtype, attention=params.attention)
+    source = open_source(folder, title=title, dtype=dtype, attention=params.attention)
     pooling = source.pooling("graph", ctx) if source.family is FEATURE_EXTRACTION else None
     interface = interface_of(source, pooling)
     ctx.progress("computing", done=1, total=_STEPS, unit="steps")

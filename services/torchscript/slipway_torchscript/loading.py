@@ -14,15 +14,13 @@ LONGEST_PROOF = 512
 """Longest text that the comparison with PyTorch runs."""
 
 
-def open_source(folder: Path, *, dtype: torch.dtype, attention: str) -> TextModel:
+def open_source(folder: Path, *, title: str, dtype: torch.dtype, attention: str) -> TextModel:
     """Load the model of a folder.
 
     Raises:
         TorchGraphError: ``FAMILY_UNSUPPORTED``, ``DTYPE_UNSUPPORTED`` (its weights are quantized), ``BASE_MODEL_INVALID``.
     """
-    return open_text_model(
-        folder, refusal_reason, title="PyTorch graph", error=TorchGraphError, dtype=dtype, attention=attention
-    )
+    return open_text_model(folder, refusal_reason, title=title, error=TorchGraphError, dtype=dtype, attention=attention)
 
 
 def unsupported(why: str, **about: object) -> TorchGraphError:

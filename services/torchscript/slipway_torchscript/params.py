@@ -12,6 +12,10 @@ LEVELS = {"fp16": "float16", "bf16": "bfloat16"}
 """Levels of both formats, and the type in which the graph stores and computes."""
 
 
+PRODUCT = "PyTorch graph"
+"""What the formats make, in messages."""
+
+
 class _GraphParams(StageParams):
     level: Literal["none", "fp16", "bf16"] = Field(
         default="none", description="type in which the graph stores weights and computes; none is float32"

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from slipway.base_match.models import vocabulary_size
 from slipway.base_match.recorded import read_known_json
 from slipway.errors import CheckpointValidationError
 from slipway.files.json_documents import LARGEST_LIST
@@ -40,7 +41,7 @@ def misfit(checkpoint: Path, config: Mapping[str, Any], base: Path) -> str:
         return ""
     settings = read_known_json(base / CONFIG)
     own = ModelConfig(settings if isinstance(settings, dict) else {})
-    vocabulary, heads = own.vocabulary or 0, _new_heads(config, own)
+    vocabulary, heads = vocabulary_size(own), _new_heads(config, own)
     depths = _depths(weights)
     for name, tensor in adapter.items():
         factor, whole = _FACTOR.fullmatch(name), _WHOLE.fullmatch(name)

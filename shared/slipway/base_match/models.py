@@ -67,7 +67,7 @@ def compare_models(used: Path, recorded: Path, *, contents: bool) -> Comparison:
         weights = read_weights(used), read_weights(recorded)
     except (CheckpointValidationError, OSError):
         return Comparison(Outcome.UNKNOWN, "the weights of one of them cannot be read")
-    return _compare_tensors(*weights, contents=contents, vocabularies={ours.vocabulary or 0, theirs.vocabulary or 0})
+    return _compare_tensors(*weights, contents=contents, vocabularies={vocabulary_size(ours), vocabulary_size(theirs)})
 
 
 def _compare_tensors(
@@ -155,3 +155,9 @@ def _resized(one: TensorInfo, other: TensorInfo, vocabularies: set[int]) -> bool
     """Return whether two tensors differ only in the number of vocabulary rows; an unknown size (0) allows any number."""
     rows = {info.shape[0] for info in (one, other) if info.shape}
     return one.shape[1:] == other.shape[1:] and len(rows) == 2 and (0 in vocabularies or bool(rows & vocabularies))
+
+
+def vocabulary_size(config: ModelConfig) -> int:
+    """Return the number of embedding rows by the configuration of the text part; 0 if it does not say."""
+    size = config.text.get("vocab_size")
+    return size if isinstance(size, int) else 0

@@ -68,14 +68,20 @@ def coordinator_service() -> CoordinatorService:
     """Return the installed coordinator.
 
     Raises:
-        ConfigurationError: ``SERVICE_UNKNOWN``: none is installed.
+        ConfigurationError: ``SERVICE_UNKNOWN``: none is installed, or it cannot be loaded.
     """
-    entry = next((entry for entry in installed_entry_points(GROUP) if entry.name == NAME), None)
-    service = entry.load() if entry is not None else None
+    try:
+        service = installed_entry_points(GROUP)[NAME].load()
+    except (KeyError, ImportError, AttributeError) as error:
+        raise _unknown(f": {type(error).__name__}: {error}") from error
     if not isinstance(service, CoordinatorService):
-        raise ConfigurationError(
-            f"no distribution brings a {NAME} in the entry point group {GROUP}",
-            reason="SERVICE_UNKNOWN",
-            remedy=f"install slipway again: {install_command(options='--force-reinstall')}",
-        )
+        raise _unknown(f": {type(service).__name__} is none")
     return service
+
+
+def _unknown(why: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"no distribution brings a {NAME} in the entry point group {GROUP}{why}",
+        reason="SERVICE_UNKNOWN",
+        remedy=f"install slipway again: {install_command(options='--force-reinstall')}",
+    )

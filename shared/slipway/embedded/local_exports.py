@@ -81,6 +81,7 @@ def succeeded_export(settings: Settings, export_id: str) -> Iterator[pb.Export |
 
     Raises:
         ServiceError: ``COORDINATOR_LOCKED`` while another process runs the same export.
+        OSError: A file of its state cannot be opened, or is not a regular file.
     """
     state = settings.exports_path / export_id / "state.db"
     if not state.is_file():

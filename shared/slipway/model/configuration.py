@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Self
 
 from slipway.errors import CheckpointValidationError
@@ -26,7 +25,7 @@ class ModelConfig(Mapping[str, Any]):
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        self._settings = MappingProxyType(dict(settings))
+        self._settings = dict(settings)
 
     @classmethod
     def read(cls, folder: Path) -> Self:

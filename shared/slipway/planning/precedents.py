@@ -87,7 +87,7 @@ def precedent_key(task: PlannedTask, model_class: str, *, project: str) -> str:
 
     Args:
         task: The task as planned, before any precedent.
-        model_class: Class and type of the model (:func:`slipway.model.families.model_class`).
+        model_class: Class and type of the model (:attr:`slipway.model.configuration.ModelConfig.class_and_type`).
         project: Project of the export: others see nothing of it.
     """
     stage = known_stage(task.stage)

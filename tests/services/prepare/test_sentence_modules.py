@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from slipway.errors import CheckpointValidationError
 from slipway.model.base_format import base_format
+from slipway.model.folder import ModelFolder
 from slipway.model.sentences.files import module_files
 from slipway.stage import Context
 from slipway_merge.writing.folder import copy_small_files
@@ -74,6 +75,6 @@ def test_a_list_of_modules_never_names_what_is_not_there(tmp_path: Path, in_chec
             json.dumps({**config, "architectures": ["BertModel"], "model_type": "bert"})
         )
     with pytest.raises(CheckpointValidationError) as caught:
-        copy_small_files(base, checkpoint, output, tokenizer=False)
+        copy_small_files(ModelFolder.open(base), checkpoint, ModelFolder.open(output), tokenizer=False)
     assert caught.value.reason == reason
     assert "2_Dense" in caught.value.message

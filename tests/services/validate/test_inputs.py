@@ -20,7 +20,7 @@ from slipway_validate.cases import shape_cases
 from slipway_validate.params import ValidateParams
 from slipway_validate.preparation import _affordable, decoder, padding_token
 from slipway_validate.protocol.messages import Spec, TokenizeSpec
-from slipway_validate.runner.audio import make_features
+from slipway_validate.runner.encoding.audio import make_features
 from slipway_validate.runner.main import execute
 from slipway_validate.runner.model import Bounds, Unusable, padded, positions_of, segments_within
 from slipway_validate.runner.runtime_tensorrt import NotRunnable, choose_engine, deserialise

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import transformers
 from slipway.errors import GGUFExportError
 from slipway.model.config.values import ConfigValues
 from slipway.model.configuration import ModelConfig
-from slipway.model.decoders.classes import CLASSES
+from slipway.model.decoders.classes import CLASSES, Local, Windowed
 from slipway.model.decoders.decoder import FULL, LOCAL, Decoder, decoder_of
 
 VALUES = ConfigValues(GGUFExportError)
@@ -39,12 +41,26 @@ def test_defaults_are_those_of_the_class_of_transformers(name: str) -> None:
         assert found.local_base == rotary.get("sliding_attention", {}).get("rope_theta", found.local_base)
 
 
-@pytest.mark.parametrize("name", [name for name, kind in CLASSES.items() if kind.period])
-def test_the_rule_of_windows_is_that_of_the_class_of_transformers(name: str) -> None:
-    layers = 2 * CLASSES[name].period + 1
-    found = decoder(name, num_hidden_layers=layers, sliding_window=8)
-    assert found.kinds_of_layers == configuration(name)(num_hidden_layers=layers).layer_types
-    assert {LOCAL: 8, FULL: found.positions} == dict(zip(found.kinds_of_layers, found.windows, strict=True))
+@pytest.mark.parametrize(
+    "more", [{}, {"max_window_layers": 0}, {"max_window_layers": 3}, {"max_window_layers": 99}], ids=range(4)
+)
+@pytest.mark.parametrize("name", [name for name, kind in CLASSES.items() if kind.windowed is not Windowed.NEVER])
+def test_the_layers_with_a_window_are_those_of_the_class_of_transformers(name: str, more: dict[str, int]) -> None:
+    layers, given = 13, {**more, "sliding_window": 8, "use_sliding_window": True}
+    settings = configuration(name)(num_hidden_layers=layers, **given)
+    kinds = getattr(settings, "layer_types", None) if CLASSES[name].local is not Local.ALL else None
+    expected = kinds or [LOCAL] * layers  # a class without kinds of layers has the window in all
+    found = decoder(name, num_hidden_layers=layers, **given)
+    assert list(found.kinds_of_layers) == expected
+    reach = found.windows or [found.positions] * layers
+    assert [LOCAL if each == 8 else FULL for each in reach] == expected
+
+
+def test_only_classes_whose_attention_reads_kinds_of_layers_read_them_here() -> None:
+    for name, kind in CLASSES.items():
+        module = importlib.import_module(configuration(name).__module__.replace("configuration_", "modeling_"))
+        reads = "layer_types" in inspect.getsource(module)
+        assert reads == (kind.windowed is not Windowed.NEVER and kind.local is not Local.ALL), name
 
 
 @pytest.mark.parametrize(
@@ -63,10 +79,15 @@ def test_the_rule_of_windows_is_that_of_the_class_of_transformers(name: str) -> 
             (32768, 32768, 32768, 8),
         ),
         ("Qwen3MoeForCausalLM", {"sliding_window": 8, "use_sliding_window": True}, (8, 8, 8, 8)),
-        ("Phi3ForCausalLM", {"sliding_window": 8, "layer_types": [LOCAL, FULL, FULL, FULL]}, (8, 4096, 4096, 4096)),
+        ("Phi3ForCausalLM", {"sliding_window": 8, "layer_types": [LOCAL, FULL, FULL, FULL]}, (8, 8, 8, 8)),
+        (
+            "Qwen2ForCausalLM",
+            {"sliding_window": 8, "use_sliding_window": True, "layer_types": [FULL, FULL, LOCAL, FULL]},
+            (32768, 32768, 8, 32768),
+        ),
         ("Gemma2ForCausalLM", {"sliding_window": 8}, (8, 8192, 8, 8192)),
     ],
-    ids=range(11),
+    ids=range(12),
 )
 def test_how_far_layers_look_back(name: str, settings: dict[str, Any], windows: tuple[int, ...]) -> None:
     assert decoder(name, **settings).windows == windows
@@ -78,11 +99,10 @@ def test_how_far_layers_look_back(name: str, settings: dict[str, Any], windows: 
         ({"num_key_value_heads": 3}, "num_key_value_heads"),
         ({"num_hidden_layers": 1 << 20}, "num_hidden_layers"),
         ({"sliding_window": 0}, "sliding_window"),
-        ({"sliding_window": 8, "layer_types": [LOCAL]}, "layer_types"),
         ({"rope_parameters": [1]}, "rope_parameters"),
         ({"rope_parameters": {"rope_theta": -1}}, "rope_theta"),
     ],
-    ids=range(6),
+    ids=range(5),
 )
 def test_settings_that_no_model_can_have_are_named(settings: dict[str, Any], key: str) -> None:
     with pytest.raises(GGUFExportError, match=f"^{key} is ") as caught:
@@ -105,3 +125,18 @@ def test_settings_that_no_model_can_have_are_named(settings: dict[str, Any], key
 def test_yarn_is_that_of_the_paper_or_names_what_differs(more: dict[str, Any], fault: tuple[str, Any] | None) -> None:
     rotary = decoder("LlamaForCausalLM", rope_parameters={"rope_type": "yarn", "factor": 4.0, **more}).rotary
     assert rotary.beyond_yarn() == fault
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"layer_types": [LOCAL]}, "layer_types"),
+        ({"layer_types": "local"}, "layer_types"),
+        ({"max_window_layers": "many"}, "max_window_layers"),
+        ({"max_window_layers": True}, "max_window_layers"),
+    ],
+    ids=range(4),
+)
+def test_kinds_of_layers_that_no_model_can_have_are_named(settings: dict[str, Any], key: str) -> None:
+    with pytest.raises(GGUFExportError, match=f"^{key} is "):
+        decoder("Qwen3ForCausalLM", sliding_window=8, use_sliding_window=True, **settings)

@@ -41,7 +41,7 @@ class Text:
 
     def __init__(self, data: Path, model: Path, *, seed: int = 0, windows: int = WINDOWS) -> None:
         config = ModelConfig.read(model)
-        family = ModelConfig.read(model).family
+        family = config.family
         if family is None or family.comparison is Comparison.TEACHER_FORCED:
             raise unsupported(f"what a {config.description} computes on plain text is unknown")
         vocabulary = config.get("vocab_size")

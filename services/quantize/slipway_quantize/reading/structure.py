@@ -90,16 +90,15 @@ def require_family(folder: Path) -> Family:
     Raises:
         QuantizationError: ``FAMILY_UNSUPPORTED`` if the family is unknown.
     """
-    family = ModelConfig.read(folder).family
-    if family is None:
-        config = ModelConfig.read(folder)
+    config = ModelConfig.read(folder)
+    if config.family is None:
         raise QuantizationError(
             unknown_family(config),
             reason="FAMILY_UNSUPPORTED",
             remedy=f"use level fp16 or bf16; integer levels support: {', '.join(one.name for one in FAMILIES)}",
             about={"model_type": config.get("model_type"), "architectures": config.get("architectures")},
         )
-    return family
+    return config.family
 
 
 def _meta_model(config: Any, family: Family) -> Any:

@@ -58,7 +58,8 @@ def model_of(config: ModelConfig) -> Model:
     if found.graph in ("phi3", "gpt") and decoder.width * decoder.heads != decoder.hidden:
         raise _assumed(found, "head_dim", decoder.width, f"heads that share the hidden size of {decoder.hidden}")
     kinds, period = settings.get("layer_types"), found.kind.period
-    if found.qk_norms and period and kinds not in (None, decoder.kinds_of_layers):
+    windowed = found.qk_norms and period and settings.get("sliding_window") is not None
+    if windowed and kinds not in (None, list(decoder.kinds_of_layers)):
         raise _assumed(found, "layer_types", kinds, f"full attention in every layer number {period}")
     gpt, bias = found.graph == "gpt", flag(settings, "attention_bias")
     return Model(

@@ -94,7 +94,7 @@ _MAKERS: Mapping[Comparison, Callable[[Any, Ints, TokenizeSpec], Samples]] = {
 
 def _speech(spec: TokenizeSpec) -> tuple[Samples, str]:
     """Make random sound by the seed, and labels from the text; without a tokenizer, random tokens by the seed."""
-    from slipway_validate.runner.audio import make_features
+    from slipway_validate.runner.encoding.audio import make_features
 
     said = "the sound is random and contains no speech"
     if any((spec.tokenizer / name).is_file() for name in TOKENIZER_FILES):

@@ -19,6 +19,16 @@ class Windowed(Enum):
     ALWAYS = "if sliding_window is set"
 
 
+class Local(Enum):
+    """Which layers have the window, if a model has one and no ``layer_types`` says it."""
+
+    ALL = "all, whatever layer_types says"
+    PERIOD = "all but every layer of a period"
+    LAST = "those from max_window_layers on"
+    FIRST_ODD = "the first, third and so on, below max_window_layers"
+    UNROTATED = "those without a rotary embedding"
+
+
 @dataclass(frozen=True, slots=True)
 class DecoderClass:
     """A class of transformers.
@@ -27,7 +37,8 @@ class DecoderClass:
         name: Its name.
         defaults: Values that it has for settings that ``config.json`` may leave out.
         windowed: When its layers have a sliding window.
-        period: Period of the layers with full attention among those with a window; 0 if no such rule holds.
+        local: Which of them have it.
+        period: Period of the layers with full attention, where that is the rule; otherwise 0.
         norm_offset: Number that it adds to the weights of its norms.
         transposed: Whether its matrices are stored as (in, out).
     """
@@ -35,6 +46,7 @@ class DecoderClass:
     name: str
     defaults: Mapping[str, Any] = field(default_factory=dict)
     windowed: Windowed = Windowed.NEVER
+    local: Local = Local.ALL
     period: int = 0
     norm_offset: float = 0.0
     transposed: bool = False
@@ -69,11 +81,14 @@ _CLASSES = (
         },
         windowed=Windowed.ALWAYS,
     ),
-    DecoderClass("Qwen2ForCausalLM", _QWEN_DENSE, windowed=Windowed.ASKED),
+    DecoderClass("Qwen2ForCausalLM", _QWEN_DENSE, windowed=Windowed.ASKED, local=Local.LAST),
     DecoderClass(
-        "Qwen2MoeForCausalLM", {**_QWEN_DENSE, "num_experts": 60, "num_experts_per_tok": 4}, windowed=Windowed.ASKED
+        "Qwen2MoeForCausalLM",
+        {**_QWEN_DENSE, "num_experts": 60, "num_experts_per_tok": 4},
+        windowed=Windowed.ASKED,
+        local=Local.FIRST_ODD,
     ),
-    DecoderClass("Qwen3ForCausalLM", {**_QWEN_DENSE, "head_dim": 128}, windowed=Windowed.ASKED),
+    DecoderClass("Qwen3ForCausalLM", {**_QWEN_DENSE, "head_dim": 128}, windowed=Windowed.ASKED, local=Local.LAST),
     DecoderClass(
         "Qwen3MoeForCausalLM",
         {
@@ -90,6 +105,7 @@ _CLASSES = (
         "Gemma2ForCausalLM",
         {**_GEMMA_2, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
         windowed=Windowed.ALWAYS,
+        local=Local.PERIOD,
         period=2,
         norm_offset=1.0,
     ),
@@ -102,6 +118,7 @@ _CLASSES = (
             "rope_local_base_freq": 10_000.0,
         },
         windowed=Windowed.ALWAYS,
+        local=Local.PERIOD,
         period=6,
         norm_offset=1.0,
     ),
@@ -118,8 +135,10 @@ _CLASSES = (
             "rms_norm_eps": 1e-6,
             "rope_theta": 2_000_000.0,
             "tie_word_embeddings": True,
+            "no_rope_layer_interval": 4,
         },
         windowed=Windowed.ASKED,
+        local=Local.UNROTATED,
     ),
     DecoderClass(
         "GraniteForCausalLM",

@@ -9,7 +9,7 @@ from typing import Any
 from slipway.model.config.limits import MOST_LAYERS, MOST_PARTS
 from slipway.model.config.values import ConfigValues
 from slipway.model.configuration import ModelConfig
-from slipway.model.decoders.classes import CLASSES, DecoderClass, Windowed
+from slipway.model.decoders.classes import CLASSES, DecoderClass, Local, Windowed
 from slipway.model.decoders.rotary import Rotary, rotary_of
 
 LOCAL, FULL = "sliding_attention", "full_attention"
@@ -33,6 +33,7 @@ class Decoder:
         tied: Whether the embedding is the head too, unless a head is stored.
         rotary: Its rotary embedding.
         windows: Tokens that each layer looks back; empty if all layers see the whole text.
+        kinds_of_layers: The kinds of attention of the layers by the rule of the class, which ``layer_types`` may replace.
     """
 
     kind: DecoderClass
@@ -48,11 +49,7 @@ class Decoder:
     tied: bool
     rotary: Rotary
     windows: tuple[int, ...]
-
-    @property
-    def kinds_of_layers(self) -> list[str]:
-        """The kinds of attention of the layers by the rule of the class, which ``layer_types`` may replace."""
-        return [_kind(self.kind, self.settings, layer) for layer in range(self.layers)]
+    kinds_of_layers: tuple[str, ...]
 
 
 def settings_of(config: ModelConfig) -> dict[str, Any]:
@@ -77,6 +74,7 @@ def decoder_of(config: ModelConfig, values: ConfigValues) -> Decoder:
     width = values.whole(settings, "head_dim", default=max(1, hidden // heads))
     layers = values.whole(settings, "num_hidden_layers", "n_layer", most=MOST_LAYERS)
     positions = values.whole(settings, "max_position_embeddings", "n_positions")
+    kinds = tuple(_kind(kind, settings, values, layer) for layer in range(layers))
     return Decoder(
         kind=kind,
         settings=settings,
@@ -90,31 +88,49 @@ def decoder_of(config: ModelConfig, values: ConfigValues) -> Decoder:
         positions=positions,
         tied=values.flag(settings, "tie_word_embeddings"),
         rotary=rotary_of(settings, width, values),
-        windows=_windows(kind, settings, values, layers=layers, positions=positions),
+        windows=_windows(kind, settings, values, kinds=kinds, positions=positions),
+        kinds_of_layers=kinds,
     )
 
 
 def _windows(
-    kind: DecoderClass, settings: Mapping[str, Any], values: ConfigValues, *, layers: int, positions: int
+    kind: DecoderClass, settings: Mapping[str, Any], values: ConfigValues, *, kinds: tuple[str, ...], positions: int
 ) -> tuple[int, ...]:
     """Return how far each layer looks back, as ``layer_types`` or the rule of the class says."""
-    asked = values.flag(settings, "use_sliding_window") if kind.windowed is Windowed.ASKED else True
-    if kind.windowed is Windowed.NEVER or not asked or settings.get("use_sliding_window") is False:
+    asked = kind.windowed is not Windowed.ASKED or values.flag(settings, "use_sliding_window")
+    if kind.windowed is Windowed.NEVER or not asked or settings.get("sliding_window") is None:
         return ()
-    if settings.get("sliding_window") is None:
-        return ()
-    window = values.whole(settings, "sliding_window")
-    kinds = settings.get("layer_types")
-    if kinds is None:
-        kinds = [_kind(kind, settings, layer) for layer in range(layers)]
-    if not isinstance(kinds, list) or len(kinds) != layers or not {*map(str, kinds)} <= {LOCAL, FULL}:
-        raise values.invalid("layer_types", kinds, f"a list of {layers} of {LOCAL} and {FULL}")
+    window, given = values.whole(settings, "sliding_window"), settings.get("layer_types")
+    if given is not None and kind.local is not Local.ALL:
+        if not isinstance(given, list) or len(given) != len(kinds) or not {*map(str, given)} <= {LOCAL, FULL}:
+            raise values.invalid("layer_types", given, f"a list of {len(kinds)} of {LOCAL} and {FULL}")
+        kinds = tuple(given)
     reach = tuple(min(window, positions) if each == LOCAL else positions for each in kinds)
     return reach if min(reach) < positions else ()
 
 
-def _kind(kind: DecoderClass, settings: Mapping[str, Any], layer: int) -> str:
-    if kind.period:
-        return LOCAL if (layer + 1) % kind.period else FULL
-    full = settings.get("max_window_layers")
-    return FULL if isinstance(full, int) and layer < full else LOCAL
+def _kind(kind: DecoderClass, settings: Mapping[str, Any], values: ConfigValues, layer: int) -> str:
+    """Return the attention of a layer by the rule of its class."""
+    match kind.local:
+        case Local.ALL:
+            local = True
+        case Local.PERIOD:
+            local = (layer + 1) % kind.period != 0
+        case Local.LAST:
+            local = layer >= _first(settings, values)
+        case Local.FIRST_ODD:
+            local = layer % 2 == 0 and layer < _first(settings, values)
+        case Local.UNROTATED:
+            rotated = settings.get("no_rope_layers")
+            if isinstance(rotated, list) and layer < len(rotated):
+                local = not rotated[layer]
+            else:
+                local = (layer + 1) % values.whole(settings, "no_rope_layer_interval") == 0
+    return LOCAL if local else FULL
+
+
+def _first(settings: Mapping[str, Any], values: ConfigValues) -> int:
+    layers = settings.get("max_window_layers")
+    if isinstance(layers, int) and not isinstance(layers, bool) and layers >= 0:
+        return layers
+    raise values.invalid("max_window_layers", layers, "a whole number from 0")
