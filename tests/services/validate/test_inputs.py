@@ -20,12 +20,12 @@ from slipway_validate.cases import shape_cases
 from slipway_validate.params import ValidateParams
 from slipway_validate.preparation import _affordable, decoder, padding_token
 from slipway_validate.protocol.messages import Spec, TokenizeSpec
-from slipway_validate.runner.encoding.audio import make_features
 from slipway_validate.runner.main import execute
 from slipway_validate.runner.model import Bounds, Unusable, padded, positions_of, segments_within
 from slipway_validate.runner.runtime_tensorrt import NotRunnable, choose_engine, deserialise
 from slipway_validate.runner.runtime_transformers import from_pretrained
-from slipway_validate.runner.windows import cut, load_tokenizer
+from slipway_validate.runner.sampling.audio import make_features
+from slipway_validate.runner.sampling.windows import cut, load_tokenizer
 from support.models.tiny_models import describe_a_layer_more, make_base
 from support.models.validation_models import TEXT, Models
 

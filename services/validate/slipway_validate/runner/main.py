@@ -207,17 +207,17 @@ def tokenize(spec: TokenizeSpec) -> RunResult:
     Raises:
         Unusable: There is no tokenizer or feature extractor, or too little text.
     """
-    from slipway_validate.runner.sampling import make_samples
+    from slipway_validate.runner.sampling.making import make_samples
 
     samples, source = make_samples(spec)
     samples.write(spec.samples)
     if spec.text.with_name(OWN_FILE).is_file():
-        from slipway_validate.runner.windows import trained_tokenizer
+        from slipway_validate.runner.sampling.windows import trained_tokenizer
 
         make_own_samples(trained_tokenizer(spec.tokenizer, spec.model), spec)
     if spec.records is not None:
         from slipway_validate.runner.encoding.records import encode_inputs
-        from slipway_validate.runner.windows import trained_tokenizer
+        from slipway_validate.runner.sampling.windows import trained_tokenizer
 
         encoded = encode_inputs(trained_tokenizer(spec.tokenizer, spec.model), spec)
         (spec.samples / INPUTS_FILE).write_text(encoded.model_dump_json(), encoding="utf-8")

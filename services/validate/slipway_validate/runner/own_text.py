@@ -22,8 +22,8 @@ from slipway_validate.lengths import longest_text
 from slipway_validate.numerics import Ints, Logits, finite, perplexity_of, window_losses
 from slipway_validate.protocol.messages import RunSpec, TokenizeSpec
 from slipway_validate.runner.collect import Collector
-from slipway_validate.runner.sampling import decoder_inputs, masked
-from slipway_validate.runner.windows import cut
+from slipway_validate.runner.sampling.making import decoder_inputs, masked
+from slipway_validate.runner.sampling.windows import cut
 from slipway_validate.samples import EVIDENCE_FILE, OWN_FILE, OWN_FOLDER, Samples
 
 _RESULTS = "own.npy"

@@ -14,7 +14,7 @@ from slipway.validation.texts import TextComparison, TextKind
 from slipway_validate.protocol.messages import TextSpec
 from slipway_validate.protocol.texts import Conversation, ReadText, ReadTexts
 from slipway_validate.runner.model import LanguageModel, Unusable
-from slipway_validate.runner.windows import trained_tokenizer
+from slipway_validate.runner.sampling.windows import trained_tokenizer
 
 _MOST_SPECIAL = 24
 _SHOWN = 160

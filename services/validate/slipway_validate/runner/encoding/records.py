@@ -25,7 +25,7 @@ from slipway_validate.lengths import longest_text
 from slipway_validate.protocol.messages import EncodedInput, EncodedInputs, TokenizeSpec
 from slipway_validate.runner.encoding.sounds import opening, write_sounds
 from slipway_validate.runner.model import UnusableInput
-from slipway_validate.runner.sampling import opening_token
+from slipway_validate.runner.sampling.making import opening_token
 
 Encode = Callable[[Any, Mapping[str, Any], int], EncodedInput]
 """Function from a tokenizer, a record and the most tokens that the model takes to the encoded input."""

@@ -14,9 +14,9 @@ from slipway.files.links import real_file
 from slipway.texts import quoted
 from slipway_validate.answers.sounds import UnusableSoundError, read_sound
 from slipway_validate.protocol.messages import SOUNDS_FILE, EncodedInput, TokenizeSpec
-from slipway_validate.runner.encoding.audio import SoundFeatures
 from slipway_validate.runner.model import UnusableInput
-from slipway_validate.runner.sampling import opening_token
+from slipway_validate.runner.sampling.audio import SoundFeatures
+from slipway_validate.runner.sampling.making import opening_token
 
 _LISTS = "lang_to_id", "task_to_id"
 

@@ -16,7 +16,7 @@ from slipway_validate.cases import family_named
 from slipway_validate.numerics import Ints
 from slipway_validate.protocol.messages import TokenizeSpec
 from slipway_validate.runner.model import Unusable
-from slipway_validate.runner.windows import cut, tokens_around, trained_tokenizer
+from slipway_validate.runner.sampling.windows import cut, tokens_around, trained_tokenizer
 from slipway_validate.samples import Samples
 
 MASKED_SHARE = 0.15
@@ -94,7 +94,7 @@ _MAKERS: Mapping[Comparison, Callable[[Any, Ints, TokenizeSpec], Samples]] = {
 
 def _speech(spec: TokenizeSpec) -> tuple[Samples, str]:
     """Make random sound by the seed, and labels from the text; without a tokenizer, random tokens by the seed."""
-    from slipway_validate.runner.encoding.audio import make_features
+    from slipway_validate.runner.sampling.audio import make_features
 
     said = "the sound is random and contains no speech"
     if any((spec.tokenizer / name).is_file() for name in TOKENIZER_FILES):

@@ -1,0 +1,1 @@
+"""Make the samples of a family: windows of text, or sound, with what is compared on them."""
