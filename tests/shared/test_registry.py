@@ -10,8 +10,20 @@ from slipway.errors import ConfigurationError
 from slipway.registry import load_stage, stage_of
 from slipway.stage import Role
 
+IMPOSSIBLE = """
+import threading
+from slipway import Stage, StageParams
+class Params(StageParams):
+    lock: threading.Event
+STAGE = Stage(name="a_broken", version=1, inputs=(), outputs=("out",), params=Params, run=None)
+"""
 
-@pytest.mark.parametrize("code", ["raise ValueError('no')", "STAGE =", "import sys; sys.exit(1)", "import not_there"])
+
+@pytest.mark.parametrize(
+    "code",
+    ["raise ValueError('no')", "STAGE =", "import sys; sys.exit(1)", "import not_there", IMPOSSIBLE],
+    ids=range(5),
+)
 def test_a_stage_that_cannot_be_loaded_is_named_and_stops_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
 ) -> None:

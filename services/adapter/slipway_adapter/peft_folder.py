@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -87,23 +88,22 @@ def _write_factors(fitted: Fitted, forms: Mapping[str, Form], output: Path, ctx:
         )
         owners |= {a: module, b: module}
     [file] = plan_files(groups, max_shard_bytes=1 << 62)
-    changed, current, done = False, "", 0
-    factors: dict[str, Any] = {}
+    changes: dict[str, bool] = {}  # by module, in the order of the file
+
+    @lru_cache(maxsize=1)  # both factors of a module are written one after the other
+    def factors(module: str) -> dict[str, Any]:
+        ctx.progress("write", done=len(changes), total=len(fitted.pairs), unit="modules")
+        pair, form = fitted.pairs[module], forms[module]
+        both = dict(zip(tensor_names(module, pair), normalized(pair, form), strict=True))
+        changes[module] = form.alpha != 0 and all(np.any(values) for values in both.values())
+        return both
 
     def values(tensor: TensorInfo) -> Iterator[memoryview]:
-        nonlocal changed, current, done, factors
-        module = owners[tensor.name]
-        if module != current:
-            ctx.progress("write", done=done, total=len(fitted.pairs), unit="modules")
-            pair, form = fitted.pairs[module], forms[module]
-            factors = dict(zip(tensor_names(module, pair), normalized(pair, form), strict=True))
-            changed = changed or (form.alpha != 0 and all(np.any(values) for values in factors.values()))
-            current, done = module, done + 1
-        yield np.ascontiguousarray(factors[tensor.name]).reshape(-1).view(np.uint8).data
+        yield np.ascontiguousarray(factors(owners[tensor.name])[tensor.name]).reshape(-1).view(np.uint8).data
 
     for _ in file.write(output / ADAPTER_WEIGHTS, values):
         ctx.check_cancelled()
-    return changed
+    return any(changes.values())
 
 
 def _config(raw: Mapping[str, Any], forms: Mapping[str, Form], fitted: Fitted) -> dict[str, Any]:

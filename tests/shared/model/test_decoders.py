@@ -13,7 +13,7 @@ from slipway.errors import GGUFExportError
 from slipway.model.config.values import ConfigValues
 from slipway.model.configuration import ModelConfig
 from slipway.model.decoders.classes import CLASSES, Local, Windowed
-from slipway.model.decoders.decoder import FULL, LOCAL, Decoder, decoder_of
+from slipway.model.decoders.decoder import FULL, LOCAL, Decoder, decoder_of, kinds_of_layers
 
 VALUES = ConfigValues(GGUFExportError)
 SIZES = {"hidden_size": 24, "num_attention_heads": 4, "num_hidden_layers": 4, "intermediate_size": 48, "vocab_size": 96}
@@ -51,7 +51,7 @@ def test_the_layers_with_a_window_are_those_of_the_class_of_transformers(name: s
     kinds = getattr(settings, "layer_types", None) if CLASSES[name].local is not Local.ALL else None
     expected = kinds or [LOCAL] * layers  # a class without kinds of layers has the window in all
     found = decoder(name, num_hidden_layers=layers, **given)
-    assert list(found.kinds_of_layers) == expected
+    assert kinds_of_layers(found.kind, found.settings, VALUES, layers) == expected
     reach = found.windows or [found.positions] * layers
     assert [LOCAL if each == 8 else FULL for each in reach] == expected
 
@@ -140,3 +140,9 @@ def test_yarn_is_that_of_the_paper_or_names_what_differs(more: dict[str, Any], f
 def test_kinds_of_layers_that_no_model_can_have_are_named(settings: dict[str, Any], key: str) -> None:
     with pytest.raises(GGUFExportError, match=f"^{key} is "):
         decoder("Qwen3ForCausalLM", sliding_window=8, use_sliding_window=True, **settings)
+
+
+@pytest.mark.parametrize("name", [name for name, kind in CLASSES.items() if kind.windowed is Windowed.ASKED])
+def test_settings_of_windows_do_not_matter_without_one(name: str) -> None:
+    unused = {"max_window_layers": None, "no_rope_layer_interval": 0, "layer_types": "none"}
+    assert decoder(name, use_sliding_window=False, sliding_window=8, **unused).windows == ()

@@ -8,7 +8,7 @@ from typing import Any
 
 from slipway.errors import TensorRTLLMExportError
 from slipway.model.configuration import ModelConfig
-from slipway.model.decoders.decoder import Decoder, decoder_of, settings_of
+from slipway.model.decoders.decoder import Decoder, decoder_of, kinds_of_layers, settings_of
 from slipway.texts import quoted
 from slipway_tensorrt_llm.models.rope import rope_fields
 from slipway_tensorrt_llm.models.settings import VALUES, flag, positive, unsupported
@@ -59,7 +59,7 @@ def model_of(config: ModelConfig) -> Model:
         raise _assumed(found, "head_dim", decoder.width, f"heads that share the hidden size of {decoder.hidden}")
     kinds, period = settings.get("layer_types"), found.kind.period
     windowed = found.qk_norms and period and settings.get("sliding_window") is not None
-    if windowed and kinds not in (None, list(decoder.kinds_of_layers)):
+    if windowed and kinds not in (None, kinds_of_layers(found.kind, settings, VALUES, decoder.layers)):
         raise _assumed(found, "layer_types", kinds, f"full attention in every layer number {period}")
     gpt, bias = found.graph == "gpt", flag(settings, "attention_bias")
     return Model(

@@ -5,6 +5,7 @@ Axes as in :mod:`slipway_validate.runner.model`.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Collection
 from typing import Any
 
@@ -33,9 +34,9 @@ class TextReader(LanguageModel):
         self._family, self._several_labels = family, config.has_several_labels
         self.embeds = SENTENCE_EMBEDDING in outputs
 
+    @abstractmethod
     def results(self, step: Step, names: tuple[str, ...]) -> list[Logits]:
         """Return outputs of one call by name, in float32."""
-        raise NotImplementedError
 
     def forward(self, step: Step) -> tuple[Logits, Past]:
         """As :meth:`slipway_validate.runner.model.LanguageModel.forward`."""
@@ -57,13 +58,13 @@ class RowDecoder(LanguageModel):
     has_cache = True
     length: int
 
+    @abstractmethod
     def empty(self) -> Any:
         """Return the state of a row without tokens."""
-        raise NotImplementedError
 
+    @abstractmethod
     def extend(self, state: Any, start: int, tokens: list[int]) -> tuple[Logits, Any]:
         """Return logits, (S, V), of the tokens at the places from ``start`` on, and the state of the row with them."""
-        raise NotImplementedError
 
     def forward(self, step: Step) -> tuple[Logits, Past]:
         """As :meth:`slipway_validate.runner.model.LanguageModel.forward`."""

@@ -33,7 +33,6 @@ class Decoder:
         tied: Whether the embedding is the head too, unless a head is stored.
         rotary: Its rotary embedding.
         windows: Tokens that each layer looks back; empty if all layers see the whole text.
-        kinds_of_layers: The kinds of attention of the layers by the rule of the class, which ``layer_types`` may replace.
     """
 
     kind: DecoderClass
@@ -49,7 +48,6 @@ class Decoder:
     tied: bool
     rotary: Rotary
     windows: tuple[int, ...]
-    kinds_of_layers: tuple[str, ...]
 
 
 def settings_of(config: ModelConfig) -> dict[str, Any]:
@@ -74,7 +72,6 @@ def decoder_of(config: ModelConfig, values: ConfigValues) -> Decoder:
     width = values.whole(settings, "head_dim", default=max(1, hidden // heads))
     layers = values.whole(settings, "num_hidden_layers", "n_layer", most=MOST_LAYERS)
     positions = values.whole(settings, "max_position_embeddings", "n_positions")
-    kinds = tuple(_kind(kind, settings, values, layer) for layer in range(layers))
     return Decoder(
         kind=kind,
         settings=settings,
@@ -88,23 +85,27 @@ def decoder_of(config: ModelConfig, values: ConfigValues) -> Decoder:
         positions=positions,
         tied=values.flag(settings, "tie_word_embeddings"),
         rotary=rotary_of(settings, width, values),
-        windows=_windows(kind, settings, values, kinds=kinds, positions=positions),
-        kinds_of_layers=kinds,
+        windows=_windows(kind, settings, values, layers=layers, positions=positions),
     )
 
 
+def kinds_of_layers(kind: DecoderClass, settings: Mapping[str, Any], values: ConfigValues, layers: int) -> list[str]:
+    """Return the kinds of attention of the layers of a model with a window, by the rule of its class, which ``layer_types`` may replace."""
+    return [_kind(kind, settings, values, layer) for layer in range(layers)]
+
+
 def _windows(
-    kind: DecoderClass, settings: Mapping[str, Any], values: ConfigValues, *, kinds: tuple[str, ...], positions: int
+    kind: DecoderClass, settings: Mapping[str, Any], values: ConfigValues, *, layers: int, positions: int
 ) -> tuple[int, ...]:
     """Return how far each layer looks back, as ``layer_types`` or the rule of the class says."""
     asked = kind.windowed is not Windowed.ASKED or values.flag(settings, "use_sliding_window")
     if kind.windowed is Windowed.NEVER or not asked or settings.get("sliding_window") is None:
         return ()
-    window, given = values.whole(settings, "sliding_window"), settings.get("layer_types")
-    if given is not None and kind.local is not Local.ALL:
-        if not isinstance(given, list) or len(given) != len(kinds) or not {*map(str, given)} <= {LOCAL, FULL}:
-            raise values.invalid("layer_types", given, f"a list of {len(kinds)} of {LOCAL} and {FULL}")
-        kinds = tuple(given)
+    window, kinds = values.whole(settings, "sliding_window"), settings.get("layer_types")
+    if kinds is None or kind.local is Local.ALL:
+        kinds = kinds_of_layers(kind, settings, values, layers)
+    if not isinstance(kinds, list) or len(kinds) != layers or not {*map(str, kinds)} <= {LOCAL, FULL}:
+        raise values.invalid("layer_types", kinds, f"a list of {layers} of {LOCAL} and {FULL}")
     reach = tuple(min(window, positions) if each == LOCAL else positions for each in kinds)
     return reach if min(reach) < positions else ()
 
