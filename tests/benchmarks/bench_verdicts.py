@@ -29,8 +29,7 @@ from slipway.model.runs.checkpoints import find_checkpoint
 from slipway.sample.adapter import train_adapter
 from slipway.sample.corpus import python_sources
 from slipway.sample.real import RealRecipe, make_real_sample
-from slipway.sample.real.base import write_base
-from slipway.sample.real.conversations import conversations, rendered, samples
+from slipway.sample.real.making import conversations, rendered, samples, write_base
 from slipway.sample.real.packages import unpack
 from slipway.sample.real.recipe import GGUF_FILE, PACKAGE
 from slipway.settings import Settings

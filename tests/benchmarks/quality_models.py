@@ -19,7 +19,7 @@ from slipway.model.runs.checkpoints import find_checkpoint
 from slipway.sample import make_sample
 from slipway.sample.corpus import documentation, python_sources
 from slipway.sample.real import RealRecipe, make_real_sample
-from slipway.sample.real.conversations import rendered
+from slipway.sample.real.making import rendered
 from slipway.sample.tokenizer import token_stream, train_tokenizer
 from slipway.settings import Settings
 

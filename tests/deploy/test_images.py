@@ -24,7 +24,7 @@ from slipway.observability import metrics
 from slipway.registry import load_stage, plays, stage_names
 from slipway.stage import Role
 from slipway.worker.flags import worker_parser
-from slipway_coordinator.flags import coordinator_parser
+from slipway_coordinator.service import coordinator_parser
 from support.manifests.overlay import understood
 
 ROOT = Path(__file__).parents[2]

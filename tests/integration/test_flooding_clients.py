@@ -15,7 +15,7 @@ from slipway.artifacts.digests import digest_bytes
 from slipway.client import Client
 from slipway.errors import ModelExportError
 from slipway.security.limits import Limits
-from slipway_coordinator.transfers.transfers import TransferLimits
+from slipway_coordinator.transfers import TransferLimits
 from slipway_protos.v1 import artifact_pb2, worker_pb2
 from slipway_protos.v1 import export_pb2 as pb
 from support.coordinators.guarded_servers import SERVICE, Code, Servers, create

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from slipway.client import Client
 from slipway.distribution.extras import MODULES
-from slipway.distribution.naming import DISTRIBUTION
+from slipway.distribution.installed import DISTRIBUTION
 from support.commands.cli import SLIPWAY
 from support.commands.light_install import (
     PROJECT,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
@@ -12,14 +13,22 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from slipway.files.links import real_file
 from slipway.model.adapters.pairs import Pair
 from slipway.model.adapters.saved import Saved
-from slipway.model.model_files import ADAPTER_CONFIG, ADAPTER_PREFIX, ADAPTER_WEIGHTS
+from slipway.model.model_files import (
+    ADAPTER_CONFIG,
+    ADAPTER_PREFIX,
+    ADAPTER_WEIGHTS,
+    chat_templates,
+    has_chat_template,
+    is_chat_template,
+    tokenizer_files,
+)
 from slipway.model.safetensors_file import TensorInfo
 from slipway.model.safetensors_layout import TensorSpec, plan_files
 from slipway.stage import Context
 from slipway_adapter.base import Fitted, fit
-from slipway_adapter.companions import copy_tokenizer
 from slipway_adapter.factors import Form, common_form, normalized, own_form
 from slipway_adapter.params import AdapterParams
 from slipway_adapter.rules import LLAMA, check_rules, refused
@@ -131,3 +140,31 @@ def _config(raw: Mapping[str, Any], forms: Mapping[str, Form], fitted: Fitted) -
 def _exactly(module: str) -> str:
     """Return a pattern that matches this module and no other whose name ends like it."""
     return f"^{re.escape(module)}"
+
+
+def copy_tokenizer(adapter: Path, base: Path, output: Path) -> list[str]:
+    """Copy the checkpoint's tokenizer if it has one, otherwise the base's; the base's chat template if the checkpoint has none.
+
+    Returns:
+        Names of the copied files, sorted.
+    """
+    tokenizer = adapter if any(not is_chat_template(name) for name in _names(adapter)) else base
+    chosen = {name: tokenizer for name in _names(tokenizer) if not is_chat_template(name)}
+    written: dict[str, bytes] = {}
+    if tokenizer is adapter and not has_chat_template(adapter):
+        written = chat_templates(base)  # also those among the settings of the base's tokenizer, which do not travel
+    else:
+        templates = adapter if has_chat_template(adapter) else base
+        chosen |= {name: templates for name in _names(templates) if is_chat_template(name)}
+    for name, folder in chosen.items():
+        target = output / name
+        target.parent.mkdir(exist_ok=True)
+        shutil.copyfile(real_file(folder, name), target)
+    for name, text in written.items():
+        (output / name).parent.mkdir(exist_ok=True)
+        (output / name).write_bytes(text)
+    return sorted({*chosen, *written})
+
+
+def _names(folder: Path) -> list[str]:
+    return [path.relative_to(folder).as_posix() for path in tokenizer_files(folder)]

@@ -22,7 +22,7 @@ def run(inputs: Mapping[str, Path], params: AdapterParams, ctx: Context) -> dict
     output = ctx.workdir / "adapter"
     saved = read_saved(inputs["adapter"])
     if params.target == "onnx":
-        from slipway_adapter.graphs.folder import write_graph_folder
+        from slipway_adapter.graph_folder import write_graph_folder
 
         write_graph_folder(saved, inputs, output, ctx)
     else:

@@ -21,9 +21,9 @@ from slipway.sources.allowed import NOWHERE, Allowed
 from slipway_coordinator.broker.broker import Broker
 from slipway_coordinator.broker.offering import offer_of
 from slipway_coordinator.model import transitions
-from slipway_coordinator.model.learning import lesson
 from slipway_coordinator.model.offers import Offer
 from slipway_coordinator.model.records import ExportRecord, TaskRecord
+from slipway_coordinator.model.recovery import lesson
 from slipway_coordinator.model.rules import RuleTable, default_rules
 from slipway_coordinator.model.states import ExportState, TaskState
 from slipway_coordinator.model.transitions import Event, EventKind
@@ -32,12 +32,12 @@ from slipway_coordinator.storage.database_address import State
 from slipway_coordinator.storage.events import Hub
 from slipway_coordinator.storage.inbox import Inbox, InboxEvent
 from slipway_coordinator.storage.journal import Journal, retry_until_available, shielded, translate_database_errors
-from slipway_coordinator.storage.ledger import Ledger
+from slipway_coordinator.storage.leases import Ledger
 from slipway_coordinator.storage.precedents import Precedents
-from slipway_coordinator.transfers.transfers import TransferLimits
-from slipway_coordinator.workflow import engine, history, workflow
+from slipway_coordinator.transfers import TransferLimits
+from slipway_coordinator.workflow import engine, periodic, workflow
 from slipway_coordinator.workflow.observation import log_failures, observe
-from slipway_coordinator.workflow.unserved import Unserved
+from slipway_coordinator.workflow.periodic import Unserved
 from slipway_coordinator.workflow.workflow import Transition
 
 log = logging.getLogger("slipway.coordinator")
@@ -127,7 +127,7 @@ class Coordinator:
         self._spawn(self._resume())
         self._spawn(self._watch_leases())
         if self.options.retain_days is not None:
-            self._spawn(history.keep_forgetting(self, days=self.options.retain_days))
+            self._spawn(periodic.keep_forgetting(self, days=self.options.retain_days))
 
     async def stop(self) -> None:
         """Stop at once; a later start on the same state resumes from here."""

@@ -8,6 +8,8 @@ import gc
 import logging
 import os
 
+from dbos import DBOS
+
 from slipway.artifacts.opening import open_store
 from slipway.observability.metrics import serving
 from slipway.observability.telemetry import tracing
@@ -18,11 +20,12 @@ from slipway.settings import Settings
 from slipway.settings.security import Security
 from slipway.sources.allowed import Allowed
 from slipway_coordinator.coordinator import CoordinatorOptions
-from slipway_coordinator.migration import migrate
 from slipway_coordinator.model.rules import DEFAULT_RULES, load_rules
 from slipway_coordinator.server import serve
-from slipway_coordinator.storage.database_address import state_at
-from slipway_coordinator.transfers.transfers import TransferLimits
+from slipway_coordinator.storage.database import Database
+from slipway_coordinator.storage.database_address import State, state_at
+from slipway_coordinator.storage.database_faults import translate_startup_errors
+from slipway_coordinator.transfers import TransferLimits
 
 log = logging.getLogger("slipway.coordinator")
 
@@ -71,3 +74,24 @@ def _run(arguments: argparse.Namespace) -> None:
                 advertise=arguments.advertise,
             )
         )
+
+
+def migrate(state: State) -> int:
+    """Apply the missing migrations; return how many of our own there were. Harmless to repeat.
+
+    Raises:
+        ServiceError: ``COORDINATOR_UNAVAILABLE`` if the database is unavailable, ``STATE_DENIED`` if it refuses access,
+            ``STATE_SCHEMA`` if its tables cannot be changed.
+    """
+    database = Database(state.url)
+    try:
+        with translate_startup_errors(state):
+            if state.shared:
+                database.ping()  # fails at once for a missing database, which DBOS would retry for ever
+                logging.getLogger("dbos").setLevel(logging.WARNING)
+                DBOS.migrate(state.url)
+            applied = database.migrate()
+    finally:
+        database.close()
+    log.info(f"applied {applied} migrations to {state}")
+    return applied

@@ -6,13 +6,18 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from typing import Any
+
+import grpc
 
 from slipway.artifacts import ArtifactStore
 from slipway.artifacts.opening import blobs_of
+from slipway.errors import Failure, ServiceError
+from slipway.observability import metrics
 from slipway.observability.metrics import reading
-from slipway.rpc.serving import add_health_and_reflection
+from slipway.rpc.serving import abort, add_health_and_reflection
 from slipway.security.server import ServerSecurity
 from slipway_coordinator.api.artifact_service import ArtifactService
 from slipway_coordinator.api.export_service import ExportService
@@ -22,10 +27,8 @@ from slipway_coordinator.broker.scaler import ExternalScaler
 from slipway_coordinator.coordinator import Coordinator, CoordinatorOptions
 from slipway_coordinator.leadership.file_lock import StateLock
 from slipway_coordinator.leadership.forwarding import Forwarder
-from slipway_coordinator.leadership.gate import Gate
 from slipway_coordinator.leadership.locks import lock_of
-from slipway_coordinator.leadership.probes import HealthPort
-from slipway_coordinator.leadership.standby import advertised_address, stand_by
+from slipway_coordinator.leadership.standby import HealthPort, advertised_address, stand_by
 from slipway_coordinator.storage.database_address import State
 from slipway_coordinator.storage.database_faults import check_access, translate_startup_errors
 from slipway_coordinator.storage.precedents import Precedents
@@ -205,3 +208,39 @@ async def _be_active(
         await server.activate()
     health.report(serving=True)
     log.info("active")
+
+
+_OURS = "/slipway.v1."
+
+
+class Gate(grpc.aio.ServerInterceptor):
+    """Refuses Slipway's own calls while it is closed; health checks and reflection always pass."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        """Return the handler of the call, or one that refuses it."""
+        handler = await continuation(handler_call_details)
+        if self.is_open or handler is None or not str(handler_call_details.method).startswith(_OURS):
+            return handler
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(_refuse_stream, handler.request_deserializer)
+        return grpc.unary_unary_rpc_method_handler(_refuse, handler.request_deserializer)
+
+
+async def _refuse(_request: Any, context: grpc.aio.ServicerContext) -> None:
+    await abort(context, _starting())
+
+
+async def _refuse_stream(_request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
+    yield await abort(context, _starting())
+
+
+def _starting() -> Failure:
+    metrics.CALLS_REFUSED.add(reason="COORDINATOR_UNAVAILABLE")
+    return ServiceError("this coordinator is starting", reason="COORDINATOR_UNAVAILABLE", remedy="try again").failure()

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import json
+import uuid
 from pathlib import Path
 from typing import Any
 
+import coremltools as ct
 import torch
+from coremltools.optimize import coreml as compression
 
 from slipway.errors import CoreMLExportError
 from slipway.model.families import DECODER
-from slipway.model.pytorch.linear_layers import use_linear_layers
 from slipway.model.pytorch.static_cache import StaticDecoder
-from slipway.model.pytorch.text_model import TextModel, describe_program, file_digest, open_text_model
-from slipway.model.pytorch.text_reader import TextReader, has_token_types
-from slipway.model.sentences.pooling import SENTENCE_EMBEDDING
+from slipway.model.pytorch.text_model import (
+    TextModel,
+    TextReader,
+    describe_program,
+    file_digest,
+    has_token_types,
+    open_text_model,
+    use_linear_layers,
+)
+from slipway.model.sentences import SENTENCE_EMBEDDING
 from slipway.stage import Context
 from slipway_coreml.attention import use_core_attention
 from slipway_coreml.checks import Expected, check_package
 from slipway_coreml.conversion import convert, trace
-from slipway_coreml.levels import round_weights
-from slipway_coreml.package import write_package
-from slipway_coreml.params import PRODUCT, CoremlParams
+from slipway_coreml.params import PRODUCT, CoremlParams, Level
 from slipway_coreml.proof import check_program
 
 PACKAGE, DESCRIPTION = "model.mlpackage", "coreml.json"
@@ -116,3 +124,50 @@ def _module(
     }
     sample = (ids, torch.ones_like(ids), *([torch.zeros_like(ids)] if types else []))
     return TextReader(source.model, source.family, pooling), sample, facts
+
+
+MATRICES = ("linear", "matmul", "gather")
+"""Operations whose constants are rounded: products and lookups of tokens."""
+SMALLEST = 2048
+"""Weights of fewer values stay as they are."""
+
+
+def round_weights(model: Any, level: Level, group_size: int) -> Any:
+    """Return a model whose matrices are integers: of 8 bits with a scale for each row, or of 4 bits with one for each group in a row."""
+    rows = compression.OpLinearQuantizerConfig(
+        mode="linear_symmetric", dtype="int8", granularity="per_channel", weight_threshold=SMALLEST
+    )
+    groups = compression.OpLinearQuantizerConfig(
+        mode="linear_symmetric", dtype="int4", granularity="per_block", block_size=group_size, weight_threshold=SMALLEST
+    )
+    return compression.linear_quantize_weights(
+        model,
+        compression.OptimizationConfig(op_type_configs=dict.fromkeys(MATRICES, rows if level == "int8" else groups)),
+    )
+
+
+MANIFEST, SPEC = "Manifest.json", Path("Data", "com.apple.CoreML", "model.mlmodel")
+_HANDLES = "executorch_debug_handle_mapping.json"
+"""A file for debuggers that no one has asked for, outside the manifest."""
+_DATE = "com.github.apple.coremltools.conversion_date"
+
+
+def write_package(model: Any, package: Path) -> None:
+    """Write a converted model, without the day on which it was made and with names of files that are no chance."""
+    metadata = model.user_defined_metadata
+    if _DATE in metadata:
+        del metadata[_DATE]
+    model.save(str(package))
+    (package / _HANDLES).unlink(missing_ok=True)
+    spec = package / SPEC
+    # The library writes maps in the order of this process.
+    spec.write_bytes(ct.utils.load_spec(str(package)).SerializeToString(deterministic=True))
+    manifest = package / MANIFEST
+    read = json.loads(manifest.read_text(encoding="utf-8"))
+    entries = read["itemInfoEntries"]
+    names = {key: str(uuid.uuid5(uuid.NAMESPACE_URL, entry["path"])).upper() for key, entry in entries.items()}
+    read["itemInfoEntries"] = {
+        names[key]: entry for key, entry in sorted(entries.items(), key=lambda pair: names[pair[0]])
+    }
+    read["rootModelIdentifier"] = names[read["rootModelIdentifier"]]
+    manifest.write_text(json.dumps(read, indent=4) + "\n", encoding="utf-8")

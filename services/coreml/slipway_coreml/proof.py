@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from slipway.model.families import DECODER
-from slipway.model.pytorch.text_model import TextModel
-from slipway.model.pytorch.text_reader import has_token_types
+from slipway.model.pytorch.text_model import TextModel, has_token_types
 
 LIMIT = 1e-4
 """Largest difference, relative to the largest result; both compute in float32."""

@@ -11,15 +11,12 @@ from slipway.files.json_documents import read_json_object
 from slipway.model.families import DECODER
 from slipway.model.model_files import GENERATION_CONFIG
 from slipway.model.pytorch.static_cache import StaticDecoder
-from slipway.model.pytorch.text_model import TextModel, describe_program, file_digest
-from slipway.model.pytorch.text_reader import TextReader, has_token_types
-from slipway.model.sentences.pooling import SENTENCE_EMBEDDING
+from slipway.model.pytorch.text_model import TextModel, TextReader, describe_program, file_digest, has_token_types
+from slipway.model.sentences import SENTENCE_EMBEDDING
 from slipway.stage import Context
-from slipway_executorch.files import DESCRIPTION, PROGRAM
 from slipway_executorch.loading import open_source
-from slipway_executorch.lowering import Lowered, lower, trace
-from slipway_executorch.params import LEVEL, ExecutorchParams
-from slipway_executorch.quantization import round_weights
+from slipway_executorch.lowering import Lowered, lower, round_weights, trace
+from slipway_executorch.params import DESCRIPTION, LEVEL, PROGRAM, ExecutorchParams
 
 LIBRARIES = ("executorch", "torch", "torchao", "transformers")
 _SAMPLE = 3

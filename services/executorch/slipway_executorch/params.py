@@ -43,3 +43,6 @@ class ExecutorchParams(StageParams):
         if self.level == LEVEL and self.group_size not in GROUP_SIZES:
             raise ValueError(f"group_size {self.group_size} is not one of {', '.join(map(str, GROUP_SIZES))}")
         return self
+
+
+PROGRAM, DESCRIPTION = "model.pte", "executorch.json"

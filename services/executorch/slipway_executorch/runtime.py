@@ -20,7 +20,7 @@ from slipway.model.configuration import ModelConfig
 from slipway.model.families import DECODER, Family
 from slipway.texts import one_line, shortened
 from slipway.validation.speed import Engine
-from slipway_executorch.files import DESCRIPTION, PROGRAM
+from slipway_executorch.params import DESCRIPTION, PROGRAM
 from slipway_validate.folders import read_json, stored_dtype
 from slipway_validate.numerics import Logits
 from slipway_validate.runner.model import (

@@ -10,9 +10,8 @@ import gguf
 import numpy as np
 
 from slipway.model.configuration import ModelConfig
-from slipway_gguf.architectures.table import architecture_of
-from slipway_gguf.weights.planning import plan_file
-from slipway_gguf.weights.tensors import EMBEDDING, HEAD, Planned
+from slipway_gguf.architectures import architecture_of
+from slipway_gguf.weights.tensors import EMBEDDING, HEAD, Planned, plan_file
 from slipway_gguf.weights.writing import float32_rows
 
 _ROWS = 8

@@ -12,21 +12,18 @@ from typing import Any
 
 from gguf import GGMLQuantizationType as Kind
 
-from slipway.distribution.installed import installed_version
-from slipway.distribution.naming import own_version
+from slipway.distribution.installed import installed_version, own_version
 from slipway.errors import GGUFExportError
 from slipway.model.model_files import copy_companions
 from slipway.stage import Context
 from slipway_gguf import modelfile, vocabulary
-from slipway_gguf.architectures.parameters import Parameters
 from slipway_gguf.general import general_fields
 from slipway_gguf.levels import LEVELS, Level
+from slipway_gguf.parameters import Parameters
 from slipway_gguf.params import GGUFParams
 from slipway_gguf.weights.checks import check_file
-from slipway_gguf.weights.importance import read_importance
-from slipway_gguf.weights.mixture import Sizes, stored_kind
-from slipway_gguf.weights.planning import plan_file
-from slipway_gguf.weights.tensors import EMBEDDING, Planned
+from slipway_gguf.weights.mixture import Sizes, read_importance, stored_kind
+from slipway_gguf.weights.tensors import EMBEDDING, Planned, plan_file
 from slipway_gguf.weights.writing import Written, write_file
 
 DESCRIPTION = "gguf.json"

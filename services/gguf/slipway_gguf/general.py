@@ -6,7 +6,7 @@ import math
 
 import gguf
 
-from slipway.distribution.naming import own_version
+from slipway.distribution.installed import own_version
 from slipway_gguf.levels import Level
 from slipway_gguf.metadata import Field
 from slipway_gguf.params import GGUFParams, NamedParams

@@ -23,3 +23,8 @@ class Field:
     value: Any
     kind: gguf.GGUFValueType
     item: gguf.GGUFValueType | None = None
+
+
+DIFFERS = "slipway.tokenizer.differs"
+BETWEEN = "; "
+"""What parts the kinds (``slipway.validation.texts.TextKind``)."""

@@ -45,3 +45,7 @@ class GGUFParams(NamedParams):
         if value not in LEVELS:
             raise ValueError(f"{value!r} is not a type of weights; {did_you_mean(value, tuple(LEVELS))}")
         return value
+
+
+class AdapterParams(NamedParams):
+    """Parameters of the gguf_adapter stage: the names of the model and its base, as in the gguf stage."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from slipway.estimates import ModelSize
 from slipway.stage import Context, Effort, Stage
-from slipway_gguf.architectures.table import refusal_reason
+from slipway_gguf.architectures import refusal_reason
 from slipway_gguf.levels import LEVELS
 from slipway_gguf.params import GGUFParams
 

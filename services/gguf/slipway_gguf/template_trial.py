@@ -1,4 +1,4 @@
-"""Render a chat template with jinja2 alone, in the process that :mod:`slipway_gguf.conversations` starts: the template is a program that may not end."""
+"""Render a chat template with jinja2 alone, in the process that :mod:`slipway_gguf.modelfile` starts: the template is a program that may not end."""
 
 from __future__ import annotations
 

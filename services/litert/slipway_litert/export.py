@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import litert_torch
 import torch
 
 from slipway.model.families import DECODER
 from slipway.model.pytorch.text_model import TextModel, describe_program, file_digest
 from slipway.stage import Context
-from slipway_litert.conversion import Sample, convert, round_weights
-from slipway_litert.decoder import StaticDecoder
-from slipway_litert.encoder import TextReader
-from slipway_litert.files import DECODE, DESCRIPTION, PREFILL, PROGRAM, TEXT, text_lengths
 from slipway_litert.loading import open_source
-from slipway_litert.params import LEVEL, LitertParams
+from slipway_litert.modules import StaticDecoder, TextReader
+from slipway_litert.params import DECODE, DESCRIPTION, LEVEL, PREFILL, PROGRAM, TEXT, LitertParams, text_lengths
 from slipway_litert.parity import LIMIT, failed, largest_difference
 from slipway_litert.program import Program
 
@@ -104,3 +105,26 @@ def _rounded(source: TextModel, module: torch.nn.Module, plain: Path, program: P
         raise source.failed(_CANNOT, _REASON, ValueError("the quantizer rounded no weight"))
     plain.unlink()
     return largest_difference(source, module, program, threads=ctx.threads)
+
+
+Sample = Mapping[str, torch.Tensor]
+
+
+def convert(module: torch.nn.Module, samples: Mapping[str, Sample], target: Path) -> None:
+    """Write a program with a signature for each sample; they share the weights."""
+    litert_torch.config.show_progress = False
+    litert_torch.config.silence_torch_logs = False  # it would change levels and handlers of this process for good
+    converter = litert_torch.Converter()
+    for name, sample in samples.items():
+        converter.add_signature(name, module.eval(), sample_kwargs=dict(sample))
+    with torch.no_grad(), contextlib.redirect_stdout(sys.stderr):
+        converter.convert().export(str(target))
+
+
+def round_weights(source: Path, target: Path) -> None:
+    """Write a program with weights of 8 bits, a scale for each row, whose products round their inputs while it runs."""
+    from ai_edge_quantizer import quantizer, recipe
+
+    with contextlib.redirect_stdout(sys.stderr):
+        rounding: Any = quantizer.Quantizer(str(source), recipe.dynamic_wi8_afp32())
+        rounding.quantize().export_model(str(target))

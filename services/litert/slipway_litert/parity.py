@@ -14,9 +14,8 @@ import torch
 from slipway.errors import LiteRtExportError
 from slipway.model.families import DECODER
 from slipway.model.pytorch.text_model import TextModel
-from slipway_litert.attention import use_own_attention
-from slipway_litert.files import TEXT, text_lengths
-from slipway_litert.loading import padding_of
+from slipway_litert.loading import padding_of, use_own_attention
+from slipway_litert.params import TEXT, text_lengths
 from slipway_litert.program import Array, BadProgramError, DecoderProgram, Program, TextProgram
 
 LIMIT = 1e-4

@@ -13,7 +13,7 @@ import numpy as np
 from ai_edge_litert.interpreter import Interpreter
 
 from slipway.model.families import SEQUENCE_CLASSIFIER, Family
-from slipway_litert.files import DECODE, KEYS, LOGITS, PLACES, PREFILL, TEXT, TOKENS, VALUES
+from slipway_litert.params import DECODE, KEYS, LOGITS, PLACES, PREFILL, TEXT, TOKENS, VALUES
 
 Array = np.ndarray[Any, Any]
 Cache = dict[str, Array]

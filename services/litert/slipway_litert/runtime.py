@@ -14,7 +14,7 @@ from slipway.distribution.installed import installed_version
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import DECODER, Family
 from slipway.validation.speed import Engine
-from slipway_litert.files import PROGRAM
+from slipway_litert.params import PROGRAM
 from slipway_litert.program import BadProgramError, DecoderProgram, Program, TextProgram
 from slipway_validate.folders import stored_dtype
 from slipway_validate.numerics import Logits

@@ -23,8 +23,8 @@ from slipway.model.dtypes import DTYPES
 from slipway.model.safetensors_file import TensorInfo
 from slipway.model.weights.reading import DEFERRED, invalid_description, mapped
 from slipway_merge.plan.layout import Layout, OutputTensor
-from slipway_merge.tensors.block import Block
 from slipway_merge.tensors.deltas import Change, LowRank, compute_type, merge_block, round_block
+from slipway_merge.tensors.kernel import Block
 from slipway_merge.tensors.tensor_io import FLOAT_TYPES, Array, TensorReader
 from slipway_merge.tensors.values import Factor, Update, Value
 from slipway_merge.verify.spot_check import UpdateSample

@@ -16,16 +16,16 @@ from slipway.model.dtypes import FLOATS
 from slipway.model.folder import ModelFolder
 from slipway.model.model_facts import ModelFacts
 from slipway.model.safetensors_file import TensorInfo
-from slipway.model.trained.trained_model import TrainedModel, trained_model
+from slipway.model.trained import TrainedModel, trained_model
 from slipway.stage import Context
 from slipway_merge.adapter.adapter import Adapter, read_adapter
-from slipway_merge.adapter.heads import Headed, with_head
+from slipway_merge.adapter.conversions import Headed, with_head
 from slipway_merge.deferred import MergedWeights, describe_weights, why_not_deferred
 from slipway_merge.params import MergeParams
+from slipway_merge.plan.embeddings import check_vocabulary
 from slipway_merge.plan.layout import Layout, plan_layout
 from slipway_merge.plan.plan import Planner
 from slipway_merge.plan.replication import check_deeper, deeper_config
-from slipway_merge.plan.vocabulary import check_vocabulary
 from slipway_merge.tensors.deltas import Change, arithmetic, is_zero
 from slipway_merge.tensors.tensor_io import TensorReader
 from slipway_merge.tensors.values import MergePlan

@@ -21,12 +21,10 @@ from slipway.model.families import (
     TOKEN_CLASSIFIER,
     Family,
 )
-from slipway.model.generation.settings import token_of
-from slipway.model.sentences.pooling import SENTENCE_EMBEDDING, Pooling, pool
+from slipway.model.generation import token_of
+from slipway.model.sentences import SENTENCE_EMBEDDING, Pooling, pool
 from slipway_onnx_export.forms.cacheless import cacheless_components, sound
-from slipway_onnx_export.interface import Call, Component, Port, ids
-from slipway_onnx_export.loading.trial_run import integers, try_out
-from slipway_onnx_export.names import (
+from slipway_onnx_export.interface import (
     BATCH,
     FEATURES,
     IDS,
@@ -39,7 +37,12 @@ from slipway_onnx_export.names import (
     SOURCE_MASK,
     TOTAL,
     TYPES,
+    Call,
+    Component,
+    Port,
+    ids,
 )
+from slipway_onnx_export.loading.trial_run import integers, try_out
 from slipway_onnx_export.sentences import pooling_of
 from slipway_onnx_export.source import ModelSource
 

@@ -28,7 +28,7 @@ from slipway.model.families import ENCODER_DECODER, FAMILIES, SPEECH
 from slipway.settings.sections import as_tuple
 from slipway_onnx_export.activations.settings import Activations, activation_params
 from slipway_onnx_export.forms.sizes import StaticShape
-from slipway_onnx_export.packaging.sizes import package_bytes
+from slipway_onnx_export.packaging.kinds import package_bytes
 from slipway_onnx_export.params import Attention, EngineName, Optimization, PackageKind, Shapes
 
 _GENERATES = tuple(each.name for each in FAMILIES if each.generates)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from slipway.machine.onnx_runtime import ProviderChoice
+from slipway.model.configuration import ModelConfig
+from slipway.model.families import SPEECH
 from slipway.model.graphs.promise import Promise
 from slipway.stage import StageParams
 
@@ -136,3 +138,62 @@ class OnnxExportParams(StageParams):
             "whole graphs": not self.layered,
         }
         return next((what for what, met in needed.items() if not met), "")
+
+
+def refusal_reason(config: ModelConfig) -> str:
+    """Return why a model is not exported; empty if it is."""
+    what = config.description
+    if config.family is None or (config.takes_more_than_text and config.family is not SPEECH):
+        return f"the model is {_article(what)} {what}, which the ONNX export does not support"
+    if config.keeps_states:
+        return f"the model is {_article(what)} {what} with layers that keep a state, which the ONNX export does not support"
+    return ""
+
+
+def _article(word: str) -> str:
+    return "an" if word[0] in "aeiou" else "a"
+
+
+ENGINE_OPSETS: Mapping[str, range] = {"mobius": range(14, 25), "dynamo": range(18, 24), "legacy": range(14, 18)}
+"""Engines in the order in which an export tries them, with the opsets they write."""
+
+BEST_OPSET = 23
+"""Opset that mobius and dynamo write for ONNX Runtime by default: it gives the smallest graphs."""
+
+
+def describe_replaced_opset(opset: int) -> str:
+    """Describe the opset that is written instead if no engine writes the requested one; empty if one does, or for 0.
+
+    The recovery table decides this: an older opset is raised to the oldest that engines write, a later one becomes the engine's best.
+    """
+    if opset == 0 or any(opset in opsets for opsets in ENGINE_OPSETS.values()):
+        return ""
+    lowest = min(opsets.start for opsets in ENGINE_OPSETS.values())
+    highest = max(opsets.stop for opsets in ENGINE_OPSETS.values()) - 1
+    instead = f"opset {lowest}" if opset < lowest else f"opset {BEST_OPSET}, the preferred engine's best,"
+    return (
+        f"formats.onnx.opset_version is {opset}, and engines write opsets {lowest} to {highest} only: "
+        f"the ONNX model will have {instead} instead"
+    )
+
+
+def opset_advice(params: Mapping[str, Any]) -> tuple[str, str, str] | None:
+    """Return the parameter, message and remedy if a task's opset will be replaced by another; None otherwise."""
+    message = describe_replaced_opset(params.get("opset") or 0)
+    return ("opset", message, "set formats.onnx.opset_version to 0 for the engine's best") if message else None
+
+
+_NEEDED: Mapping[str, Any] = {
+    "runtime": "onnxruntime",
+    "tracer_warnings": "refuse",
+    "external_data": True,
+    "layered": False,
+    "optimization_times": False,
+}
+"""Parameters with which only the next stage needs the weights."""
+
+
+def can_leave_out(params: Mapping[str, Any]) -> bool:
+    """Return whether weights may be left out with these parameters: nothing of this stage needs them."""
+    unusual = any(params.get(name, value) != value for name, value in _NEEDED.items())
+    return not (unusual or params.get("parity") == "always" or params.get("packaging") or params.get("activations"))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from slipway.model.families import FEATURE_EXTRACTION
-from slipway.model.sentences.files import UnknownPoolingError, read_pooling
-from slipway.model.sentences.pooling import Pooling
+from slipway.model.sentences import Pooling, UnknownPoolingError, read_pooling
 from slipway.stage import Context
 from slipway_onnx_export.source import ModelSource
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -19,11 +21,10 @@ from slipway.model.config.lengths import window_of
 from slipway.model.configuration import ModelConfig
 from slipway.model.dtypes import DTYPES, torch_dtypes
 from slipway.model.families import Family
-from slipway.model.generation.settings import first_token, generation_settings, token_of
-from slipway.model.safetensors_file import read_index
+from slipway.model.generation import first_token, generation_settings, token_of
+from slipway.model.safetensors_file import TensorInfo, read_index
 from slipway.model.weights.reading import Weights, has_weights, open_weights
-from slipway_onnx_export.families import refusal_reason
-from slipway_onnx_export.stand_ins import stand_in
+from slipway_onnx_export.params import refusal_reason
 
 WINDOW_LIMIT = 512
 """Longest attention window, in tokens, beyond which the parity check runs a text; see ``parity/reach.py`` for longer ones."""
@@ -237,3 +238,12 @@ def _invalid_error(message: str, **about: object) -> ONNXExportError:
     return ONNXExportError(
         message, reason="BASE_MODEL_INVALID", remedy="give a complete transformers model folder", about=about
     )
+
+
+def stand_in(info: TensorInfo) -> torch.Tensor:
+    """Return a tensor of this type and shape at addresses of its own that take no memory. Its values must not be read."""
+    memory = mmap.mmap(-1, max(info.nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch has no tensors that cannot be written
+        values = torch.from_numpy(np.frombuffer(memory, np.uint8, count=info.nbytes))
+    return values.view(torch_dtypes(info.dtype)[info.dtype]).reshape(info.shape)

@@ -9,10 +9,7 @@ from slipway.estimates import GRAPH_BYTES
 from slipway.machine.onnx_runtime import runtime_provider
 from slipway.stage import Context, Effort, Provider, Stage, library_provider
 from slipway_onnx_export.activations.sizes import describe_activations
-from slipway_onnx_export.families import refusal_reason
-from slipway_onnx_export.opsets import opset_advice
-from slipway_onnx_export.params import OnnxExportParams
-from slipway_onnx_export.writing.deferral import can_leave_out
+from slipway_onnx_export.params import OnnxExportParams, can_leave_out, opset_advice, refusal_reason
 
 
 def run(inputs: Mapping[str, Path], params: OnnxExportParams, ctx: Context) -> dict[str, Path]:

@@ -15,15 +15,22 @@ from slipway.model.configuration import ModelConfig
 from slipway.model.families import DECODER, ENCODER_DECODER, Family
 from slipway.model.model_files import copy_companions
 from slipway.stage import Context
-from slipway_openvino.families import PAIRS, refusal_reason
-from slipway_openvino.files import DECODER_GRAPH, DECODER_MODEL, ENCODER_GRAPH, ENCODER_MODEL, GRAPH, MODEL
+from slipway_openvino.families import (
+    DECODER_GRAPH,
+    DECODER_MODEL,
+    ENCODER_GRAPH,
+    ENCODER_MODEL,
+    GRAPH,
+    MODEL,
+    PAIRS,
+    refusal_reason,
+)
 from slipway_openvino.graphs.attention import simplify_attention
 from slipway_openvino.graphs.integers import sign_integers
 from slipway_openvino.graphs.interface import pair_interfaces, text_interface
 from slipway_openvino.graphs.lookups import readable_graph
 from slipway_openvino.graphs.names import number_nodes
-from slipway_openvino.graphs.pair import attend_to_encoded, only_encoded
-from slipway_openvino.graphs.state import make_stateful
+from slipway_openvino.graphs.state import attend_to_encoded, make_stateful, only_encoded
 from slipway_openvino.library import ov, said
 from slipway_openvino.params import OpenVinoParams
 from slipway_openvino.tokenizers import write_tokenizer

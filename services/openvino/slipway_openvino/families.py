@@ -33,3 +33,8 @@ def refusal_reason(config: ModelConfig) -> str:
         return ""
     known = ", ".join(family.name for family in FAMILIES)
     return f"the model is not one of the families that become an IR ({known}), but {config.description}"
+
+
+GRAPH, ENCODER_GRAPH, DECODER_GRAPH = "model.onnx", "encoder_model.onnx", "decoder_model.onnx"
+MODEL = "openvino_model.xml"
+ENCODER_MODEL, DECODER_MODEL = "openvino_encoder_model.xml", "openvino_decoder_model.xml"

@@ -11,8 +11,7 @@ from slipway.model.chat_templates import ChatTemplates, EndlessTemplateError, Te
 from slipway.model.model_files import tokenizer_files
 from slipway.stage import Context
 from slipway.texts import one_line, shortened
-from slipway.validation.hard_texts import CONVERSATIONS, TEXTS
-from slipway.validation.texts import TextKind
+from slipway.validation.texts import CONVERSATIONS, TEXTS, TextKind
 from slipway_openvino.graphs.names import number_nodes
 from slipway_openvino.library import ov
 

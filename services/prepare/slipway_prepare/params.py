@@ -25,3 +25,10 @@ class PrepareParams(StageParams):
         ge=1 << 10,
         description="Largest weights file in bytes; a larger tensor has one of its own",
     )
+
+
+class ConvertParams(StageParams):
+    """Parameters of the conversion."""
+
+    file: str = Field(default="", description="The only file to convert; empty converts every model below the source")
+    key: str = Field(default="", description="Entry of a pickle that holds the weights; empty finds the only one")

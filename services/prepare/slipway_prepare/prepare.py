@@ -17,14 +17,13 @@ from slipway.files.links import real_file
 from slipway.model.configuration import ModelConfig
 from slipway.model.dtypes import DTYPES, FLOATS, torch_dtypes
 from slipway.model.model_files import CONFIG, GENERATION_CONFIG, LEFTOVERS, copy_companions, has_safetensors
-from slipway.model.sentences.files import MODULE_WEIGHTS, pickled_modules
+from slipway.model.sentences import MODULE_WEIGHTS, pickled_modules
 from slipway.stage import Context
-from slipway_prepare.bitsandbytes_format import read_bitsandbytes
+from slipway_prepare.bitsandbytes_format import nf4_round_trip, read_bitsandbytes
 from slipway_prepare.compressed_format import read_compressed
 from slipway_prepare.faults import invalid, unsupported
 from slipway_prepare.fp8_format import read_fp8
 from slipway_prepare.gptq_format import read_awq, read_gptq
-from slipway_prepare.nf4_round_trip import nf4_round_trip
 from slipway_prepare.params import PrepareParams
 from slipway_prepare.pickles.loading import checked, load_pickle
 from slipway_prepare.recipes import Base, Dequantized, Read, Recipe, account

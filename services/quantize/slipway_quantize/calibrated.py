@@ -17,8 +17,7 @@ from slipway.counts import counted
 from slipway.errors import ModelExportError, QuantizationError
 from slipway.files.json_documents import LARGEST_LIST, read_json_object
 from slipway.model.safetensors_file import TensorInfo, read_safetensors
-from slipway_quantize.grid.given import Given
-from slipway_quantize.grid.rounding import Rounded
+from slipway_quantize.grid.rounding import Given, Rounded
 from slipway_quantize.grid.search import Array
 from slipway_quantize.levels import IntLevel
 

@@ -11,7 +11,7 @@ from typing import Any
 from slipway.errors import QuantizationError
 from slipway.files import json_documents
 from slipway.files.links import all_files
-from slipway.model.sentences.files import sentence_files
+from slipway.model.sentences import sentence_files
 from slipway.model.weights.reading import DEFERRED
 
 _WEIGHTS = (

@@ -11,8 +11,8 @@ from slipway.model.weights.reading import has_weights, open_weights
 from slipway.stage import Context
 from slipway_quantize.check import run_checkpoint, run_graph
 from slipway_quantize.levels import CASTS
+from slipway_quantize.quantizer import QuantizeRequest
 from slipway_quantize.report import Outcome
-from slipway_quantize.request import QuantizeRequest
 
 
 class _Checkpoints:
@@ -65,7 +65,7 @@ class _Graphs:
         outcome = self._write(request)
         restate_contract(request.target)
         if not request.params.external_data:
-            from slipway_quantize.graphs.one_file import take_data_in
+            from slipway_quantize.graphs.folder import take_data_in
 
             take_data_in(request.target)
         return outcome

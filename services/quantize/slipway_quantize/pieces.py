@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -54,3 +55,18 @@ class Pieces:
         error, energy = self._waiting.popleft().result()
         self._outcome.error_energy += error
         self._outcome.weight_energy += energy
+
+
+PIECE_WEIGHTS = 1 << 20
+"""Weights that are worked on at once, 4 MiB in float32: small beside any real tensor, large beside the cost of a call."""
+
+
+def write_all(descriptor: int, data: memoryview, offset: int) -> None:
+    """Write every byte at ``offset``; a plain ``pwrite`` may write less.
+
+    Raises:
+        OSError: For example ENOSPC.
+    """
+    while data:
+        written = os.pwrite(descriptor, data, offset)
+        data, offset = data[written:], offset + written

@@ -15,9 +15,8 @@ from slipway_quantize.check import check_result
 from slipway_quantize.companions import copy_companions, read_json, write_json
 from slipway_quantize.mixed.budget import unmet
 from slipway_quantize.params import QuantizeParams
-from slipway_quantize.quantizer import load_packager, load_quantizer
+from slipway_quantize.quantizer import QuantizeRequest, load_packager, load_quantizer
 from slipway_quantize.report import Outcome, weight_bytes, write_report
-from slipway_quantize.request import QuantizeRequest
 
 
 def quantize(inputs: Mapping[str, Path], target: Path, params: QuantizeParams, ctx: Context) -> None:

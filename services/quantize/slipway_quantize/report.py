@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.counts import counted
-from slipway.files.distinct_files import distinct_bytes
+from slipway.files.regular_file import distinct_bytes
 from slipway.stage import Context
 from slipway_quantize.companions import write_json
 

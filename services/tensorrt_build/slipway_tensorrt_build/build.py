@@ -16,8 +16,7 @@ from slipway.stage import Context
 from slipway.texts import quoted
 from slipway_tensorrt_build.builders import Choice, Machine, choose, this_machine
 from slipway_tensorrt_build.callbacks import make_logger, make_monitor
-from slipway_tensorrt_build.levels import FITTED_TO_TEXT, LEAST_ARCHITECTURES, LEVELS, lacking
-from slipway_tensorrt_build.params import TensorRTBuildParams
+from slipway_tensorrt_build.params import FITTED_TO_TEXT, LEAST_ARCHITECTURES, LEVELS, TensorRTBuildParams, lacking
 from slipway_tensorrt_build.profiles import InputProfile, has_cache, limited_ranges, plan_profile, positions_of
 from slipway_tensorrt_build.refitting import Refittable, Skeleton, mark_refittable, skeleton_of
 from slipway_tensorrt_build.timings import Timings

@@ -27,8 +27,7 @@ from slipway.formats import (
     wrong_value,
 )
 from slipway.settings.sections import LARGEST, Level, Listed
-from slipway_tensorrt_build.levels import FITTED_TO_TEXT, LEAST_ARCHITECTURES, LEVELS, lacking
-from slipway_tensorrt_build.params import TARGET
+from slipway_tensorrt_build.params import FITTED_TO_TEXT, LEAST_ARCHITECTURES, LEVELS, TARGET, lacking
 
 
 class DimensionRange(Listed):

@@ -11,8 +11,7 @@ from typing import Any
 
 from slipway.files.regular_file import read_regular
 from slipway.stage import Context
-from slipway_tensorrt_build.builders import Choice
-from slipway_tensorrt_build.gpus import Gpu
+from slipway_tensorrt_build.builders import Choice, Gpu
 
 _LARGEST = 256 << 20
 """Most bytes of a file; caches of large models have some megabytes."""

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from slipway.distribution.installed import installed_version
-from slipway.distribution.naming import own_version
+from slipway.distribution.installed import installed_version, own_version
 from slipway.errors import TensorRTLLMExportError
 from slipway.files.links import real_file
 from slipway.model.configuration import ModelConfig

@@ -15,10 +15,16 @@ from slipway.model.pytorch.text_model import TextModel, describe_program, file_d
 from slipway.stage import Context
 from slipway_torchscript import capture, tracing
 from slipway_torchscript.cases import cases, sample, unproven
-from slipway_torchscript.files import COMPILED, DESCRIPTIONS, PROGRAM, SCRIPT
-from slipway_torchscript.interface import Interface, interface_of
-from slipway_torchscript.loading import LONGEST_PROOF, open_source
-from slipway_torchscript.params import LEVELS, TorchExportParams, TorchScriptParams
+from slipway_torchscript.interface import LONGEST_PROOF, Interface, interface_of, open_source
+from slipway_torchscript.params import (
+    COMPILED,
+    DESCRIPTIONS,
+    LEVELS,
+    PROGRAM,
+    SCRIPT,
+    TorchExportParams,
+    TorchScriptParams,
+)
 from slipway_torchscript.parity import Expected, compare, expect
 
 LIBRARIES = ("torch", "transformers")

@@ -21,7 +21,7 @@ from slipway.formats import (
 )
 from slipway.model.families import FAMILIES, TEXT_FAMILIES
 from slipway_torchscript import params
-from slipway_torchscript.files import DESCRIPTIONS, PROGRAM, SCRIPT
+from slipway_torchscript.params import DESCRIPTIONS, PROGRAM, SCRIPT
 
 _INTEGERS = "its weights would be integers, of which no graph of PyTorch is made"
 _REFUSED = {level: RefusedLevel(_INTEGERS, instead="bf16") for level in ("int8", "int4")}

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from slipway.errors import is_own_fault
+from slipway.errors import TorchGraphError, is_own_fault
 from slipway.model.families import (
     DECODER,
     FEATURE_EXTRACTION,
@@ -22,11 +23,11 @@ from slipway.model.families import (
     TOKEN_CLASSIFIER,
     Family,
 )
-from slipway.model.generation.settings import token_of
-from slipway.model.pytorch.text_model import TextModel
-from slipway.model.sentences.pooling import SENTENCE_EMBEDDING, Pooling, pool
+from slipway.model.generation import token_of
+from slipway.model.pytorch.text_model import TextModel, open_text_model
+from slipway.model.sentences import SENTENCE_EMBEDDING, Pooling, pool
 from slipway_torchscript.cases import Case
-from slipway_torchscript.loading import unsupported
+from slipway_torchscript.params import refusal_reason
 
 Tensors = tuple[Any, ...]
 """Inputs of a call: tensors, and for a decoder a list of keys and values last."""
@@ -186,3 +187,23 @@ def _cache(model: Any) -> tuple[tuple[int, int], ...]:
 
 def _strange(model: Any, what: str) -> Exception:
     return unsupported(f"{type(model).__name__} {what}", architecture=type(model).__name__)
+
+
+LONGEST_PROOF = 512
+"""Longest text that the comparison with PyTorch runs."""
+
+
+def open_source(folder: Path, *, title: str, dtype: torch.dtype, attention: str) -> TextModel:
+    """Load the model of a folder.
+
+    Raises:
+        TorchGraphError: ``FAMILY_UNSUPPORTED``, ``DTYPE_UNSUPPORTED`` (its weights are quantized), ``BASE_MODEL_INVALID``.
+    """
+    return open_text_model(folder, refusal_reason, title=title, error=TorchGraphError, dtype=dtype, attention=attention)
+
+
+def unsupported(why: str, **about: object) -> TorchGraphError:
+    """Return the error for a model of which no graph can be made."""
+    return TorchGraphError(
+        why, reason="FAMILY_UNSUPPORTED", remedy="leave this format out for this model", about=dict(about)
+    )

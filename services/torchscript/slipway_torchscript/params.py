@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from slipway.model.configuration import ModelConfig
 from slipway.stage import StageParams
 
 LEVELS = {"fp16": "float16", "bf16": "bfloat16"}
@@ -42,3 +43,16 @@ class TorchExportParams(_GraphParams):
     """Parameters of the torch_export stage."""
 
     aot: bool = Field(default=False, description="also compile the program for this machine's CPU by AOTInductor")
+
+
+SCRIPT, PROGRAM, COMPILED = "model.pt", "model.pt2", "model.aoti.pt2"
+DESCRIPTIONS = {SCRIPT: "torchscript.json", PROGRAM: "torch_export.json"}
+"""File beside a graph that says what it takes and gives."""
+
+
+def refusal_reason(config: ModelConfig) -> str:
+    """Return why no graph is made of a model; empty if one is."""
+    why = config.why_no_text_graph(PRODUCT)
+    if not why and config.get("is_encoder_decoder"):
+        return f"the model is of the kind {config.description} with a separate encoder, of which no {PRODUCT} is made"
+    return why

@@ -15,7 +15,7 @@ from slipway.machine.environment import variable_set
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import DECODER, Family
 from slipway.validation.speed import Engine
-from slipway_torchscript.files import DESCRIPTIONS, PROGRAM, SCRIPT
+from slipway_torchscript.params import DESCRIPTIONS, PROGRAM, SCRIPT
 from slipway_validate.folders import read_json, stored_dtype
 from slipway_validate.numerics import Logits
 from slipway_validate.runner.model import Bounds, LanguageModel, Past, Step, Unusable, read_config

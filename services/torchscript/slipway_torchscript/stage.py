@@ -8,8 +8,7 @@ from typing import Any
 
 from slipway.estimates import ModelSize
 from slipway.stage import Context, Effort, Stage
-from slipway_torchscript.families import refusal_reason
-from slipway_torchscript.params import TorchExportParams, TorchScriptParams
+from slipway_torchscript.params import TorchExportParams, TorchScriptParams, refusal_reason
 
 _LIBRARIES = ("torch", "transformers")
 

@@ -10,6 +10,10 @@ comparison.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from slipway.model.configuration import ModelConfig
 from slipway.model.families import FAMILIES, Comparison, Family
 from slipway_validate.protocol.messages import Case, CaseRow
 
@@ -93,3 +97,23 @@ def _of_encoder_decoder(family: Family, padded: tuple[CaseRow, ...], *, full: in
         Case(name="single_token", rows=padded[:1], segments=(1,), padding="right", plain="row"),
         Case(name=f"decode_{batch}", rows=padded, segments=decoded, padding="right", plain="rows"),
     )
+
+
+LENGTHS = ("max_position_embeddings", "max_target_positions", "n_positions")
+"""Settings with the largest number of tokens that a model accepts."""
+
+
+def longest_text(model: ModelConfig, family: Family) -> int:
+    """Return the largest number of tokens that a model takes."""
+    config = model.text
+    longest = min((size for name in LENGTHS if (size := size_of(config, name))), default=1 << 30)
+    counted_from = size_of(config, "pad_token_id") + 1  # RoBERTa and its kin count positions from there
+    if family.comparison is not Comparison.NEXT_TOKEN and longest - counted_from >= MIN_LENGTH:
+        longest -= counted_from
+    return longest
+
+
+def size_of(config: Mapping[str, Any], name: str) -> int:
+    """Return a count in a configuration; 0 if it is not one."""
+    value = config.get(name)
+    return value if isinstance(value, int) and value > 0 else 0

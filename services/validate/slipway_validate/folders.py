@@ -10,7 +10,7 @@ from typing import Any
 
 from slipway.errors import CheckpointValidationError
 from slipway.files import json_documents
-from slipway.files.distinct_files import distinct_bytes
+from slipway.files.regular_file import distinct_bytes
 from slipway.formats import Runtime
 from slipway.formats.registry import format_of_output, runtime_of_output, runtimes_to_try, split_output
 from slipway.levels import LEVELS
@@ -19,7 +19,7 @@ from slipway.model.dtypes import DTYPES
 from slipway.model.families import Family
 from slipway.model.model_files import CONFIG
 from slipway.model.safetensors_file import read_safetensors
-from slipway.model.sentences.files import as_used
+from slipway.model.sentences import as_used
 from slipway_validate.protocol.messages import RunResult
 
 

@@ -9,24 +9,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from slipway.documents import heldout as texts
 from slipway.errors import ModelExportError, StageError, ValidationError
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import FEATURE_EXTRACTION, Comparison, Family
 from slipway.model.folder import ModelFolder
 from slipway.model.model_files import CONFIG, copy_companions
-from slipway.model.sentences.files import UnknownPoolingError, read_pooling
-from slipway.model.trained.trained_model import trained_model
+from slipway.model.sentences import UnknownPoolingError, read_pooling
+from slipway.model.trained import trained_model
 from slipway.stage import Context
 from slipway.validation.findings import ValidationInputs
 from slipway.validation.inputs import TEST_INPUTS
 from slipway_validate.answers.own_text import write_own_text
 from slipway_validate.answers.records import answered_records, write_records
-from slipway_validate.cases import MIN_LENGTH, shape_cases
-from slipway_validate.lengths import longest_text, size_of
+from slipway_validate.cases import MIN_LENGTH, longest_text, shape_cases, size_of
 from slipway_validate.params import SampleParams, ValidateParams
 from slipway_validate.protocol import process
-from slipway_validate.protocol.messages import Benchmark, RunResult, RunSpec, Spec, TokenizeSpec
+from slipway_validate.protocol.messages import Benchmark, LongSpec, RunResult, RunSpec, Spec, TokenizeSpec
 from slipway_validate.samples import OWN_FILE, Samples
 
 LOGIT_FILES = 4
@@ -281,3 +282,33 @@ def values_per_token(config: Mapping[str, Any], family: Family) -> int:
         case Comparison.EMBEDDINGS:
             return size_of(config, "hidden_size") or size_of(config, "d_model") or DEFAULT_VOCABULARY
     return size_of(config, "vocab_size") or DEFAULT_VOCABULARY
+
+
+LEAST_TOKENS = 16
+"""Shorter continuations are among the others."""
+_FILES = 2
+"""Files of results that lie on the disk at once: the reference's and an output's."""
+
+
+def long_spec(
+    prepared: Prepared, config: ModelConfig, params: SampleParams, *, reference: RunResult | None = None
+) -> LongSpec | None:
+    """Return the long continuations to compute; None if none are asked for or the model is too small for them.
+
+    Args:
+        prepared: The samples.
+        config: The model's configuration.
+        params: Parameters of the stage.
+        reference: The reference's result, whose continuations outputs compute too; None for the reference itself.
+    """
+    if not params.continuation_tokens:
+        return None
+    prompts = prepared.prompts(params.continuation_prompts)
+    room = longest_text(config, prepared.family) - max(map(len, prompts), default=0)
+    values = values_per_token(config.text, prepared.family) * np.dtype(np.float32).itemsize
+    affordable = params.logit_bytes // (_FILES * values * max(1, len(prompts)))
+    count = min(params.continuation_tokens, room, affordable)
+    if not prompts or count < LEAST_TOKENS:
+        return None
+    given = reference.long.continuations if reference is not None and reference.long is not None else ()
+    return LongSpec(prompts=prompts, new_tokens=count, given=given)

@@ -27,7 +27,6 @@ from slipway.validation.speed import Engine
 from slipway.validation.texts import TextComparison
 from slipway.validation.verdicts import Answer
 from slipway_validate.answers.records import FORMS, answered_records
-from slipway_validate.continuing import long_spec
 from slipway_validate.folders import float32_bytes, runtime_for
 from slipway_validate.judging.answers import Scorer
 from slipway_validate.judging.evaluate import MERGED, Evaluator, begin_result, result_not_run
@@ -35,13 +34,13 @@ from slipway_validate.judging.fit import with_alternatives
 from slipway_validate.judging.limits import LIMITS, limits_by_level
 from slipway_validate.judging.reference_run import ReferenceRun
 from slipway_validate.judging.yardsticks import yardsticks
-from slipway_validate.outputs.explaining import explained
-from slipway_validate.outputs.runs import OutputRun, OutputRuns, has_room
+from slipway_validate.outputs import OutputRun, OutputRuns, explained, has_room
 from slipway_validate.params import ValidateParams
 from slipway_validate.preparation import (
     Prepared,
     benchmark_of,
     decoder,
+    long_spec,
     open_trained,
     prepare,
     require_success,
@@ -55,14 +54,19 @@ from slipway_validate.protocol.messages import (
     RunResult,
     Yardsticks,
 )
-from slipway_validate.reference.describing import describe, warn_of_weak_effect
 from slipway_validate.reference.files import NoReferenceError, read_reference
-from slipway_validate.reference.running import merged_level, reference_spec, run_reference, start_timing
-from slipway_validate.speed.machine import this_machine
-from slipway_validate.speed.slower import note_slower
+from slipway_validate.reference.running import (
+    describe,
+    merged_level,
+    reference_spec,
+    run_reference,
+    start_timing,
+    warn_of_weak_effect,
+)
+from slipway_validate.speed.slower import note_slower, this_machine
 from slipway_validate.speed.stopwatch import NO_REFERENCE, QUICK, Stopwatch
 from slipway_validate.stored_weights import StoredWeights, survival_spec
-from slipway_validate.texts_read.reading import Texts, read_texts
+from slipway_validate.texts_read import Texts, read_texts
 
 REFERENCE = "reference"
 TIMING = "timing"

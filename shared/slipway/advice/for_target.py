@@ -53,8 +53,7 @@ def load_configuration(
 
 def _formats_for(settings: Mapping[str, Setting]) -> Layer:
     """Return the settings of formats for the target; none for an unknown target, which is refused with the other problems."""
-    from slipway.advice.candidates import recommend
-    from slipway.advice.settings import sections_for
+    from slipway.advice.candidates import recommend, sections_for
 
     layer, target = Layer(), target_name(str(settings[TARGET].value))
     if target not in TARGETS:
@@ -110,7 +109,7 @@ def _subject(settings: Mapping[str, Setting]) -> Any:
     from slipway.model.folder import ModelFolder
     from slipway.model.model_files import resolve_base_model
     from slipway.model.runs.checkpoints import find_checkpoint, read_adapter_config
-    from slipway.model.trained.trained_model import trained_model
+    from slipway.model.trained import trained_model
 
     def text(key: str) -> str:
         value = settings[key].value if key in settings else ""

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from slipway.base_match.checkpoint import misfit, other_library, other_tokenizer
 from slipway.base_match.match import BaseMatch, BaseMatchStatus
-from slipway.base_match.models import Comparison, compare_models
-from slipway.base_match.recorded import Recorded, last_part, recorded_base, repository_of
+from slipway.base_match.models import Comparison, compare_models, vocabulary_size
+from slipway.base_match.recorded import Recorded, last_part, read_known_json, recorded_base, repository_of
 from slipway.base_match.weights import Outcome
 from slipway.errors import CheckpointValidationError
+from slipway.files.json_documents import LARGEST_LIST
+from slipway.model.configuration import ModelConfig
+from slipway.model.dtypes import FLOATS
+from slipway.model.families import TRAINED_FAMILIES
+from slipway.model.model_files import ADAPTER_WEIGHTS, CONFIG, has_safetensors
 from slipway.model.runs.checkpoints import read_adapter_config
+from slipway.model.safetensors_file import TensorInfo, read_safetensors, read_weights
 
 MISFIT, MISMATCH = "ADAPTER_BASE_MISMATCH", "BASE_MODEL_MISMATCH"
 _REMEDY = (
@@ -143,3 +150,160 @@ def _refusal(
         remedy=_REMEDY,
         about={"base_model": base.folder, "checkpoint": checkpoint, "recorded": recorded.name[:1000]},
     )
+
+
+_PREFIX = "base_model.model."
+_LIBRARY = re.compile(r"transformers\.models\.(\w+)\.modeling_\w+")
+_FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight")
+_WHOLE = re.compile(r"(?P<module>.+?)(?:\.modules_to_save(?:\.default)?)?\.weight")
+_LAYER = re.compile(r"(?P<prefix>(?:[^.\d][^.]*\.)+)(?P<number>\d{1,6})\.")
+_NOT_PLAIN = ("layer_replication", "target_parameters", "use_qalora", "use_bdlora", "megatron_config")
+"""LoRA options that give the factors other shapes than those of their layer."""
+_OTHER_TOKENIZER = 0.5
+
+
+def misfit(checkpoint: Path, config: Mapping[str, Any], base: Path) -> str:
+    """Return why the adapter's tensors cannot belong to a base, judged by headers alone; empty if nothing contradicts."""
+    plain = config.get("peft_type") == "LORA" and not any(config.get(option) for option in _NOT_PLAIN)
+    if not plain or not has_safetensors(base):
+        return ""
+    try:
+        adapter, weights = read_safetensors(checkpoint / ADAPTER_WEIGHTS).tensors, read_weights(base)
+    except (CheckpointValidationError, OSError):  # reported later, where the files are used
+        return ""
+    settings = read_known_json(base / CONFIG)
+    own = ModelConfig(settings if isinstance(settings, dict) else {})
+    vocabulary, heads = vocabulary_size(own), _new_heads(config, own)
+    depths = _depths(weights)
+    for name, tensor in adapter.items():
+        factor, whole = _FACTOR.fullmatch(name), _WHOLE.fullmatch(name)
+        parts = factor or whole
+        if parts is None or not name.startswith(_PREFIX) or len(tensor.shape) != 2:
+            continue
+        module = parts["module"].removeprefix(_PREFIX)
+        if whole and any(f".{head}." in f".{module}." for head in heads):
+            continue
+        bare = module.partition(".")[2]  # the base may have been saved without its head
+        weight = weights.get(f"{module}.weight") or weights.get(f"{bare}.weight")
+        if weight is None:
+            found = _too_deep(module, depths) or _too_deep(bare, depths) if factor else ""
+        elif weight.dtype not in FLOATS or len(weight.shape) != 2:
+            continue
+        elif factor:
+            found = _other_factors(tensor, adapter, weight, vocabulary=vocabulary)
+        else:
+            found = _other_rows(tensor, weight, vocabulary=vocabulary)
+        if found:
+            return found
+    return ""
+
+
+def _new_heads(config: Mapping[str, Any], settings: ModelConfig) -> tuple[str, ...]:
+    """Return the modules that the training put in the place of the base's, which has a head for another task, or none."""
+    task, saved = config.get("task_type"), config.get("modules_to_save")
+    family = TRAINED_FAMILIES.get(task) if isinstance(task, str) else None
+    if family is None or settings.family is family or not isinstance(saved, list):
+        return ()
+    return tuple(name for name in saved if isinstance(name, str))
+
+
+def _other_factors(a: TensorInfo, adapter: Mapping[str, TensorInfo], weight: TensorInfo, *, vocabulary: int) -> str:
+    """Return why a pair does not fit a weight, stored transposed or not; else empty. a: (r, d_in), b: (d_out, r)."""
+    b = adapter.get(a.name.replace(".lora_A.", ".lora_B."))
+    if b is None or b is a or len(b.shape) != 2 or a.shape[0] != b.shape[1]:
+        return ""
+    product = (b.shape[0], a.shape[1])
+    resized = vocabulary in (0, weight.shape[0]) and product[1] == weight.shape[1]
+    if resized or product in (weight.shape, weight.shape[::-1]):
+        return ""
+    return (
+        f"adapter tensor {a.name!r} {a.shape}, with its lora_B {b.shape}, does not fit {weight.name!r} {weight.shape}"
+    )
+
+
+def _other_rows(tensor: TensorInfo, weight: TensorInfo, *, vocabulary: int) -> str:
+    """Return why a whole weight does not fit; else empty. Other rows are allowed for a resized vocabulary."""
+    resized = vocabulary in (0, weight.shape[0]) and tensor.shape[1] == weight.shape[1]
+    if tensor.shape == weight.shape or resized:
+        return ""
+    return f"adapter tensor {tensor.name!r} {tensor.shape} does not fit {weight.name!r} {weight.shape}"
+
+
+def _depths(weights: Mapping[str, TensorInfo]) -> dict[str, int]:
+    """Return the largest layer number for each name prefix."""
+    found: dict[str, int] = {}
+    for match in filter(None, map(_LAYER.match, weights)):
+        found[match["prefix"]] = max(found.get(match["prefix"], 0), int(match["number"]))
+    return found
+
+
+def _too_deep(module: str, depths: Mapping[str, int]) -> str:
+    """Return the contradiction if a layer's number is beyond the base's last one under the same name; else empty."""
+    match = _LAYER.match(module)
+    last = depths.get(match["prefix"]) if match else None
+    if match is None or last is None or int(match["number"]) <= last:
+        return ""
+    return f"the adapter has a layer {match['prefix']}{match['number']}, and the base ends at {match['prefix']}{last}"
+
+
+def other_library(config: Mapping[str, Any], base: Path) -> str:
+    """Return why the trained class (``auto_mapping``) is not the base's; empty if nothing contradicts."""
+    mapping = config.get("auto_mapping")
+    library = mapping.get("parent_library") if isinstance(mapping, dict) else None
+    found = _LIBRARY.fullmatch(library) if isinstance(library, str) else None
+    settings = read_known_json(base / CONFIG)
+    if found is None or not isinstance(settings, dict):
+        return ""
+    kind, classes = settings.get("model_type"), settings.get("architectures")
+    names = [kind, *(classes if isinstance(classes, list) else [])]
+    trained = _letters(found[1])
+    texts = [_letters(name) for name in names if isinstance(name, str) and name]
+    if not texts or any(text.startswith(trained) or trained.startswith(text) for text in texts):
+        return ""
+    return f"the adapter was trained on a model of {library}, and the base's model_type is {kind!r}"
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def other_tokenizer(checkpoint: Path, base: Path) -> str:
+    """Return why the tokenizer beside the adapter is not the base's; empty if it is, if it is absent, or if the adapter has embeddings.
+
+    Added tokens do not count. Tokenizers differ if fewer than half of the tokens have the same numbers.
+    """
+    ours = read_known_json(checkpoint / "tokenizer.json", largest=LARGEST_LIST)
+    if ours is None or _saves_embeddings(checkpoint):
+        return ""
+    trained = _vocabulary(ours)
+    known = _vocabulary(read_known_json(base / "tokenizer.json", largest=LARGEST_LIST))
+    if not trained or not known:
+        return ""
+    alike = sum(known.get(token) == number for token, number in trained.items()) / min(len(trained), len(known))
+    if alike >= _OTHER_TOKENIZER:
+        return ""
+    return f"its tokenizer shares {alike:.0%} of its tokens with that of the base"
+
+
+def _saves_embeddings(checkpoint: Path) -> bool:
+    """Return whether the adapter has its own embedding rows, so that another tokenizer may be intended."""
+    try:
+        tensors = read_safetensors(checkpoint / ADAPTER_WEIGHTS).tensors
+    except (CheckpointValidationError, OSError):
+        return True
+    return any("lora_" not in name and len(tensor.shape) == 2 for name, tensor in tensors.items())
+
+
+def _vocabulary(tokenizer: Any) -> dict[str, int]:
+    """Return token → number of a ``tokenizer.json``; empty for unknown kinds."""
+    model = tokenizer.get("model") if isinstance(tokenizer, dict) else None
+    found = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(found, dict):
+        return {token: number for token, number in found.items() if isinstance(number, int)}
+    if isinstance(found, list):  # Unigram: [token, score], in order
+        return {
+            entry[0]: n
+            for n, entry in enumerate(found)
+            if isinstance(entry, list) and entry and isinstance(entry[0], str)
+        }
+    return {}

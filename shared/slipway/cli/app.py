@@ -6,14 +6,13 @@ from typing import Annotated
 
 import typer
 
-from slipway.cli import services, tokens
+from slipway.cli import services
 from slipway.cli.advice import commands as advice
 from slipway.cli.artifacts import commands as artifacts
 from slipway.cli.connection import ConnectedCommand
 from slipway.cli.conversion import commands as conversion
 from slipway.cli.export import command as export
 from slipway.cli.inspection import commands as inspection
-from slipway.cli.inspection import inspect_command
 from slipway.cli.options import examples
 from slipway.cli.output_options import Commands
 from slipway.cli.remote import commands as remote
@@ -38,10 +37,10 @@ for name, (command, lines) in remote.COMMANDS.items():
     app.command(name, cls=ConnectedCommand, rich_help_panel=_COORDINATOR, epilog=examples(*lines))(command)
 for name, service in services.COMMANDS.items():
     app.command(name, rich_help_panel=_SERVICES, **services.SETTINGS)(service)
-app.command(rich_help_panel=_SERVICES, epilog=tokens.EXAMPLES)(tokens.token)
+app.command(rich_help_panel=_SERVICES, epilog=services.EXAMPLES)(services.token)
 app.command(rich_help_panel=_HERE, epilog=inspection.DOCTOR_EXAMPLES)(inspection.doctor)
 app.command(cls=ConnectedCommand, rich_help_panel=_HERE, epilog=inspection.CHECKPOINTS_EXAMPLES)(inspection.checkpoints)
-app.command(rich_help_panel=_HERE, epilog=inspect_command.INSPECT_EXAMPLES)(inspect_command.inspect)
+app.command(rich_help_panel=_HERE, epilog=inspection.INSPECT_EXAMPLES)(inspection.inspect)
 app.command(rich_help_panel=_HERE, epilog=advice.RECOMMEND_EXAMPLES)(advice.recommend)
 app.command(rich_help_panel=_HERE, epilog=conversion.CONVERT_EXAMPLES)(conversion.convert)
 app.command(rich_help_panel=_HERE, cls=StageCommand, epilog=stages.STAGE_EXAMPLES)(stages.stage)
@@ -54,7 +53,7 @@ app.add_typer(artifacts.cache, name="cache", rich_help_panel=_ARTIFACTS)
 
 def _version(asked: bool) -> None:
     if asked:
-        from slipway.distribution.naming import own_version
+        from slipway.distribution.installed import own_version
 
         typer.echo(f"slipway {own_version()}")
         raise typer.Exit

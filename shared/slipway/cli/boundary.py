@@ -23,8 +23,7 @@ IMPATIENT_SECONDS = 1.0
 def run(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command and exit with its code; only this function calls :func:`sys.exit`."""
     from slipway.cli.completion import join_words
-    from slipway.cli.terminal.encoding import drop_invalid_sizes, write_any_encoding
-    from slipway.cli.terminal.unread import flush, open_closed_streams
+    from slipway.cli.terminal.streams import drop_invalid_sizes, flush, open_closed_streams, write_any_encoding
 
     open_closed_streams()
     join_words(os.environ)
@@ -76,7 +75,7 @@ def _report_unexpected(error: Exception, options: OutputOptions) -> int:
 
 def _exit_code_of_exit(error: SystemExit, options: OutputOptions) -> int:
     """Return the exit code of a command that typer, or the command itself, has ended."""
-    from slipway.cli.terminal.unread import EXIT_UNREAD, reader_is_gone
+    from slipway.cli.terminal.streams import EXIT_UNREAD, reader_is_gone
 
     if reader_is_gone(error):
         return EXIT_UNREAD

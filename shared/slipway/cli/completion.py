@@ -97,7 +97,7 @@ def formats(incomplete: str) -> list[str]:
     """Complete formats for ``-f``, their levels and settings, and the values of settings with a fixed set of them."""
     import os
 
-    from slipway.configuration.requested_formats import options_of, values_of
+    from slipway.configuration.flags import options_of, values_of
     from slipway.formats.registry import formats as installed
 
     def complete(word: str) -> list[str]:

@@ -19,8 +19,7 @@ from slipway.artifacts.files import add_name, in_threads, regular_files, write_a
 from slipway.artifacts.manifest import describe_file
 from slipway.artifacts.store import NOTHING_KNOWN, Known, OnBytes
 from slipway.client.calls import BlockingCalls
-from slipway.client.requests import artifact_name
-from slipway.client.resumption import is_temporary
+from slipway.client.requests import artifact_name, is_temporary
 from slipway.errors import ArtifactError
 from slipway.files.links import open_real, open_unlinked
 from slipway.rpc.statuses import retry_seconds

@@ -15,13 +15,13 @@ from slipway.client.blocking import Client
 from slipway.client.requests import (
     DEFAULT_PROJECT,
     TIMEOUT_SECONDS,
+    Resumption,
     artifact_name,
     create_request,
     export_name,
     list_request,
     with_trace,
 )
-from slipway.client.resumption import Resumption
 from slipway.configuration import ExportConfiguration
 from slipway.errors import Failure, ServiceError
 from slipway.rpc.call_ends import failure_of_call

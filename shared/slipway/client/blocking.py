@@ -18,12 +18,12 @@ from slipway.client.calls import BlockingCalls
 from slipway.client.requests import (
     DEFAULT_PROJECT,
     TIMEOUT_SECONDS,
+    Resumption,
     artifact_name,
     create_request,
     export_name,
     list_request,
 )
-from slipway.client.resumption import Resumption
 from slipway.configuration import ExportConfiguration
 from slipway.errors import Failure
 from slipway.files.checksums import without_checksums

@@ -18,8 +18,7 @@ from slipway.configuration.model import ExportConfiguration
 from slipway.configuration.schema import default, is_table, keys, sections, unknown_setting
 from slipway.configuration.values import is_none
 from slipway.configuration.yaml_file import read_yaml
-from slipway.files.local_folders import is_address
-from slipway.files.user_paths import has_unknown_home, user_path
+from slipway.files.local_folders import has_unknown_home, is_address, user_path
 from slipway.formats.registry import formats
 from slipway.settings.problems import Problem, configuration_error, did_you_mean
 from slipway.texts import quoted

@@ -36,7 +36,7 @@ from slipway.settings.sections import (
     wrong_value,
 )
 from slipway.sizes import parse_size_or_share
-from slipway.validation.effort import Effort
+from slipway.validation.inputs import Effort
 from slipway.validation.limit_overrides import LimitOverrides
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib.util import find_spec
 
-from slipway.distribution.naming import install_command
+from slipway.distribution.installed import install_command
 from slipway.errors import ServiceError
 
 WORKER = "worker"

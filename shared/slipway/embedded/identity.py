@@ -9,7 +9,7 @@ from typing import Any
 
 from slipway.base_match import BaseMatch
 from slipway.configuration import ExportConfiguration
-from slipway.distribution.naming import own_version
+from slipway.distribution.installed import own_version
 from slipway.errors import ConfigurationError
 from slipway.registry import load_stage, stage_names
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,8 +11,8 @@ from pathlib import Path
 import pydantic
 
 from slipway.contracts.coordinator import coordinator_service
-from slipway.embedded.unfinished_exports import is_locked
 from slipway.errors import ConfigurationError, ModelExportError, ServiceError
+from slipway.files.regular_file import open_regular
 from slipway.rpc.state_names import ENDED, export_state
 from slipway.settings import Settings
 from slipway_protos.v1 import export_pb2 as pb
@@ -115,3 +116,69 @@ def _of_state(state: Path, *, filter: str) -> list[LocalExport]:  # noqa: A002 -
 
 def _state(message: pb.Export, *, running: bool) -> str:
     return export_state(message.state) if running or message.state in ENDED else "interrupted"
+
+
+def digests_in_use(settings: Settings) -> frozenset[str]:
+    """Return the artifacts named by exports that have not ended, or whose process is still running.
+
+    A killed export will resume with its artifacts. Artifacts that a running export has not named yet are known to the store
+    (:meth:`slipway.artifacts.store.ArtifactStore.under_way`).
+
+    Raises:
+        ServiceError: ``STATE_SCHEMA`` if a state cannot be read, because the artifacts of its export are unknown then.
+        OSError: A folder cannot be read.
+    """
+    found: set[str] = set()
+    for state in _states(settings.exports_path):
+        lock = state.with_name("state.db.lock")
+        try:
+            named = coordinator_service().digests(state, is_locked(lock))
+        except ServiceError as error:
+            raise _unknown(state, error.message, error.remedy) from error
+        if named is None and not is_locked(lock):
+            remedy = f"remove {state.parent}: no export can resume from it"
+            raise _unknown(state, f"{state} has no tables: it is damaged, or its process ended at its start", remedy)
+        found |= named or frozenset()
+    return frozenset(found)
+
+
+def _states(folder: Path) -> list[Path]:
+    """Return the state files of all exports; unlike ``glob``, fail for folders that cannot be read."""
+    try:
+        entries = sorted(folder.iterdir())
+    except FileNotFoundError:
+        return []
+    return [entry / "state.db" for entry in entries if entry.is_dir() and _is_there(entry / "state.db")]
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _unknown(state: Path, why: str, remedy: str) -> ServiceError:
+    return ServiceError(
+        f"nothing was removed, because the artifacts of an export are unknown: {why}",
+        reason="STATE_SCHEMA",
+        remedy=remedy,
+        about={"file": state},
+    )
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a living process holds a lock.
+
+    Raises:
+        OSError: The lock file cannot be opened, or is not a regular file.
+    """
+    try:
+        with open_regular(path) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,9 @@ from slipway.errors import Failure, StageError
 from slipway.execution.execution import Execution
 from slipway.execution.failures import failure_of
 from slipway.execution.memory import own_peak
-from slipway.execution.spans import Spans
 from slipway.execution.surroundings import with_surroundings
 from slipway.machine.libraries import lacking_library
+from slipway.observability.telemetry import is_traceparent
 from slipway.registry import load_stage
 from slipway.stage import Context, Progress
 from slipway.stage_call import StageCall
@@ -169,3 +170,62 @@ def _yield_memory_first() -> None:
 
 if __name__ == "__main__":
     raise SystemExit(main())
+
+
+Send = Callable[..., None]
+
+
+class Spans:
+    """Spans of a child below the span that started it; without a trace, nothing is recorded.
+
+    Args:
+        send: Function that takes an event's kind and fields.
+        stage: Name of the stage.
+        traceparent: Span of the worker; empty without a trace.
+        started: Time at which the worker started this process, in seconds since the epoch.
+    """
+
+    def __init__(self, send: Send, stage: str, *, traceparent: str, started: float) -> None:
+        self._send = send
+        self._stage = stage
+        self._parent = traceparent
+        self._started = started
+        self._identity = _below(traceparent)
+        self._phase: tuple[str, float] | None = ("start", started)
+        self._lock = threading.Lock()
+
+    def phase(self, name: str) -> None:
+        """End the previous phase and begin a new one; do nothing if the phase is the same."""
+        with self._lock:
+            if self._phase is None or self._phase[0] == name:
+                return
+            now = time.time()
+            self._end_phase(now)
+            self._phase = (name, now)
+
+    def end(self, failure: Failure | None) -> None:
+        """End the last phase and the process's own span."""
+        with self._lock:
+            now = time.time()
+            self._end_phase(now)
+            self._phase = None
+            reason = None if failure is None else (failure.reason, failure.message)
+            self._write(f"{self._stage} process", self._identity, self._parent, self._started, now, failure=reason)
+
+    def _end_phase(self, now: float) -> None:
+        if self._phase is not None:
+            self._write(self._phase[0], _below(self._identity), self._identity, self._phase[1], now)
+
+    def _write(self, name: str, identity: str, parent: str, start: float, end: float, **more: Any) -> None:
+        if identity:
+            facts = {"process.pid": os.getpid(), "slipway.stage": self._stage}
+            self._send(
+                "span", name=name, identity=identity, parent=parent, start=start, end=end, attributes=facts, **more
+            )
+
+
+def _below(traceparent: str) -> str:
+    if not is_traceparent(traceparent):
+        return ""
+    _, trace_id, _, flags = traceparent.split("-")
+    return f"00-{trace_id}-{os.urandom(8).hex()}-{flags}"

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pydantic
 
 from slipway.errors import Failure, ModelExportError, StageError
 from slipway.folders.disk_full import is_disk_full
-from slipway.machine.out_of_memory import (
-    REMEDY,
-    address_space_limit,
-    is_out_of_memory,
-    says_out_of_memory,
-    with_causes,
-)
+from slipway.machine.out_of_memory import REMEDY, address_space_limit, is_out_of_memory, says_out_of_memory, with_causes
 from slipway.sizes import format_size
 
 _DISK = re.compile(r"no space left on device|disk quota exceeded|StorageFull", re.IGNORECASE)
@@ -88,3 +84,30 @@ def disk_full(stage: str, *, detail: str) -> Failure:
     """Return the failure of a stage that found no disk space for its output."""
     remedy = "free space on the disk with the work folder (SLIPWAY_SCRATCH), or use a larger disk"
     return StageError(f"{stage} found no space left ({detail[:600]})", reason="DISK_FULL", remedy=remedy).failure()
+
+
+def with_named_places(failure: Failure, *, inputs: Mapping[str, Path], workdir: Path) -> Failure:
+    """Return a failure whose texts name ``base/config.json`` in place of the path where the task had it.
+
+    Args:
+        failure: The failure.
+        inputs: Folders of the task's inputs, by the input's name.
+        workdir: The task's work folder.
+    """
+    names = {str(folder): name for name, folder in inputs.items()} | {
+        f"{workdir}/": "",
+        str(workdir): "the work folder",
+    }
+
+    def named(text: str) -> str:
+        # The longest first: one folder's path may begin with another's.
+        for folder in sorted(names, key=len, reverse=True):
+            text = text.replace(folder, names[folder])
+        return text
+
+    return replace(
+        failure,
+        message=named(failure.message),
+        remedy=named(failure.remedy),
+        about={key: named(value) for key, value in failure.about.items()},
+    )

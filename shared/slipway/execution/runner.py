@@ -18,12 +18,11 @@ from typing import Any, Self, TypedDict, TypeVar
 from slipway.artifacts import ActionResult, ArtifactStore, LocalStore, action_key
 from slipway.errors import Failure, ModelExportError, StageError
 from slipway.execution.execution import Execution
-from slipway.execution.failures import failure_of
-from slipway.execution.memory_curve import MemoryOverTime
-from slipway.execution.places import with_named_places
+from slipway.execution.failures import failure_of, with_named_places
+from slipway.execution.memory import MemoryOverTime
 from slipway.execution.supervisor import OnLog, OnProgress, execute
 from slipway.execution.surroundings import with_surroundings
-from slipway.files.user_paths import user_path
+from slipway.files.local_folders import user_path
 from slipway.folders.kept import MEMORY, UNUSED_SECONDS, kept_folder, remove_unused
 from slipway.folders.unfinished import remove_abandoned, unfinished
 from slipway.observability import metrics

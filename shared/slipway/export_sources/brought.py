@@ -22,8 +22,14 @@ from slipway.export_sources.found import (
     whole_models_left_out,
 )
 from slipway.export_sources.naming import source_settings
-from slipway.export_sources.own_text import find_own_text
-from slipway.export_sources.text_files import CALIBRATION_KEY, HELDOUT_KEY, check_texts, folder_of, text_files
+from slipway.export_sources.text_files import (
+    CALIBRATION_KEY,
+    HELDOUT_KEY,
+    check_texts,
+    find_own_text,
+    folder_of,
+    text_files,
+)
 from slipway.export_sources.text_overlap import check_apart
 from slipway.model.model_files import model_files, resolve_base_model, travelling_files
 from slipway.planning.calibration import SOURCE as CALIBRATION

@@ -14,19 +14,18 @@ from slipway.base_match.recorded import recorded_base, repository_of
 from slipway.configuration import ExportConfiguration
 from slipway.configuration.calibration import may_read_text
 from slipway.errors import ArtifactError, ConfigurationError, ModelExportError
-from slipway.export_sources.naming import source_settings
-from slipway.export_sources.own_text import find_own_text
+from slipway.export_sources.naming import source_settings, title
 from slipway.export_sources.test_inputs import find_sounds, find_test_inputs
 from slipway.export_sources.text_files import (
     CALIBRATION_KEY,
     HELDOUT_KEY,
     check_texts,
+    find_own_text,
     folder_of,
     sample_of_run,
     text_files,
 )
 from slipway.export_sources.text_overlap import check_apart
-from slipway.export_sources.titles import title
 from slipway.files.links import real_file
 from slipway.model.base_format import base_format, check_kind
 from slipway.model.configuration import ModelConfig
@@ -34,7 +33,7 @@ from slipway.model.folder import ModelFolder
 from slipway.model.model_files import ADAPTER_CONFIG, model_files, resolve_base_model, travelling_files
 from slipway.model.runs.checkpoints import Checkpoint, find_checkpoint, read_adapter_config
 from slipway.model.runs.saved_weights import whole_model_beside
-from slipway.model.trained.trained_model import TrainedModel, trained_model
+from slipway.model.trained import TrainedModel, trained_model
 from slipway.planning.calibration import SOURCE as CALIBRATION
 from slipway.planning.references import by_source_name
 from slipway.sources import SourceFolders

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 
 from slipway.configuration import ExportConfiguration
 from slipway.planning.calibration import SOURCE as CALIBRATION
 from slipway.planning.calibration import names_calibration
 from slipway.planning.references import by_source_name
 from slipway.sources.allowed import is_url
+from slipway.texts import one_line
 from slipway.validation.inputs import TEST_INPUTS
 
 
@@ -43,3 +44,18 @@ def sources_to_import(configuration: ExportConfiguration, given: Collection[str]
     if "adapter" in found and "base" not in given and not named["base"]:
         found["base"] = ""
     return found
+
+
+def title(labels: Mapping[str, str], *, more: Sequence[str] = ()) -> str:
+    """Return a title such as ``checkpoint-40 of h_half onto qwen3-base``; empty for an export that does not name its sources.
+
+    Args:
+        labels: Labels of the export: ``checkpoint``, ``model_name`` and ``base_model``.
+        more: Names of the adapters combined with the checkpoint's.
+    """
+    checkpoint, run, base = (one_line(labels.get(name, "")) for name in ("checkpoint", "model_name", "base_model"))
+    what = f"{checkpoint} of {run}" if checkpoint and run and checkpoint != run else checkpoint or run
+    if not what:
+        return ""
+    joined = f" with {', '.join(more)}" if more else ""
+    return f"{what}{joined} onto {base}" if base else f"{what}{joined}"

@@ -9,10 +9,9 @@ from pathlib import Path
 from slipway.configuration import ExportConfiguration
 from slipway.configuration.calibration import depends_on_text, with_method
 from slipway.documents.heldout import held_out, joined
-from slipway.documents.passages import passages
 from slipway.documents.purposes import Purpose
 from slipway.documents.reading import read_documents
-from slipway.documents.rendering import Contents
+from slipway.documents.rendering import Contents, passages
 from slipway.errors import QuantizationError
 from slipway.export_sources.naming import source_settings
 from slipway.export_sources.text_files import text_files

@@ -10,6 +10,7 @@ import errno
 import hashlib
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -102,3 +103,9 @@ def _require_regular(path: Path, mode: int) -> None:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "something else")
     raise OSError(errno.EINVAL, f"not a regular file but {kind}", str(path))
+
+
+def distinct_bytes(paths: Iterable[Path]) -> int:
+    """Return the bytes of files; a file with several names among them is counted once."""
+    states = (path.stat() for path in paths)
+    return sum({(state.st_dev, state.st_ino): state.st_size for state in states}.values())

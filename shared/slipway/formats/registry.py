@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from slipway.distribution.installed import installed_entry_points
-from slipway.distribution.naming import DISTRIBUTION, install_command
+from slipway.distribution.installed import DISTRIBUTION, install_command, installed_entry_points
 from slipway.errors import ConfigurationError, ModelExportError
 from slipway.formats.contract import Format, Runtime
 from slipway.settings.export_variables import EXPORT_VARIABLES

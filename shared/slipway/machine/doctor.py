@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from slipway.distribution.naming import install_command, own_version
+from slipway.distribution.installed import install_command, own_version
 from slipway.errors import ModelExportError
 from slipway.formats.contract import Format
 from slipway.formats.registry import formats, refused_formats, translate_format_errors

@@ -11,8 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from slipway.distribution.installed import installed_version
-from slipway.distribution.naming import install_command
+from slipway.distribution.installed import install_command, installed_version
 from slipway.machine.gpu import first_gpu
 from slipway.stage import Provider, library_provider
 from slipway.texts import one_line

@@ -8,7 +8,7 @@ from slipway.errors import CheckpointValidationError
 from slipway.model.configuration import ModelConfig
 from slipway.model.model_files import CONFIG, has_safetensors, pickle_files
 from slipway.model.safetensors_file import read_weights
-from slipway.model.sentences.files import pickled_modules
+from slipway.model.sentences import pickled_modules
 
 METHODS = ("awq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq")
 """Values of ``quant_method`` that the prepare stage undoes."""

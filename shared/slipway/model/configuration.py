@@ -13,7 +13,7 @@ from slipway.model import families
 from slipway.model.config.limits import model_excess
 from slipway.model.families import Family
 from slipway.model.model_files import CONFIG
-from slipway.model.sentences.files import as_used
+from slipway.model.sentences import as_used
 from slipway.texts import printable
 
 

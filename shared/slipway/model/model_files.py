@@ -15,10 +15,10 @@ from pathlib import Path
 from slipway.errors import CheckpointValidationError
 from slipway.files.json_documents import read_json_object
 from slipway.files.links import files_in, real_file
+from slipway.files.local_folders import user_path
 from slipway.files.regular_file import read_regular
-from slipway.files.user_paths import user_path
 from slipway.model.safetensors_file import INDEX_SUFFIX, read_index
-from slipway.model.sentences.files import sentence_files
+from slipway.model.sentences import sentence_files
 from slipway.texts import printable
 
 CONFIG = "config.json"

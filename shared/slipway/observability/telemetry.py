@@ -74,7 +74,7 @@ def recording(exporter: SpanExporter, *, service: str = "slipway") -> Iterator[N
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    from slipway.distribution.naming import own_version
+    from slipway.distribution.installed import own_version
 
     # A resource of our own: the default one runs detectors. What the environment says of it comes before our names.
     resource = Resource(

@@ -15,7 +15,7 @@ from typing import Any, Self
 import pydantic
 
 from slipway.artifacts.actions import ActionResult
-from slipway.distribution.naming import own_version
+from slipway.distribution.installed import own_version
 from slipway.formats.tasks import PlannedTask
 from slipway.registry import known_stage
 from slipway.texts import one_line

@@ -21,10 +21,10 @@ from slipway.formats.settings import FormatSettings
 from slipway.formats.tasks import PlannedTask
 from slipway.machine.cgroup import ControlGroup, available_memory
 from slipway.machine.doctor import StageHealth, stage_health
+from slipway.model.adapters.saved import is_plain_lora
 from slipway.model.base_format import prepared_sizes
 from slipway.model.configuration import ModelConfig
 from slipway.model.model_files import CONFIG
-from slipway.model.trained.adapter_kinds import is_plain_lora
 from slipway.planning.references import producers
 from slipway.registry import known_stage, plays
 from slipway.sizes import format_size

@@ -17,7 +17,7 @@ from typing import Any
 
 from slipway.artifacts import Artifacts
 from slipway.artifacts.files import SMALL_BYTES, copy_file, reflink
-from slipway.distribution.naming import own_version
+from slipway.distribution.installed import own_version
 from slipway.errors import ArtifactError, ConfigurationError
 from slipway.files.checksums import MANIFEST, changed_files, read_checksums, verify_directory, write_checksums
 from slipway.files.json_documents import read_json

@@ -16,8 +16,14 @@ from slipway.execution.surroundings import surroundings_of
 from slipway.formats.registry import is_adapter_alone, is_level
 from slipway.planning.references import VALIDATION, producers
 from slipway.registry import plays
-from slipway.results.replaced import replacements, requested_format
-from slipway.results.result import AttemptResult, ExportResult, FailedFormat, FormatResult
+from slipway.results.result import (
+    AttemptResult,
+    ExportResult,
+    FailedFormat,
+    FormatResult,
+    replacements,
+    requested_format,
+)
 from slipway.rpc.statuses import failure_of_status
 from slipway.rpc.structs import dict_of
 from slipway.stage import Role

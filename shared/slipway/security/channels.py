@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -14,11 +14,9 @@ from typing import Any, Self, TypeVar
 import grpc
 
 from slipway.errors import ConfigurationError, ServiceError
-from slipway.rpc.channel_options import CHANNEL_OPTIONS
 from slipway.security.access.tokens import is_token
 from slipway.security.addresses import is_private
-from slipway.security.named_files import described
-from slipway.security.reloading import Reloaded
+from slipway.security.reloading import Reloaded, described
 from slipway.security.tls import channel_credentials, load
 from slipway.settings.security import Security
 from slipway.texts import quoted
@@ -230,3 +228,21 @@ def _bad_token(where: str, what: str = "holds no token") -> ConfigurationError:
         remedy="a token is one line of 16 to 512 printable characters; slipway token makes one",
         about={"file": where},
     )
+
+
+MAX_MESSAGE_BYTES = 64 << 20
+"""Largest response that a client accepts: a page of exports."""
+
+# A server that is pinged more often than its minimum (see slipway.rpc.serving) ends the connection: GOAWAY too_many_pings.
+CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    # Despite its name, the time that each attempt to connect may take, with its TLS handshake: of three round trips, on a busy machine.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
+    ("grpc.max_reconnect_backoff_ms", 5_000),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # Without it, channels of one process to one address share a connection, and closing one channel ends the others' calls.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+)

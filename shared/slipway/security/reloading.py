@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -71,3 +72,23 @@ def signature(paths: Sequence[Path]) -> Signature:
         else:
             found.append((status.st_ino, status.st_mtime_ns, status.st_size))
     return tuple(found)
+
+
+def described(path: Path, setting: str) -> str:
+    """Return the path of a file, or a description of its setting if the path may be the secret.
+
+    Args:
+        path: The given path.
+        setting: Its setting, such as ``token_file``.
+    """
+    if is_path(path):
+        return str(path)
+    flag = f"--{setting.replace('_', '-')}"
+    return f"the value of {flag} or SLIPWAY_{setting.upper()} (not shown, because it may be the secret itself)"
+
+
+def is_path(path: Path) -> bool:
+    """Return whether this is a real path: it exists, or at least its first folder does."""
+    start = path.parts[: 2 if path.is_absolute() else 1]
+    # Methods of Path fail on a name as long as a key.
+    return os.path.lexists(path) or (len(path.parts) > len(start) and os.path.isdir(Path(*start)))  # noqa: PTH112

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipway.errors import ConfigurationError
-from slipway.security.named_files import described
+from slipway.security.reloading import described
 from slipway.settings.security import TlsFiles
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from slipway.artifacts.opening import open_store
 from slipway.artifacts.store import OnBytes
 from slipway.distribution.extras import require
 from slipway.errors import ModelExportError
-from slipway.files.user_paths import user_path
+from slipway.files.local_folders import user_path
 from slipway.settings import Settings
 from slipway.settings.s3 import SCHEME, parse_s3_url
 from slipway.sources import hub

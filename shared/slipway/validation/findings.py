@@ -159,7 +159,7 @@ class ValidationInputs(Value):
             have seen in training, so that its perplexity does not measure quality.
         text_files: Used files, in order.
         tokens_sha256: SHA-256 of the token ids (int64, little endian) of all windows.
-        effort: How much evidence was gathered (``slipway.validation.effort``).
+        effort: How much evidence was gathered (``slipway.validation.inputs``).
         effort_difference: What differs from the full evidence, in words; empty for the full evidence.
     """
 
@@ -214,7 +214,7 @@ class Reference(Value):
         perplexity: Perplexity on the windows.
         base_perplexity: Perplexity of the base model without the adapter, on the same windows.
         gain_per_window: Nats per token that the adapter saves in each window: the base's mean negative log-likelihood minus the
-            reference's. Its spread tells a helpful adapter from noise (``slipway.base_match.measurement``).
+            reference's. Its spread tells a helpful adapter from noise (``slipway.base_match.match``).
         evidence: What the adapter does on text like that of its training: beside the run, and the user's test inputs.
         adapter_effect_error: Relative error of the base against the reference, for values that are not logits.
         adapter_effect_kl: Mean KL(reference ‖ base), nats per token: the adapter's effect on this text. An output has lost the

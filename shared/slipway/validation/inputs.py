@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
+from typing import Literal
 
 ADAPTER = "adapter"
 """Name of the adapter that was trained."""
@@ -45,3 +46,7 @@ def is_sound_name(name: object) -> bool:
         return False
     path = PurePosixPath(name)
     return path.suffix.lower() == SOUND_ENDING and not path.is_absolute() and ".." not in path.parts
+
+
+Effort = Literal["quick", "standard", "thorough"]
+"""``standard`` is the full evidence; ``quick`` leaves some of it out, ``thorough`` adds to it."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
+from typing import Any
 
 from slipway.validation.values import Value
 
@@ -51,3 +53,85 @@ class TextComparison(Value):
     first_rendered: str = ""
     template_missing: bool = False
     not_compared: str = ""
+
+
+TEXTS: Mapping[TextKind, tuple[str, ...]] = {
+    TextKind.WORDS: (
+        "",
+        "The quick brown fox jumps over the lazy dog.",
+        "I'm sure you're right: they've said he'd go, we'll see, and it'S NOT 'RE or 'LL.",
+        "Ein Satz mit Umlauten: Äpfel, Öl, Übermut, groß; un été très chaud à Noël.",
+        "Some… “quoted” text — with dashes – and ‘marks’ !!! ??? ...... ====---",
+    ),
+    TextKind.DIGITS: (
+        "1 12 123 1234 12345 123456 1234567 12345678 123456789",
+        "3.14159, 1,000,000.00 -5 +49-170/1234567 0x7fff 1e-10 2026-11-23T03:04:05",
+        "a1b22c333 ½ ² ٣٤٥ Ⅷ 一二三",
+    ),
+    TextKind.CODE: (
+        "def f(x):\n    if x is None:\n        return [i ** 2 for i in range(10)]\n\n\n    return {**x}\n",
+        'for (int i=0;i<n;++i){\n\tprintf("%d\\n", a[i]);\n\t\t}\r\n#include <stdio.h>\r\n',
+        '{"key": ["value", null, true], "url": "https://example.org/a?b=c&d=%20#e"}',
+        "SELECT * FROM t WHERE a<>'x' AND b>=10; -- comment\n<div class=\"a\">&nbsp;</div>",
+    ),
+    TextKind.CJK: (
+        "你好，世界！今天天气怎么样？我在北京工作了3年。",
+        "吾輩は猫である。名前はまだ無い。カタカナとひらがな。",
+        "안녕하세요. 오늘 날씨가 좋네요. abc한글def",
+    ),
+    TextKind.EMOJI: (
+        "🚀 ✅ 😶‍🌫️ 👩‍👩‍👧‍👦 🇩🇪🇯🇵 👍🏽👍🏿 ☕️ ❤️‍🔥",
+        "text🦙text🦙🦙 ∑∫√≠≤ 𝔘𝔫𝔦𝔠𝔬𝔡𝔢 𐍈",
+        "\u200bzero\u200dwidth\ufeff and \u00a0no-break\u3000wide",
+    ),
+    TextKind.LEADING: (" ", " a space at either end ", "  two spaces"),
+    TextKind.SPACES: (
+        "\n",
+        "\n\n\n \n  \n   \n",
+        "a  b   c    d     e        f                g",
+        "\t\ttab\t \ttab\n\t\n \t\n",
+        "line\r\nline\r\n\r\n  indented\n    more\n        most   \n",
+    ),
+    TextKind.CASED: ("Привет, МИР! ПрИвЕт ЁЖИК", "ΑΒΓ αβγ Ὀδυσσεύς", "HTTPServer camelCaseWord İstanbul ŁÓDŹ ǅ"),
+    TextKind.MARKS: ("สวัสดีครับ ภาษาไทย नमस्ते दुनिया", "हिन्दी में निर्देश", "כָּל בְּנֵי הָאָדָם", "العَرَبِيَّة", "កាន់តែពិសេស"),
+    TextKind.DECOMPOSED: ("e\u0301te\u0301 A\u030angstro\u0308m", "n\u0303 \u1100\u1161\u11a8", "\u212b \ufb01"),
+    TextKind.LONG: ("a" * 300, "Donaudampfschifffahrtsgesellschaft" * 8, "=" * 257, "ab1" * 60, "漢" * 130),
+}
+"""By kind; none has a special token."""
+
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Return the weather of a place.",
+        "parameters": {
+            "type": "object",
+            "properties": {"place": {"type": "string", "description": "Name of the place"}},
+            "required": ["place"],
+        },
+    },
+}
+
+
+def _turns(*texts: str, system: str = "") -> tuple[dict[str, Any], ...]:
+    """Return messages of user and assistant in turn, after one of the system."""
+    before = ({"role": "system", "content": system},) if system else ()
+    return (
+        *before,
+        *({"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(texts)),
+    )
+
+
+CONVERSATIONS: Mapping[str, tuple[tuple[dict[str, Any], ...], tuple[dict[str, Any], ...]]] = {
+    "a question": (_turns("What is 2 + 2?"), ()),
+    "a system message": (_turns("Name a colour.", system="You are brief."), ()),
+    "several turns": (_turns("Hello", "Hello! How can I help?", "Tell me a story."), ()),
+    "lines, code and other scripts": (
+        _turns(
+            "Explain:\n\n```python\nprint('ä🚀')\n```\n", "It prints `ä🚀`.", "谢谢 <b>ok</b>", system=" Be exact. "
+        ),
+        (),
+    ),
+    "tools": (_turns("What is the weather in Paris?"), (_TOOL,)),
+}
+"""Messages and tools by name; tools only for templates that take them."""

@@ -13,8 +13,7 @@ from slipway.execution.runner import TaskResult, TaskRunner
 from slipway.observability import metrics
 from slipway.observability.telemetry import span
 from slipway.planning.attempt_keys import AttemptKey
-from slipway.rpc.stage_calls import call_of
-from slipway.rpc.stage_events import log_line, progress_message
+from slipway.rpc.stage_messages import call_of, log_line, progress_message
 from slipway.rpc.statuses import status_of
 from slipway.rpc.structs import struct_of
 from slipway.stage import MOST_FACTS_BYTES, Progress, cut_lists

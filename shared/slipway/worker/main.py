@@ -7,10 +7,12 @@ import asyncio
 import logging
 import os
 import signal
+from collections.abc import Iterator
 
 from slipway.artifacts.opening import cache_size, open_store
 from slipway.errors import ConfigurationError
 from slipway.execution.runner import TaskRunner
+from slipway.observability import metrics
 from slipway.observability.metrics import reading, serving
 from slipway.observability.telemetry import tracing
 from slipway.registry import IMPORT, load_stage, stage_names
@@ -20,7 +22,6 @@ from slipway.security.server import worker_security
 from slipway.service_flags import run_service
 from slipway.settings import Settings
 from slipway.sources.allowed import Allowed
-from slipway.worker.gauges import gauges
 from slipway.worker.machine import probe
 from slipway.worker.pull import Worker, WorkerOptions
 from slipway.worker.service import StageService
@@ -92,3 +93,15 @@ async def serve(arguments: argparse.Namespace, settings: Settings, stages: tuple
     finally:
         health.end()
         await server.stop(grace=1.0)
+
+
+def gauges(worker: Worker) -> Iterator[metrics.Sample]:
+    """Yield the samples of this moment: slots, tasks, memory and disk. Safe from any thread."""
+    yield metrics.SLOTS, {}, worker.options.slots
+    yield metrics.WITHOUT_ROOM, {}, not worker.room.enough
+    yield metrics.SCRATCH_FREE, {}, worker.room.free_bytes()
+    running = worker.running()
+    for stage in sorted(worker.options.stages):
+        memory = [bytes_used for name, bytes_used in running if name == stage]
+        yield metrics.RUNNING, {"stage": stage}, len(memory)
+        yield metrics.STAGE_MEMORY, {"stage": stage}, sum(memory)

@@ -20,8 +20,7 @@ from slipway.rpc.call_ends import failure_of_call
 from slipway.security.channels import AsyncChannel
 from slipway.settings.security import Security
 from slipway.worker.leased import LeasedTask
-from slipway.worker.machine import Machine, known_parameters
-from slipway.worker.room import LOOK_SECONDS, Room
+from slipway.worker.machine import LOOK_SECONDS, Machine, Room, known_parameters
 from slipway_protos.v1 import worker_pb2, worker_pb2_grpc
 
 log = logging.getLogger("slipway.worker")

@@ -13,8 +13,7 @@ from slipway.errors import ConfigurationError, ServiceError
 from slipway.execution.runner import TaskResult
 from slipway.registry import IMPORT, load_stage
 from slipway.rpc.serving import stream, unary
-from slipway.rpc.stage_calls import call_of
-from slipway.rpc.stage_events import log_line, progress_message
+from slipway.rpc.stage_messages import call_of, log_line, progress_message
 from slipway.rpc.statuses import status_of
 from slipway.rpc.structs import struct_of
 from slipway.stage import Progress

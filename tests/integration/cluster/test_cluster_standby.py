@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from slipway.client import Client
 from slipway.errors import ModelExportError
-from slipway_coordinator.leadership.advisory_lock import LOCK_KEY
+from slipway_coordinator.leadership.locks import LOCK_KEY
 from support.cluster.audit import audit
 from support.cluster.cluster import Cluster
 from support.cluster.reference import Undisturbed, reference

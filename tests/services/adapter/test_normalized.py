@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from slipway.errors import AdapterExportError, ModelExportError
 from slipway.stage import Context
 from slipway_adapter.runtime import load
-from slipway_merge.combine.params import CombineParams
 from slipway_merge.combine.stage import STAGE as COMBINE
+from slipway_merge.params import CombineParams
 from support.models.merge_cases import logits
 from support.models.saved_adapters import edit
 

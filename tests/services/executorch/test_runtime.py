@@ -25,7 +25,7 @@ class Tiny(torch.nn.Module):
 
 @pytest.mark.parametrize(("width", "kept"), [(64, ()), (48, ("table",))], ids=("divisible", "indivisible"))
 def test_a_table_that_stays_float32_is_named(width: int, kept: tuple[str, ...]) -> None:
-    from slipway_executorch.quantization import layers_in_float32
+    from slipway_executorch.lowering import layers_in_float32
 
     assert layers_in_float32(Tiny(width), 32) == kept
 
@@ -48,4 +48,4 @@ def test_running_a_program_does_not_import_what_writes_one() -> None:
     pytest.importorskip("executorch", reason="the extra executorch is not installed")
     code = "import sys, slipway_executorch.runtime; print(sorted(name for name in sys.modules if name.startswith('slipway_executorch')))"
     said = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True).stdout
-    assert said.split() == ["['slipway_executorch',", "'slipway_executorch.files',", "'slipway_executorch.runtime']"]
+    assert said.split() == ["['slipway_executorch',", "'slipway_executorch.params',", "'slipway_executorch.runtime']"]

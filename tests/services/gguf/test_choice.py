@@ -15,11 +15,10 @@ from slipway.formats.tasks import FormatRequest, PlannedTask
 from slipway.model.configuration import ModelConfig
 from slipway.model.decoders.decoder import decoder_of
 from slipway.planning.plan import plan
-from slipway_gguf.architectures.rope import rope_of
-from slipway_gguf.architectures.settings import VALUES
-from slipway_gguf.architectures.table import architecture_of, refusal_reason
+from slipway_gguf.architectures import architecture_of, refusal_reason
 from slipway_gguf.format import GGUFConfiguration
 from slipway_gguf.levels import LEVELS
+from slipway_gguf.parameters import VALUES, rope_of
 from slipway_gguf.params import GGUFParams
 from slipway_gguf.weights.ggml import library
 from slipway_gguf.weights.mixture import Sizes, stored_kind

@@ -70,8 +70,8 @@ def test_importance_of_another_model_is_refused(vector: torch.Tensor, model: Pat
 def test_the_stage_measures_the_inputs_mean_squares(model: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    from slipway_quantize.calibration.importance.params import ImportanceParams
     from slipway_quantize.calibration.importance.stage import STAGE
+    from slipway_quantize.calibration.params import ImportanceParams
 
     data, work = tmp_path / "data", tmp_path / "work"
     data.mkdir()

@@ -8,9 +8,8 @@ import pytest
 
 pytest.importorskip("gguf", reason="names types: pip install 'slipway-ml[gguf]'")
 from slipway.machine.bounded.process import Bounds
-from slipway_gguf import conversations
-from slipway_gguf.conversations import ollama_template
-from slipway_gguf.modelfile import NAME, quoted, write
+from slipway_gguf import modelfile
+from slipway_gguf.modelfile import NAME, ollama_template, quoted, write
 from slipway_gguf.vocabulary.documents import AddedToken, TokenizerFiles
 from slipway_gguf.vocabulary.splitting import KNOWN
 from support.models.tokenizers_of_kinds import MARKS, byte_level, save
@@ -77,7 +76,7 @@ def _files(*, begins: bool = True) -> TokenizerFiles:
     ("name", "template"), [("chatml", _CHATML), ("llama3", _LLAMA3), ("gemma", _GEMMA), ("phi3", _PHI3)]
 )
 def test_a_template_is_known_by_what_it_writes(name: str, template: str) -> None:
-    assert ollama_template(template, _files()) == conversations.KNOWN[name].in_ollama()
+    assert ollama_template(template, _files()) == modelfile.KNOWN[name].in_ollama()
 
 
 def test_a_begin_that_llama_cpp_does_not_add_is_missed() -> None:
@@ -107,7 +106,7 @@ def test_a_template_that_writes_anything_else_is_left_to_the_file(name: str) -> 
 
 
 def test_a_template_that_does_not_end_is_left_to_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversations, "_BOUNDS", Bounds(seconds=0.3))
+    monkeypatch.setattr(modelfile, "_BOUNDS", Bounds(seconds=0.3))
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     assert not ollama_template(_CHATML + endless, _files())
 

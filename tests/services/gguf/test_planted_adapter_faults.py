@@ -12,8 +12,8 @@ pytest.importorskip("xllamacpp", reason="llama.cpp runs the files: pip install '
 import transformers
 
 from slipway.stage import Context
-from slipway_gguf.lora.params import AdapterParams
 from slipway_gguf.lora.stage import STAGE
+from slipway_gguf.params import AdapterParams
 from slipway_gguf.runtime.beside import load as load_beside
 from slipway_validate.params import ValidateParams
 from slipway_validate.protocol.messages import TextSpec

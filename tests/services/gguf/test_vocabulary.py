@@ -16,8 +16,8 @@ from tokenizers import AddedToken, normalizers
 from slipway.errors import GGUFExportError
 from slipway.validation.texts import TextKind
 from slipway_gguf.vocabulary import read
-from slipway_gguf.vocabulary.spaces import spaces_of
 from slipway_gguf.vocabulary.splitting import KNOWN
+from slipway_gguf.vocabulary.tokens import spaces_of
 from support.models.tokenizers_of_kinds import (
     MARKS,
     Vocabulary,

@@ -8,7 +8,7 @@ from slipway.configuration import parse
 from slipway.model.configuration import ModelConfig
 from slipway.planning.plan import plan
 from slipway.registry import load_stage
-from slipway_litert.files import text_lengths
+from slipway_litert.params import text_lengths
 from slipway_litert.stage import STAGE
 
 ENCODER = {"model_type": "bert", "vocab_size": 9}

@@ -237,7 +237,7 @@ def test_a_body_without_the_adapter_is_found_by_its_logits(tmp_path):
     tensors = load_file(output / "model.safetensors") | load_file(base / "model.safetensors")
     save_file(tensors, output / "model.safetensors", metadata={"format": "pt"})
     from slipway.model.folder import ModelFolder
-    from slipway.model.trained.trained_model import trained_model
+    from slipway.model.trained import trained_model
 
     trained = trained_model(ModelFolder.open(base), adapter)
 

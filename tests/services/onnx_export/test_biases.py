@@ -29,7 +29,7 @@ def test_falcons_bias_has_the_same_bits_in_float32(heads: int) -> None:
     import torch
     from transformers.models.falcon.modeling_falcon import build_alibi_tensor
 
-    from slipway_onnx_export.loading.biases import _rounded_bias
+    from slipway_onnx_export.loading.weightless import _rounded_bias
 
     mask = torch.ones(2, 3000, dtype=torch.int64)
     mask[0, :7] = 0

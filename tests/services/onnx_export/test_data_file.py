@@ -10,8 +10,8 @@ import torch
 
 from slipway.errors import ONNXExportError
 from slipway_onnx_export.loading.conversion import Stack, Weight
-from slipway_onnx_export.writing import data_file
-from slipway_onnx_export.writing.data_file import PAGE, SMALL, DataFile
+from slipway_onnx_export.writing import weights as data_file
+from slipway_onnx_export.writing.weights import PAGE, SMALL, DataFile
 
 
 def weights() -> dict[str, Weight]:

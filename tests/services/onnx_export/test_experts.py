@@ -51,7 +51,7 @@ def test_weights_are_those_that_transformers_loads(tmp_path: Path, name: str) ->
 def test_every_expert_computes_what_the_chosen_ones_do(tmp_path: Path, name: str) -> None:
     import transformers
 
-    from slipway_onnx_export.loading.experts import NAME, use_every_expert
+    from slipway_onnx_export.loading.weightless import NAME, use_every_expert
 
     folder = folder_of(name, tmp_path / "model")
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, experts_implementation="eager").eval()

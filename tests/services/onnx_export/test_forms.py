@@ -304,7 +304,7 @@ def test_gelu_is_approximated_on_request(
     import onnxruntime
     import torch
 
-    from slipway_validate.runner.yardsticks.gelu import approximated_gelu
+    from slipway_validate.runner.yardsticks.computing import approximated_gelu
     from support.models.family_models import CASES
 
     source = make_family_model("bert-classes", tmp_path / "model")

@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from slipway_onnx_export.engines.guards import remove_guards
+from slipway_onnx_export.engines.dynamo import remove_guards
 from slipway_onnx_export.engines.lowering import MASKED
 
 from .conftest import Exported

@@ -13,7 +13,7 @@ import transformers as tf
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import SPEECH
 from slipway.stage import Context
-from slipway_onnx_export.packaging.genai_speech import audio_processor
+from slipway_onnx_export.packaging.genai import audio_processor
 from slipway_onnx_export.packaging.kinds import NotPackagedError, Packaged
 from support.models.family_models import make_family_model
 from support.models.onnx_models import Exported

@@ -215,7 +215,7 @@ def test_a_branch_on_values_is_refused_by_the_legacy_tracer() -> None:
     import warnings
 
     from slipway.model.graphs.branches import harmful_branches
-    from slipway_onnx_export.engines.branches import tracer_warning_error
+    from slipway_onnx_export.engines.legacy import tracer_warning_error
 
     class Branches(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -271,7 +271,7 @@ def test_a_model_that_describes_much_more_than_it_has_is_not_loaded(tmp_path: Pa
 def test_layers_that_keep_a_state_are_refused_from_the_configuration_alone(kind: str) -> None:
     import transformers
 
-    from slipway_onnx_export.families import refusal_reason
+    from slipway_onnx_export.params import refusal_reason
 
     settings = getattr(transformers, f"{kind}Config")().to_dict() | {"architectures": [f"{kind}ForCausalLM"]}
     assert f"a decoder ({kind}ForCausalLM) with layers that keep a state" in refusal_reason(ModelConfig(settings))
@@ -281,7 +281,7 @@ def test_layers_that_keep_a_state_are_refused_from_the_configuration_alone(kind:
 def test_families_of_the_table_are_not_refused(row: Row) -> None:
     import transformers
 
-    from slipway_onnx_export.families import refusal_reason
+    from slipway_onnx_export.params import refusal_reason
 
     kind = getattr(transformers, row.model)
     assert not refusal_reason(ModelConfig(kind.config_class(**row.settings).to_dict() | {"architectures": [row.model]}))

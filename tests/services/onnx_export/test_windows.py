@@ -14,7 +14,7 @@ import pytest
 from slipway.errors import ONNXExportError
 from slipway.model.config.lengths import window_of
 from slipway_onnx_export.engines import legacy
-from slipway_onnx_export.parity import reach
+from slipway_onnx_export.parity import lengths
 from slipway_onnx_export.source import open_source
 from support.models.onnx_models import Exported
 from support.models.table_models import ROWS, Row, make_row
@@ -130,10 +130,10 @@ def test_a_window_that_is_not_compared_is_said_so(
     exported = export(source, cache=False, **_LEGACY)
     assert exported.facts["window"] == "not compared: a text beyond the window of 600 tokens would take too long"
     assert any("beyond its attention window" in warning for warning in exported.facts["warnings"])
-    monkeypatch.setattr(reach, "_SMALL", 0)
+    monkeypatch.setattr(lengths, "_SMALL", 0)
     exported = export(source, **_LEGACY)
     assert "for keys and values of the window of 600 tokens" in exported.facts["window"]
-    assert reach.reach_of(open_source(source), room=2048, spare_bytes=0).past == 0
+    assert lengths.reach_of(open_source(source), room=2048, spare_bytes=0).past == 0
     assert any("beyond its attention window" in warning for warning in exported.facts["warnings"])
 
 
@@ -142,5 +142,5 @@ def test_a_window_that_no_text_passes_needs_no_warning(tmp_path: Path, export: C
     exported = export(source, **_LEGACY)
     assert not {"window", "warnings"} & set(exported.facts)
     source = _model("Mistral, window", tmp_path / "longer", sliding_window=600)
-    found = reach.reach_of(open_source(source), room=512)
+    found = lengths.reach_of(open_source(source), room=512)
     assert (found.record, found.matters) == ("not compared: no text of 512 tokens at most is beyond 600", False)

@@ -13,7 +13,7 @@ from onnx import helper
 
 from slipway.errors import OpenVinoExportError
 from slipway.stage import Context
-from slipway_openvino.files import DECODER_MODEL, ENCODER_MODEL
+from slipway_openvino.families import DECODER_MODEL, ENCODER_MODEL
 from slipway_openvino.library import ov
 from slipway_openvino.runtime import EXACT, load
 from slipway_quantize.stage import STAGE as QUANTIZE

@@ -11,8 +11,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from slipway.stage import Context
-from slipway.validation.hard_texts import CONVERSATIONS
-from slipway.validation.hard_texts import TEXTS as HARD_TEXTS
+from slipway.validation.texts import CONVERSATIONS
+from slipway.validation.texts import TEXTS as HARD_TEXTS
 from slipway_openvino.tokenizers import compare, write_tokenizer
 from support.hostile.endless import GROWS
 

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from slipway.errors import CheckpointValidationError
 from slipway.model.weights.conversion import Conversion
 from slipway.stage import Context
-from slipway_prepare.conversion.params import ConvertParams
 from slipway_prepare.conversion.stage import CONVERSION
+from slipway_prepare.params import ConvertParams
 from support.commands.cli import in_process
 from support.models.prepare_models import loads, pickled
 

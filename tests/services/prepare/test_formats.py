@@ -7,9 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from slipway.model.configuration import ModelConfig
-from slipway_prepare.bitsandbytes_format import read_bitsandbytes
+from slipway_prepare.bitsandbytes_format import dynamic_map, nf4_round_trip, read_bitsandbytes
 from slipway_prepare.gptq_format import read_awq, read_gptq
-from slipway_prepare.nf4_round_trip import dynamic_map, nf4_round_trip
 from slipway_prepare.recipes import Base
 from slipway_prepare.source import SafetensorsSource
 from support import SUPPORT

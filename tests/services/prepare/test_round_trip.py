@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from slipway.errors import ModelExportError
 from slipway.stage import Context
-from slipway_prepare.nf4_round_trip import nf4_round_trip
+from slipway_prepare.bitsandbytes_format import nf4_round_trip
 from slipway_prepare.params import PrepareParams
 from slipway_prepare.stage import STAGE
 from support.models.prepare_models import linears, loads, refusal, run, stored

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from slipway.errors import CheckpointValidationError
 from slipway.model.base_format import base_format
 from slipway.model.folder import ModelFolder
-from slipway.model.sentences.files import module_files
+from slipway.model.sentences import module_files
 from slipway.stage import Context
 from slipway_merge.writing.folder import copy_small_files
 from slipway_prepare.params import PrepareParams

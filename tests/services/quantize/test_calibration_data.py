@@ -18,10 +18,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from slipway.documents.heldout import built_in
-from slipway.documents.overlap import share_found, shingles
+from slipway.documents.separation import share_found, shingles
 from slipway.errors import QuantizationError
 from slipway.stage import Context
-from slipway_quantize.calibration_data.built_in import built_in_documents
+from slipway_quantize.calibration_data.choice import built_in_documents
 from slipway_quantize.calibration_data.params import CalibrationDataParams
 from slipway_quantize.calibration_data.stage import STAGE
 from support.hostile.endless import HALVES, LOOPS

@@ -12,8 +12,7 @@ import pytest
 from slipway.errors import QuantizationError
 from slipway.machine.compiled.library import load_library
 from slipway_quantize.grid import rounding
-from slipway_quantize.grid.kernel import FOLDER, Kernel, Sums, kernel
-from slipway_quantize.grid.rounding import Rounded, round_weight
+from slipway_quantize.grid.rounding import FOLDER, Kernel, Rounded, Sums, kernel, round_weight
 from slipway_quantize.grid.search import STEPS, dequantize_groups, pack_codes, quantize_groups
 
 OLDER = {"avx512": ["avx512", "avx2"], "avx2": ["avx2"], "neon": ["neon"]}

@@ -12,9 +12,8 @@ from slipway.configuration.loading import parse
 from slipway.errors import TensorRTBuildError
 from slipway.model.configuration import ModelConfig
 from slipway.planning.plan import plan
-from slipway_tensorrt_build.builders import Choice, Machine, choose
+from slipway_tensorrt_build.builders import Choice, Gpu, Machine, choose, find_gpus
 from slipway_tensorrt_build.format import TensorRTConfiguration
-from slipway_tensorrt_build.gpus import Gpu, find_gpus
 from slipway_tensorrt_build.params import Range, TensorRTBuildParams
 from slipway_tensorrt_build.profiles import limited_ranges, plan_profile, positions_of
 from slipway_tensorrt_build.stage import STAGE

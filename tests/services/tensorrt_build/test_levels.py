@@ -16,7 +16,7 @@ from slipway.errors import ConfigurationError, ModelExportError, TensorRTBuildEr
 from slipway.planning.plan import plan
 from slipway.stage import Context
 from slipway_quantize.graphs.widening import widen
-from slipway_tensorrt_build.levels import LEVELS
+from slipway_tensorrt_build.params import LEVELS
 from support.models.engine_plans import weights_of
 from support.models.onnx_models import save_model
 from support.models.quantize_models import divergence

@@ -17,9 +17,8 @@ from slipway.configuration.loading import parse
 from slipway.errors import ConfigurationError, TensorRTBuildError
 from slipway.planning.plan import plan
 from slipway.stage import Context
-from slipway_tensorrt_build.builders import Choice, Machine, choose
+from slipway_tensorrt_build.builders import Choice, Gpu, Machine, choose
 from slipway_tensorrt_build.format import builders
-from slipway_tensorrt_build.gpus import Gpu
 from slipway_tensorrt_build.params import TensorRTBuildParams
 from slipway_tensorrt_build.refitting import Refittable, Skeleton, difference, mark_refittable, skeleton_of
 from support.models.quantize_models import save_tiny

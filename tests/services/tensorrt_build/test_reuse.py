@@ -16,8 +16,7 @@ from slipway.artifacts.actions import action_key
 from slipway.execution.runner import TaskRunner
 from slipway.stage import Context
 from slipway.stage_call import StageCall
-from slipway_tensorrt_build.builders import Choice
-from slipway_tensorrt_build.gpus import Gpu
+from slipway_tensorrt_build.builders import Choice, Gpu
 from slipway_tensorrt_build.params import TensorRTBuildParams
 from slipway_tensorrt_build.stage import STAGE
 from slipway_tensorrt_build.timings import Timings

@@ -10,7 +10,7 @@ from slipway.model.configuration import ModelConfig
 from slipway.planning.plan import plan
 from slipway.registry import load_stage
 from slipway_torchscript.cases import cases, unproven
-from slipway_torchscript.families import refusal_reason
+from slipway_torchscript.params import refusal_reason
 
 ENCODER = {"model_type": "bert", "vocab_size": 9}
 

@@ -12,10 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from slipway_validate.runner.adapter_names import match_names
 from slipway_validate.runner.main import _failed
 from slipway_validate.runner.model import UnplacedTensors, Unusable, padded, run_segments
-from slipway_validate.runner.runtime_reference import load
+from slipway_validate.runner.runtime_reference import load, match_names
 from support.models import tiny_models
 
 PREFIX = "base_model.model."

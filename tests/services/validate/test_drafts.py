@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from slipway.validation.speed import Engine
-from slipway_validate.effort import EVIDENCE
 from slipway_validate.numerics import Logits
-from slipway_validate.runner.generation.continuing import continue_greedily
+from slipway_validate.params import EVIDENCE
+from slipway_validate.runner.generation.generating import continue_greedily
 from slipway_validate.runner.model import Bounds, Past, Step
 from slipway_validate.samples import Samples
 

@@ -8,11 +8,10 @@ from typing import Any, get_args
 import pytest
 
 from slipway.model.families import DECODER, ENCODER_DECODER, SEQUENCE_CLASSIFIER
-from slipway.validation.effort import Effort
 from slipway.validation.findings import OutputStatus
+from slipway.validation.inputs import Effort
 from slipway_validate.cases import shape_cases
-from slipway_validate.effort import EVIDENCE
-from slipway_validate.params import SampleParams, ValidateParams
+from slipway_validate.params import EVIDENCE, SampleParams, ValidateParams
 from slipway_validate.preparation import benchmark_of
 from support.models.validated_here import Validated
 from support.models.validation_models import Models, all_ones, edited_onnx, negated

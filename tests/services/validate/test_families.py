@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import WhisperFeatureExtractor
 
-from slipway.base_match.measurement import measure
+from slipway.base_match.match import measure
 from slipway.stage import Context
 from slipway.validation.findings import OutputStatus, OutputValidation, ValidationReport
 from slipway.validation.verdicts import Answer

@@ -12,10 +12,9 @@ from slipway.model.configuration import ModelConfig
 from slipway.stage import Context
 from slipway.validation.answers import LongContinuation
 from slipway.validation.findings import ValidationReport
-from slipway_validate.continuing import long_spec
-from slipway_validate.judging.continuations import compare_long
+from slipway_validate.judging.compare import compare_long
 from slipway_validate.params import SampleParams, ValidateParams
-from slipway_validate.preparation import prepare
+from slipway_validate.preparation import long_spec, prepare
 from slipway_validate.protocol.messages import LongResult, LongSpec
 from slipway_validate.runner.generation.generating import continue_long, generate
 from slipway_validate.runner.model import Bounds, LanguageModel, Past, Step

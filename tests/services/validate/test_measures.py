@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from slipway.model.families import Comparison
-from slipway_validate.judging.measures import choose_measure, distance_of
+from slipway_validate.judging.measures import VectorComparer, choose_measure, distance_of
 from slipway_validate.judging.together import Together, compare_together
 from slipway_validate.numerics import LogitComparer, adapter_strength
-from slipway_validate.runner.row_selectors import NOWHERE, join_rows
-from slipway_validate.vectors import VectorComparer
+from slipway_validate.runner.collect import NOWHERE, join_rows
 
 
 def compared(other: list[list[float]], own: list[list[float]]):

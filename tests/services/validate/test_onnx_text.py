@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import FEATURE_EXTRACTION
 from slipway_validate.runner.model import Step
-from slipway_validate.runner.onnx_graphs.text import OnnxText
+from slipway_validate.runner.onnx_graphs.load import OnnxText
 
 
 def save(folder: Path, *outputs: str) -> Path:

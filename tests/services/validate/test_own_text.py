@@ -11,7 +11,7 @@ import torch
 import transformers
 from peft import LoraConfig, get_peft_model
 
-from slipway.base_match.measurement import measure
+from slipway.base_match.match import measure
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import DECODER, ENCODER_DECODER, SEQUENCE_CLASSIFIER, TOKEN_CLASSIFIER, Family
 from slipway.stage import Context

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from slipway.base_match.measurement import measure
+from slipway.base_match.match import measure
 from slipway.errors import ModelExportError
 from slipway.stage import Context
 from slipway.validation.findings import ValidationReport

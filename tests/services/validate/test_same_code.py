@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slipway.formats import Runtime
-from slipway_validate.outputs.same_code import REFERENCE_CODE, SAME_CODE, why_shapes_are_known
+from slipway_validate.outputs import REFERENCE_CODE, SAME_CODE, why_shapes_are_known
 
 CONFIG = {"model_type": "qwen3", "rope_parameters": {"rope_theta": 1e6}, "dtype": "bfloat16", "sliding_window": None}
 PACKED = {"quant_method": "compressed-tensors", "kv_cache_scheme": None}

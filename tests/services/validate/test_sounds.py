@@ -24,11 +24,11 @@ from slipway.validation.findings import ValidationReport
 from slipway.validation.inputs import LARGEST_SOUND
 from slipway_validate.answers import scores
 from slipway_validate.answers.records import read_records, write_records
-from slipway_validate.answers.sounds import UnusableSoundError, read_sound
 from slipway_validate.params import SampleParams, ValidateParams
 from slipway_validate.protocol.messages import SOUNDS_FILE, EncodedInputs, TokenizeSpec
 from slipway_validate.reference.stage import STAGE as REFERENCE
 from slipway_validate.runner.encoding.records import encode_inputs
+from slipway_validate.runner.encoding.sounds import UnusableSoundError, read_sound
 from slipway_validate.runner.model import UnusableInput
 from slipway_validate.stage import STAGE
 from support.models.family_models import CASES, make_family_adapter, make_family_model

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from slipway_adapter.companions import copy_tokenizer
+from slipway_adapter.peft_folder import copy_tokenizer
 from slipway_validate.protocol.messages import TextSpec
-from slipway_validate.protocol.texts import ReadTexts
-from slipway_validate.runner.texts import write_texts
+from slipway_validate.runner.texts import ReadTexts, write_texts
 from support.models import tiny_models
 
 TEMPLATE = "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}{% endfor %}"

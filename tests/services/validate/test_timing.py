@@ -18,8 +18,16 @@ from slipway_validate.runner.benchmark import WARM_UP_STEPS, time_round
 from slipway_validate.runner.model import Bounds, Past, Step
 from slipway_validate.samples import Samples
 from slipway_validate.speed import stopwatch as stopwatch_module
-from slipway_validate.speed.rounds import Rounds, speed_of, take_rounds
-from slipway_validate.speed.stopwatch import NO_REFERENCE, NO_ROOM, QUICK, REFERENCE_GONE, Stopwatch
+from slipway_validate.speed.stopwatch import (
+    NO_REFERENCE,
+    NO_ROOM,
+    QUICK,
+    REFERENCE_GONE,
+    Rounds,
+    Stopwatch,
+    speed_of,
+    take_rounds,
+)
 
 DONE = RunResult(
     device="cpu",

@@ -16,9 +16,9 @@ from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from compressed_tensors.quantization.lifecycle.forward import forward_quantize, set_forward_quantized
 from torch import nn
 
+from slipway.model.adapters.saved import is_plain_lora
 from slipway.model.pytorch import wide_layers
 from slipway.model.pytorch.wide_layers import WideLinear, widen_while_computing
-from slipway.model.trained.adapter_kinds import is_plain_lora
 from slipway.stage import Context
 from slipway_quantize.params import QuantizeParams
 from slipway_quantize.stage import run as quantize

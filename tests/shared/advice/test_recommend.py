@@ -8,9 +8,8 @@ from typing import get_args
 import pytest
 import yaml
 
-from slipway.advice.candidates import recommend
+from slipway.advice.candidates import recommend, settings_for
 from slipway.advice.measured import read_measured
-from slipway.advice.settings import settings_for
 from slipway.advice.subject import Subject
 from slipway.configuration import load
 from slipway.errors import ArtifactError, ConfigurationError

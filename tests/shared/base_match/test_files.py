@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from slipway.base_match import BaseMatchStatus
-from slipway.base_match.checkpoint import misfit
+from slipway.base_match.evidence import misfit
 from slipway.errors import CheckpointValidationError
 from support.models.headless_bases import make_headless
 from support.models.matched_models import (

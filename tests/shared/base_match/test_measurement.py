@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.style import Style
 
 from slipway.base_match import BaseMatch, BaseMatchStatus, joined
-from slipway.base_match.match import REASON_LABEL, STATUS_LABEL
-from slipway.base_match.measurement import measure
+from slipway.base_match.match import REASON_LABEL, STATUS_LABEL, measure
 from slipway.cli.export.summary import summary
 from slipway.results.result import ExportResult, FormatResult
 from slipway.validation.findings import AdapterEvidence, Reference, ValidationInputs, ValidationReport

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slipway.cli.artifacts.names import content_name
+from slipway.cli.artifacts.cache_work import content_name
 
 
 @pytest.mark.parametrize(

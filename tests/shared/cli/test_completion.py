@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from slipway.cli.completion import assignments, settings
+from slipway.configuration.flags import options_of
 from slipway.configuration.loading import load
-from slipway.configuration.requested_formats import options_of
 from slipway.configuration.schema import keys, parse_text, usual_values, values
 from slipway.formats.registry import formats
 from support.commands.cli import SLIPWAY, environment

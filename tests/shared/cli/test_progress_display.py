@@ -14,8 +14,7 @@ from rich.console import Console
 
 from slipway.cli.progress.display import LineDisplay, LiveDisplay, Pace
 from slipway.cli.progress.lines import JsonLines, PlainLines
-from slipway.cli.progress.overall import Overall
-from slipway.cli.progress.rows import Rows
+from slipway.cli.progress.rows import Overall, Rows
 from slipway.cli.progress.table import progress_table
 from slipway.cli.remote.view import print_export
 from slipway.errors import Failure

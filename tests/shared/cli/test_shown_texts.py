@@ -19,7 +19,7 @@ from slipway.cli.remote.view import print_export, print_exports
 from slipway.cli.terminal.columns import Column, FittedTable, Prose
 from slipway.cli.terminal.console import CleanConsole, errors, print_json, show, unbroken
 from slipway.errors import ServiceError
-from slipway.export_sources.titles import title
+from slipway.export_sources.naming import title
 from slipway.observability.logs import JsonFormatter, PlainFormatter, configure_service_logs
 from slipway.results.report import write_report
 from slipway.results.report.environment import markdown_text

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slipway.cli.terminal.unread import EXIT_UNREAD
+from slipway.cli.terminal.streams import EXIT_UNREAD
 from slipway.reasons import EXIT_CODES
 from support.commands.cli import SLIPWAY, environment
 

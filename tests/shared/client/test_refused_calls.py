@@ -16,7 +16,7 @@ from slipway.security.access.principals import OWNER, Principal
 from slipway.security.access.rules import Rule
 from slipway.security.interceptor import AccessInterceptor
 from slipway.security.limits import Limits
-from slipway_coordinator.leadership.gate import Gate
+from slipway_coordinator.server import Gate
 from support.servers.metrics_page import page
 
 METHOD = "/slipway.v1.Test/Call"

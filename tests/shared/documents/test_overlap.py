@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from slipway.documents.overlap import frame, share_found, shingles, without
+from slipway.documents.separation import frame, share_found, shingles, without
 
 SYSTEM = (
     "<|im_start|>system\nYou are a helpful assistant that was trained by people who wrote this long prompt.<|im_end|>\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from slipway.errors import Failure
-from slipway.execution.places import with_named_places
+from slipway.execution.failures import with_named_places
 
 
 def test_files_are_named_by_the_input(tmp_path: Path) -> None:

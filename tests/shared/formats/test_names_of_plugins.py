@@ -24,7 +24,6 @@ _OTHER_TEXTS = (".j2", ".yaml")
 _GGUF_LIBRARY = {"gguf": "the library and the file that the base of the real sample is read from"}
 ALLOWED = {
     "shared/slipway/distribution/extras.py": _GGUF_LIBRARY,
-    "shared/slipway/sample/real/base.py": _GGUF_LIBRARY,
     "shared/slipway/sample/real/recipe.py": _GGUF_LIBRARY,
     "shared/slipway/sample/real/making.py": dict.fromkeys(
         ("pytorch", "onnx", "openvino", "gguf"), "the configuration that the real sample writes"

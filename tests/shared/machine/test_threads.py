@@ -25,7 +25,7 @@ SHOW_OPENMP = {"OMP_DISPLAY_ENV": "VERBOSE"}
 """Makes an OpenMP runtime print what it read, when it is loaded."""
 PREPARE_TRAINING = """
 import os
-from slipway.sample.surroundings import deterministic
+from slipway.sample.training import deterministic
 with deterministic(1):
     import torch
 print("left" if "OMP_WAIT_POLICY" in os.environ else "clean")
@@ -34,7 +34,7 @@ TRAIN = """
 import sys, time
 from dataclasses import replace
 from slipway.sample.recipe import Recipe
-from slipway.sample.surroundings import deterministic
+from slipway.sample.training import deterministic
 times = []
 with deterministic(int(sys.argv[2])):
     from transformers import AutoTokenizer

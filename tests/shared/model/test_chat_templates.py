@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from slipway.machine.bounded.process import Bounds
 from slipway.model.chat_templates import ChatTemplates, EndlessTemplateError, TemplateError
-from slipway.validation.hard_texts import CONVERSATIONS
+from slipway.validation.texts import CONVERSATIONS
 from support.hostile.endless import GROWS, HALVES, LOOPS
 
 TEMPLATE = (

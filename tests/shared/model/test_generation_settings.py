@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slipway.errors import is_own_fault
-from slipway.model.generation.settings import first_token, generation_settings, token_of
+from slipway.model.generation import first_token, generation_settings, token_of
 
 
 def _write(folder: Path, config: dict[str, Any], generation: dict[str, Any] | None) -> Path:

@@ -12,8 +12,7 @@ import torch
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import FEATURE_EXTRACTION
 from slipway.model.model_files import companion_files, model_files
-from slipway.model.sentences.files import UnknownPoolingError, read_pooling, sentence_files
-from slipway.model.sentences.pooling import MODES, Pooling, pool
+from slipway.model.sentences import MODES, Pooling, UnknownPoolingError, pool, read_pooling, sentence_files
 from support.models.sentence_models import write_modules
 
 HIDDEN = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(3))

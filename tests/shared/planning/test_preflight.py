@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from slipway.planning.preflight import Verdict, preflight
 from slipway.sizes import format_size
-from slipway_onnx_export.opsets import BEST_OPSET, ENGINE_OPSETS, describe_replaced_opset
+from slipway_onnx_export.params import BEST_OPSET, ENGINE_OPSETS, describe_replaced_opset
 
 
 @dataclass(frozen=True)

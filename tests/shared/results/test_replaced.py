@@ -8,10 +8,10 @@ import pytest
 
 from slipway.errors import ValidationError
 from slipway.results.outcome import export_failure, failed_formats, recorded_failure, requested_formats
-from slipway.results.replaced import replacements
 from slipway.results.report.card import model_card
 from slipway.results.report.document import Report
 from slipway.results.report.page import page
+from slipway.results.result import replacements
 from slipway.rpc.statuses import status_of
 from slipway.rpc.structs import struct_of
 from slipway.validation.survival import AdapterSurvival, ModuleSurvival

@@ -21,7 +21,7 @@ from slipway.rpc.serving import add_health_and_reflection
 from slipway.security import renewing
 from slipway.security.access.tokens import new_token
 from slipway.security.channels import AsyncChannel, BlockingChannel
-from slipway.security.reserved_port import ReservedPort
+from slipway.security.renewing import ReservedPort
 from slipway.security.server import ServerSecurity, coordinator_security, worker_security
 from slipway.security.tls import load
 from slipway.settings.security import Security, TlsFiles

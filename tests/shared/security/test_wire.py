@@ -11,11 +11,11 @@ import pytest
 
 from slipway.errors import ServiceError
 from slipway.rpc.call_ends import failure_of_call
-from slipway.rpc.channel_options import MAX_MESSAGE_BYTES
 from slipway.rpc.structs import struct_of
 from slipway.security.access.access_file import Everyone
 from slipway.security.access.principals import OWNER
 from slipway.security.access.rules import Rule
+from slipway.security.channels import MAX_MESSAGE_BYTES
 from slipway.security.interceptor import AccessInterceptor
 from slipway.security.wire import MOST_FIELDS, check_fields
 from slipway_protos.v1 import artifact_pb2, export_pb2, worker_pb2

@@ -8,8 +8,8 @@ import pytest
 
 from slipway.base_match import BaseMatch, BaseMatchStatus
 from slipway.configuration import ExportConfiguration, parse
-from slipway.export_sources import own_text
-from slipway.export_sources.own_text import find_own_text
+from slipway.export_sources import text_files
+from slipway.export_sources.text_files import find_own_text
 
 CONFIGURATION = parse({"validation": {"enabled": True, "compare_outputs": True}})
 
@@ -56,5 +56,5 @@ def test_what_cannot_be_used_is_passed_over(checkpoint: Path, tmp_path: Path, mo
     assert found(checkpoint) is None
     (checkpoint / "dataset.txt").write_text("text")
     assert found(checkpoint) == checkpoint / "dataset.txt"
-    monkeypatch.setattr(own_text, "LARGEST", 3)  # instead of a file of 64 MiB
+    monkeypatch.setattr(text_files, "LARGEST", 3)  # instead of a file of 64 MiB
     assert found(checkpoint) is None

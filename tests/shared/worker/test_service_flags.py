@@ -14,7 +14,7 @@ import pytest
 from slipway.errors import ModelExportError
 from slipway.security.flags import at_least
 from slipway.worker.flags import worker_parser
-from slipway_coordinator.flags import coordinator_parser
+from slipway_coordinator.service import coordinator_parser
 from slipway_coordinator.storage.database_address import state_at
 from support.commands.cli import SLIPWAY, run_here, slipway
 

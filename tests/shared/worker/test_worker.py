@@ -24,10 +24,9 @@ from slipway.rpc.statuses import failure_of_status
 from slipway.rpc.structs import dict_of, struct_of
 from slipway.security.server import ServerSecurity
 from slipway.worker import service as worker_service
-from slipway.worker.gauges import gauges
-from slipway.worker.machine import Machine, probe
+from slipway.worker.machine import Machine, Room, probe
+from slipway.worker.main import gauges
 from slipway.worker.pull import Worker, WorkerOptions
-from slipway.worker.room import Room
 from slipway.worker.service import StageService
 from slipway_protos.v1 import stage_pb2, stage_pb2_grpc, worker_pb2, worker_pb2_grpc
 

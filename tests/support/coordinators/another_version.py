@@ -10,8 +10,8 @@ import sys
 
 from dbos import DBOS
 
-from slipway_coordinator.flags import coordinator_parser
 from slipway_coordinator.main import main
+from slipway_coordinator.service import coordinator_parser
 from slipway_coordinator.workflow import engine, workflow
 
 if __name__ == "__main__":

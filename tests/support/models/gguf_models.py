@@ -13,9 +13,8 @@ from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from slipway.stage import Context
-from slipway_gguf.lora.params import AdapterParams
 from slipway_gguf.lora.stage import STAGE as ADAPTER_STAGE
-from slipway_gguf.params import GGUFParams
+from slipway_gguf.params import AdapterParams, GGUFParams
 from slipway_gguf.stage import STAGE
 from support.models.saved_adapters import edit
 

@@ -11,8 +11,7 @@ from typing import Any
 import gguf
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from slipway.validation.hard_texts import TEXTS
-from slipway.validation.texts import TextKind
+from slipway.validation.texts import TEXTS, TextKind
 from slipway_gguf.runtime.llama import Llama
 from slipway_gguf.vocabulary import read
 

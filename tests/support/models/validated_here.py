@@ -16,7 +16,7 @@ from slipway_validate.judging.evaluate import Evaluator
 from slipway_validate.judging.limits import LIMITS, level_of
 from slipway_validate.judging.reference_run import ReferenceRun
 from slipway_validate.judging.yardsticks import Measured, read_measured, yardsticks
-from slipway_validate.outputs.same_code import why_shapes_are_known
+from slipway_validate.outputs import why_shapes_are_known
 from slipway_validate.params import ValidateParams
 from slipway_validate.preparation import Prepared, _affordable, _embeds, open_trained, padding_token
 from slipway_validate.protocol.messages import RunResult, RunSpec, Spec, TokenizeSpec

@@ -22,11 +22,10 @@ from slipway.rpc.serving import stream, unary
 from slipway.rpc.structs import MAX_FILES
 from slipway.security.interceptor import current_principal, no_artifact
 from slipway.security.limits import exceeded
-from slipway_coordinator.api.fields import ID, invalid, page_size, project_of
+from slipway_coordinator.api.requests import ID, invalid, page_size, project_of
 from slipway_coordinator.coordinator import Coordinator
 from slipway_coordinator.storage.filters import page_start, page_token
-from slipway_coordinator.transfers.interrupted import Key
-from slipway_coordinator.transfers.transfers import Transfers, counting_refusals
+from slipway_coordinator.transfers import Key, Transfers, counting_refusals
 from slipway_protos.v1 import artifact_pb2 as pb
 from slipway_protos.v1 import artifact_pb2_grpc
 

@@ -28,10 +28,8 @@ from slipway.security.limits import exceeded
 from slipway.sources.allowed import NOWHERE, Allowed
 from slipway.texts import hidden_character, quoted
 from slipway_coordinator.api.artifact_service import require_artifacts
-from slipway_coordinator.api.fields import ID, invalid, page_size, project_of
-from slipway_coordinator.api.listing import page_of
 from slipway_coordinator.api.messages import event_message, export_message
-from slipway_coordinator.api.skew import check_understood
+from slipway_coordinator.api.requests import ID, check_understood, invalid, page_of, page_size, project_of
 from slipway_coordinator.coordinator import Coordinator
 from slipway_coordinator.model.importing import import_task
 from slipway_coordinator.model.records import ExportRecord, TaskRecord

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from slipway.configuration import ExportConfiguration
 from slipway.rpc.configuration_messages import configuration_message, recorded_configuration_message
-from slipway.rpc.stage_calls import put_call
+from slipway.rpc.stage_messages import put_call
 from slipway.rpc.statuses import status_of
 from slipway.rpc.structs import struct_of, timestamp
 from slipway_coordinator.model.offers import Granted

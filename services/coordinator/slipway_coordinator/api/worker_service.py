@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
+from typing import Annotated, Any
 
 import grpc
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from slipway.artifacts.digests import is_digest
+from slipway.errors import Failure, ServiceError, StageError
+from slipway.execution.memory import MOST_SAMPLES, MemoryOverTime
 from slipway.planning.attempt_keys import AttemptKey
 from slipway.rpc.serving import LONGEST_POLL_SECONDS, unary
+from slipway.rpc.statuses import failure_of_status
+from slipway.rpc.structs import dict_of
 from slipway.security.access.principals import OWNER
 from slipway.security.interceptor import current_principal
-from slipway_coordinator.api.fields import invalid
+from slipway.security.limits import exceeded
+from slipway.stage import MOST_FACTS_BYTES
+from slipway.texts import hidden_character, quoted, shortened
 from slipway_coordinator.api.messages import lease_message
-from slipway_coordinator.api.reports import completion, lines_of, progress_of, worker_report
+from slipway_coordinator.api.requests import invalid
 from slipway_coordinator.coordinator import Coordinator
-from slipway_coordinator.model.offers import Held
+from slipway_coordinator.model.offers import Held, WorkerReport
 from slipway_coordinator.model.records import TaskRecord
+from slipway_coordinator.model.transitions import Event, EventKind
 from slipway_protos.v1 import export_pb2, worker_pb2, worker_pb2_grpc
 
 _MOST = 99  # together with a principal's name it must fit the database column
@@ -94,3 +106,175 @@ def _worker(worker_id: str) -> str:
         raise invalid("worker_id", worker_id, f"takes 1 to {_MOST} letters, digits, '.', '_', ':' and '-'")
     principal = current_principal.get()
     return worker_id if principal is OWNER else f"{principal.name}/{worker_id}"
+
+
+_MOST_RUNNING, _MOST_STAGES, _MOST_LIBRARIES, _MOST_LINES = 256, 64, 256, 1000
+_MOST_PARAMETERS = 256
+_LINE_LENGTH, _WORD_LENGTH = 5000, 200
+_LARGEST = 2**62
+
+
+class _Facts(BaseModel):
+    """Facts that decisions use; a stage may record others."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    warnings: list[Annotated[str, StringConstraints(max_length=20_000)]] = Field(default=[], max_length=1000)
+    targets: list[str] = Field(default=[], max_length=100)
+    output_bytes: int = Field(default=0, ge=0, le=_LARGEST)
+    model_bytes: int = Field(default=0, ge=0, le=_LARGEST)
+
+
+def worker_report(worker: str, request: worker_pb2.SynchronizeRequest) -> WorkerReport:
+    """Return a worker's report on itself, checked.
+
+    Raises:
+        ServiceError: reason ``REQUEST_INVALID`` or ``LIMIT_EXCEEDED``.
+    """
+    if not request.stages:
+        raise ServiceError("stages are needed", reason="REQUEST_INVALID", about={"field": "stages"})
+    can = request.capabilities
+    _check_count("stages", request.stages, _MOST_STAGES)
+    _check_count("running", request.running, _MOST_RUNNING)
+    _check_count("capabilities.versions", can.versions, _MOST_LIBRARIES)
+    _check_count("parameters", request.parameters, _MOST_STAGES)
+    for known in request.parameters.values():
+        _check_count("parameters", known.names, _MOST_PARAMETERS)
+        _check_words("parameters", known.names)
+    _check_words("parameters", request.parameters)
+    _check_words("stages", request.stages)
+    _check_words("capabilities.gpu_architecture", [can.gpu_architecture])
+    _check_words("capabilities.versions", [*can.versions, *can.versions.values()])
+    return WorkerReport(
+        worker=worker,
+        stages=frozenset(request.stages),
+        free_slots=request.free_slots,
+        draining=request.draining,
+        ending=request.ending,
+        memory_bytes=_between(can.memory_bytes),
+        gpu_architecture=can.gpu_architecture,
+        gpu_memory_bytes=_between(can.gpu_memory_bytes),
+        libraries=dict(can.versions),
+        parameters={stage: frozenset(known.names) for stage, known in request.parameters.items()},
+        running=tuple(Held(AttemptKey.parse(running.task), running.lease_epoch) for running in request.running),
+    )
+
+
+def progress_of(task: str, attempt: int, said: export_pb2.TaskProgress) -> export_pb2.TaskProgress:
+    """Return an attempt's progress as watchers receive it."""
+    return export_pb2.TaskProgress(
+        task=task,
+        attempt=attempt,
+        phase=shortened(said.phase),
+        done=_between(said.done),
+        total=_between(said.total),
+        unit=shortened(said.unit),
+        memory_bytes=_between(said.memory_bytes),
+    )
+
+
+def lines_of(task: str, said: Iterable[export_pb2.LogLine]) -> list[export_pb2.LogLine]:
+    """Return the last log lines of a report, each cut to the length that workers use."""
+    return [
+        export_pb2.LogLine(task=task, level=shortened(line.level), message=shortened(line.message, _LINE_LENGTH))
+        for line in list(said)[-_MOST_LINES:]
+    ]
+
+
+def completion(request: worker_pb2.CompleteTaskRequest, task: TaskRecord | None) -> Event:
+    """Return how an attempt ended; a result that cannot be the task's counts as a failure.
+
+    Args:
+        request: The worker's report.
+        task: The task as planned; None when it is not known any more.
+
+    Raises:
+        ServiceError: reason ``REQUEST_INVALID`` when the request has no outcome.
+    """
+    key = AttemptKey.parse(request.task)
+    outcome = request.WhichOneof("outcome")
+    if outcome is None:
+        raise ServiceError("outcome is needed", reason="REQUEST_INVALID", about={"field": "outcome"})
+    event = Event(
+        kind=EventKind.CANCELLED,
+        time=time.time(),
+        task=key.task,
+        attempt=key.attempt,
+        peak_memory_bytes=0 if outcome == "cancelled" else _between(request.peak_memory_bytes),
+        memory=_memory(request.memory),
+    )
+    if outcome == "cancelled":
+        return event
+    if outcome == "error":
+        return event.model_copy(update={"kind": EventKind.FAILED, "failure": failure_of_status(request.error)})
+    fault = _fault(request.output, task)
+    if fault is not None:
+        return event.model_copy(update={"kind": EventKind.FAILED, "failure": fault})
+    found = {
+        "kind": EventKind.SUCCEEDED,
+        "outputs": dict(sorted(request.output.outputs.items())),
+        "facts": dict_of(request.output.facts),
+        "reused": request.output.reused,
+    }
+    return event.model_copy(update=found)
+
+
+def _fault(said: worker_pb2.TaskOutput, task: TaskRecord | None) -> Failure | None:
+    """Return why this cannot be the task's result; None if it can."""
+    names = sorted(said.outputs)
+    if task is not None and task.output and names != [task.output]:
+        return _invalid(f"its outputs are {quoted(names)}, those of {task.stage} are {[task.output]}", "outputs")
+    for name, digest in sorted(said.outputs.items()):
+        if not is_digest(digest):
+            return _invalid(f"output {quoted(name)} is {quoted(digest)}, which is no digest", "outputs")
+    size = said.facts.ByteSize()
+    if size > MOST_FACTS_BYTES:
+        return _invalid(f"its facts have {size} bytes, {MOST_FACTS_BYTES} are allowed", "facts")
+    try:
+        _Facts.model_validate(dict_of(said.facts))
+    except pydantic.ValidationError as error:
+        found = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in ("facts", *found["loc"]))
+        return _invalid(f"{place} is {quoted(found['input'])}: {found['msg']}", place)
+    return None
+
+
+def _invalid(what: str, field: str) -> Failure:
+    return StageError(
+        f"the worker handed in something that cannot be this task's result: {what}",
+        reason="RESULT_INVALID",
+        remedy="run workers of the coordinator's version",
+        about={"field": field},
+    ).failure()
+
+
+def _check_count(field: str, items: Mapping[str, Any] | Any, most: int) -> None:
+    if len(items) > most:
+        raise exceeded(f"{field} has {len(items)} entries, {most} are allowed", field=field)
+
+
+def _check_words(field: str, words: Iterable[str]) -> None:
+    """Check names of stages and libraries, because they are shown, logged and used as metric labels."""
+    for word in words:
+        if len(word) > _WORD_LENGTH:
+            raise exceeded(f"{field} has {quoted(word)}, {_WORD_LENGTH} characters are allowed", field=field)
+        if hidden_character(word):
+            raise ServiceError(
+                f"{field} has {quoted(word)}, with the character {hidden_character(word)}",
+                reason="REQUEST_INVALID",
+                remedy="leave it out",
+                about={"field": field},
+            )
+
+
+def _memory(said: export_pb2.MemoryOverTime) -> MemoryOverTime:
+    """Return the memory that a worker reports over time; nothing if it is not what workers send."""
+    seconds, samples = said.sample_seconds, said.samples_bytes
+    if not 0 < seconds < _LARGEST or len(samples) > MOST_SAMPLES:  # not a number is not above 0 either
+        return MemoryOverTime()
+    return MemoryOverTime(seconds, tuple(map(_between, samples)))
+
+
+def _between(number: int) -> int:
+    """Clamp a number from a worker to the range that can be stored."""
+    return min(max(number, 0), _LARGEST)

@@ -27,8 +27,7 @@ from slipway_coordinator.model.offers import Answer, Granted, Held, Offer, Worke
 from slipway_coordinator.model.transitions import Event, EventKind
 from slipway_coordinator.storage.inbox import InboxEvent
 from slipway_coordinator.storage.journal import Journal, shielded
-from slipway_coordinator.storage.leases import LeaseRow, LeaseState
-from slipway_coordinator.storage.ledger import Ledger
+from slipway_coordinator.storage.leases import LeaseRow, LeaseState, Ledger
 
 log = logging.getLogger("slipway.coordinator.broker")
 

@@ -13,16 +13,15 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from slipway.errors import Failure, StageError
-from slipway.execution.memory_curve import MemoryOverTime
+from slipway.execution.memory import MemoryOverTime
 from slipway.planning.precedents import PRECEDENT, Precedent
 from slipway.planning.references import producers
 from slipway.registry import IMPORT
 from slipway.validation.findings import failed_validation
 from slipway_coordinator.model.importing import check_outputs, check_texts, with_sources
-from slipway_coordinator.model.queueing import deliver_as, end_unbegun, queue_attempt, queue_next
 from slipway_coordinator.model.records import ExportRecord, TaskRecord
 from slipway_coordinator.model.recovery import NextAttempt
-from slipway_coordinator.model.scheduling import advance
+from slipway_coordinator.model.scheduling import advance, deliver_as, end_unbegun, queue_attempt, queue_next
 from slipway_coordinator.model.states import ExportState, TaskState
 
 MOST_LOSSES = 5

@@ -28,11 +28,10 @@ from slipway.registry import plays
 from slipway.stage import Role
 from slipway.validation.findings import REJECTED
 from slipway_coordinator.model import gate, transitions
-from slipway_coordinator.model.learning import as_planned, lasting
-from slipway_coordinator.model.queueing import AGAIN
 from slipway_coordinator.model.records import AttemptRecord, ExportRecord, TaskRecord
-from slipway_coordinator.model.recovery import NextAttempt, choose_profile, recover, with_guidance
+from slipway_coordinator.model.recovery import NextAttempt, as_planned, choose_profile, lasting, recover, with_guidance
 from slipway_coordinator.model.rules import RuleTable
+from slipway_coordinator.model.scheduling import AGAIN
 from slipway_coordinator.model.states import ExportState, TaskState
 from slipway_coordinator.storage.inbox import InboxEvent
 

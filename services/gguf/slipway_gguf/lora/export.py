@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from slipway.distribution.installed import installed_version
-from slipway.distribution.naming import own_version
+import gguf
+
+from slipway.distribution.installed import installed_version, own_version
 from slipway.errors import AdapterExportError
+from slipway.files.json_documents import LARGEST_LIST, read_json_object
+from slipway.files.links import real_file
 from slipway.model.adapters.saved import Saved, read_saved
+from slipway.model.model_files import CHAT_TEMPLATES, tokenizer_files
 from slipway.stage import Context
+from slipway.texts import quoted
+from slipway_gguf import modelfile
 from slipway_gguf.general import adapter_fields
-from slipway_gguf.lora.description import DESCRIPTION, HALVES
 from slipway_gguf.lora.factors import kind_of, plan_factors
-from slipway_gguf.lora.params import AdapterParams
-from slipway_gguf.lora.reading import add_reading
+from slipway_gguf.params import AdapterParams
+from slipway_gguf.vocabulary.documents import DEFAULT, TOKENIZER, TokenizerFiles, read_files, templates_of
 from slipway_gguf.weights.checks import check_file
-from slipway_gguf.weights.planning import plan_file
+from slipway_gguf.weights.tensors import plan_file
 from slipway_gguf.weights.writing import write_file
 
 _LIBRARIES = ("gguf", "numpy", "xllamacpp")
@@ -92,3 +99,52 @@ def _check_plain(saved: Saved) -> None:
             remedy="deliver the merged model instead; the stage adapter with target=gguf makes of an adapter what this stage reads",
             about={"rule": found},
         )
+
+
+DESCRIPTION = "gguf_adapter.json"
+PATTERN = "*-LoRA.gguf"
+"""The file, beside which a user may put one of the base."""
+HALVES = (".lora_a", ".lora_b")
+
+
+def missing_weights(folder: Path, file: Path) -> tuple[str, ...]:
+    """Return the weights whose factors the description lists and the file lacks, a half of them or both: llama.cpp would not miss them."""
+    listed = read_json_object(folder / DESCRIPTION, largest=LARGEST_LIST).get("weights")
+    stored = {each.name for each in gguf.GGUFReader(file).tensors}
+    wanted = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
+    return tuple(name for name in wanted if any(f"{name}{half}" not in stored for half in HALVES))
+
+
+def add_reading(adapter: Path, base: Path, file: Path, ctx: Context) -> None:
+    """Add the adapter's tokenizer files, or the base's if it has none, its chat template as a file, and the ``Modelfile``.
+
+    Args:
+        adapter: Folder of the adapter.
+        base: Folder of the base.
+        file: The adapter's file in the folder of the output.
+        ctx: The stage; a token that the base lacks is a warning.
+
+    Raises:
+        GGUFExportError: ``GGUF_TOKENIZER_UNSUPPORTED``.
+    """
+    source, folder = (adapter if (adapter / TOKENIZER).is_file() else base), file.parent
+    for path in tokenizer_files(source):
+        target = folder / path.relative_to(source)
+        target.parent.mkdir(exist_ok=True)
+        shutil.copyfile(real_file(source, path.relative_to(source)), target)
+    of_base = read_files(base)
+    files = replace(read_files(folder), config=of_base.config, generation=of_base.generation)
+    lacking = sorted(_numbers(files).items() - _numbers(of_base).items(), key=lambda pair: pair[1])
+    if lacking:
+        ctx.warn(
+            f"the adapter's tokenizer has {len(lacking)} tokens that the base's lacks, first {quoted(lacking[0][0])}: llama.cpp reads text with "
+            "the base's file, and would split them; the merged model has them"
+        )
+    template = templates_of(files).get(DEFAULT, "")
+    if template:
+        (folder / CHAT_TEMPLATES[0]).write_text(template, encoding="utf-8")
+    modelfile.write_beside(folder, file.name, files)
+
+
+def _numbers(files: TokenizerFiles) -> Mapping[str, int]:
+    return {**files.vocabulary, **{each.content: number for number, each in files.added.items()}}

@@ -20,7 +20,7 @@ import numpy as np
 from slipway.errors import AdapterExportError
 from slipway.model.adapters.pairs import Pair
 from slipway.texts import quoted
-from slipway_gguf.architectures.parameters import Parameters
+from slipway_gguf.parameters import Parameters
 from slipway_gguf.weights.tensors import EMBEDDING, Part, Planned, names_of, same, transposed
 
 _SAME = 2.0**-23

@@ -8,8 +8,8 @@ from typing import Any
 
 from slipway.estimates import ModelSize
 from slipway.stage import Context, Effort, Stage
-from slipway_gguf.architectures.table import refusal_reason
-from slipway_gguf.lora.params import AdapterParams
+from slipway_gguf.architectures import refusal_reason
+from slipway_gguf.params import AdapterParams
 
 _SHARE = 4
 """Weights of a base by weight of an adapter, from above."""

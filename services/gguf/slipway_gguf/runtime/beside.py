@@ -9,12 +9,11 @@ from pathlib import Path
 from slipway.errors import ModelExportError
 from slipway.stage import Context
 from slipway_gguf.export import export_model
-from slipway_gguf.lora.description import PATTERN, missing_weights
+from slipway_gguf.lora.export import PATTERN, missing_weights
 from slipway_gguf.params import GGUFParams
 from slipway_gguf.runtime.llama import Llama
 from slipway_gguf.runtime.model import Beside, GGUFModel, only_file
-from slipway_gguf.vocabulary.documents import read_files
-from slipway_gguf.vocabulary.templates import DEFAULT, templates_of
+from slipway_gguf.vocabulary.documents import DEFAULT, read_files, templates_of
 from slipway_validate.runner.model import Unusable
 
 STORED = "float16"

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from slipway.validation.speed import Engine
-from slipway_gguf.differences import BETWEEN, DIFFERS
-from slipway_gguf.runtime.chat import ChatServer
-from slipway_gguf.runtime.llama import AUTO_FLASH, F16, F32, NO_FLASH, Batch, Llama
+from slipway_gguf.metadata import BETWEEN, DIFFERS
+from slipway_gguf.runtime.llama import AUTO_FLASH, F16, F32, NO_FLASH, Batch, ChatServer, Llama
 from slipway_validate.folders import stored_dtype
 from slipway_validate.numerics import Logits
 from slipway_validate.runner.model import Bounds, LanguageModel, Past, Step, Unusable

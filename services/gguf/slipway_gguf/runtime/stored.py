@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipway_gguf.weights.planning import plan_file
-from slipway_gguf.weights.tensors import Array, Planned, transposed
+from slipway_gguf.weights.tensors import Array, Planned, plan_file, transposed
 from slipway_validate.runner.survival.stored import (
     Dense,
     NotUnderstoodError,

@@ -8,15 +8,11 @@ from gguf import GGUFValueType as Kind
 
 from slipway.texts import quoted
 from slipway.validation.texts import TextKind
-from slipway_gguf.differences import BETWEEN, DIFFERS
-from slipway_gguf.metadata import Field
-from slipway_gguf.vocabulary.documents import TokenizerFiles, read_files, unsupported
+from slipway_gguf.metadata import BETWEEN, DIFFERS, Field
+from slipway_gguf.vocabulary.documents import DEFAULT, TokenizerFiles, read_files, templates_of, unsupported
 from slipway_gguf.vocabulary.marks import around, numbers_of
-from slipway_gguf.vocabulary.merging import merge_texts, pairs_of, scores_of
-from slipway_gguf.vocabulary.spaces import spaces_of
 from slipway_gguf.vocabulary.splitting import splitting_of
-from slipway_gguf.vocabulary.templates import DEFAULT, templates_of
-from slipway_gguf.vocabulary.tokens import list_tokens
+from slipway_gguf.vocabulary.tokens import list_tokens, merge_texts, pairs_of, scores_of, spaces_of
 
 _PREFIX = "tokenizer.ggml"
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from gguf import TokenType
 
-from slipway_gguf.vocabulary.documents import TokenizerFiles, unsupported
+from slipway.texts import quoted
+from slipway.validation.texts import TextKind
+from slipway_gguf.vocabulary.documents import MOST_TOKENS, TokenizerFiles, unsupported
 
 SPACE = "▁"
 """The character that stands for a space in vocabularies in the manner of SentencePiece."""
@@ -89,3 +93,122 @@ def _type(text: str, files: TokenizerFiles, *, spaces: bool) -> TokenType:
     if spaces and text == files.model.get("unk_token"):
         return TokenType.UNKNOWN
     return TokenType.BYTE if spaces and BYTE.fullmatch(text) else TokenType.NORMAL
+
+
+_MOST_MERGES = 4 * MOST_TOKENS
+
+
+def pairs_of(files: TokenizerFiles) -> list[tuple[str, str]]:
+    """Return the merges, first the one that goes first.
+
+    Raises:
+        GGUFExportError: ``GGUF_TOKENIZER_UNSUPPORTED``: a merge is none, or makes no token.
+    """
+    merges = files.model.get("merges")
+    if not isinstance(merges, list) or len(merges) > _MOST_MERGES:
+        raise unsupported(f"the tokenizer has no list of at most {_MOST_MERGES} merges")
+    pairs = [_pair(each) for each in merges]
+    wrong = next((pair for pair in pairs if not _known(pair, files)), None)
+    if wrong is not None:
+        raise unsupported(f"the merge {quoted(' '.join(wrong))} has parts, or makes a text, that are no tokens")
+    return pairs
+
+
+def merge_texts(pairs: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Yield each merge as a GGUF file holds it; llama.cpp parts the two at the first space behind the first character."""
+    for left, right in pairs:
+        if " " in left[1:] or " " in right:
+            raise unsupported(
+                f"the merge of {quoted(left)} and {quoted(right)} has a space, which a GGUF file cannot hold"
+            )
+        yield f"{left} {right}"
+
+
+def scores_of(pairs: Iterable[tuple[str, str]], tokens: TokenList) -> tuple[float, ...]:
+    """Return a score per token: llama.cpp merges the two neighbours whose token has the highest.
+
+    A token is as good as the first of the merges that make it. One that no merge makes goes last.
+    """
+    order: dict[str, int] = {}
+    for left, right in pairs:
+        order.setdefault(left + right, len(order))
+    return tuple(-float(order.get(text, len(order))) for text in tokens.texts)
+
+
+def _pair(merge: Any) -> tuple[str, str]:
+    parts = merge.split(" ") if isinstance(merge, str) else merge
+    match parts:
+        case [str(left), str(right)] if left and right:
+            return left, right
+    raise unsupported(f"the tokenizer has {quoted(merge)} among its merges")
+
+
+def _known(pair: tuple[str, str], files: TokenizerFiles) -> bool:
+    return all(text in files.vocabulary for text in (*pair, "".join(pair)))
+
+
+@dataclass(frozen=True, slots=True)
+class Spaces:
+    """How spaces are written.
+
+    Attributes:
+        prefix: Whether a space is put before a text.
+        differs: Kinds of text that llama.cpp splits otherwise.
+    """
+
+    prefix: bool
+    differs: tuple[TextKind, ...] = ()
+
+
+def spaces_of(tokenizer: Mapping[str, Any]) -> Spaces | None:
+    """Return how a tokenizer writes spaces as :data:`SPACE`; None for a tokenizer of bytes.
+
+    Raises:
+        GGUFExportError: ``GGUF_TOKENIZER_UNSUPPORTED``: it changes text in a way that llama.cpp does not.
+    """
+    pre = tokenizer.get("pre_tokenizer")
+    steps = _steps(tokenizer.get("normalizer"), "normalizers")
+    meta = pre if isinstance(pre, dict) and pre.get("type") == "Metaspace" else None
+    replaced = any(step.get("type") == "Replace" and step.get("content") == SPACE for step in steps)
+    if meta is None and not replaced:
+        return None
+    prepended = [step.get("prepend") for step in steps if step.get("type") == "Prepend"]
+    if prepended not in ([], [SPACE]):
+        raise unsupported(f"it writes {quoted(prepended)} before each text, and llama.cpp only a space")
+    other = next((step for step in steps if step.get("type") != "Prepend" and not _replaces_spaces(step)), None)
+    if other is not None:
+        raise unsupported(f"it changes text before it splits ({quoted(other)}), which llama.cpp does not")
+    if meta is None:
+        _check_inert(pre)
+        return Spaces(bool(prepended))
+    if prepended:
+        raise unsupported("it puts a space before each text twice (Prepend and Metaspace), and llama.cpp once")
+    if meta.get("replacement", SPACE) != SPACE:
+        raise unsupported(f"it writes a space as {quoted(meta.get('replacement'))}, and llama.cpp as {SPACE}")
+    if meta.get("split", True):
+        raise unsupported(
+            "it splits text at spaces (Metaspace with split), which llama.cpp does not do with such vocabularies"
+        )
+    scheme = meta.get("prepend_scheme", "always" if meta.get("add_prefix_space", True) else "never")
+    # This step puts no space before one that is there; llama.cpp always does, and behind special tokens too.
+    behind = (TextKind.SPECIAL,) if scheme == "first" else ()
+    return Spaces(scheme != "never", (TextKind.LEADING, TextKind.SPECIAL_SPACES, *behind) if scheme != "never" else ())
+
+
+def _replaces_spaces(step: Mapping[str, Any]) -> bool:
+    """Return whether a step of the normalizer writes a space as :data:`SPACE`, and changes nothing else."""
+    return (step.get("type"), step.get("pattern"), step.get("content")) == ("Replace", {"String": " "}, SPACE)
+
+
+def _check_inert(pre: Any) -> None:
+    """Refuse a pre-tokenizer that splits; splitting at spaces does nothing, as there are none any more."""
+    pattern = pre.get("pattern") if isinstance(pre, dict) else None
+    if pre is not None and not (isinstance(pattern, dict) and pattern == {"String": " "}):
+        raise unsupported(f"it splits text by {quoted(pre)}, which llama.cpp does not do with such vocabularies")
+
+
+def _steps(found: Any, key: str) -> list[Mapping[str, Any]]:
+    if isinstance(found, dict) and found.get("type") == "Sequence":
+        listed = found.get(key)
+        return [each for each in (listed if isinstance(listed, list) else []) if isinstance(each, dict)]
+    return [found] if isinstance(found, dict) else []

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gguf
@@ -18,10 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway.errors import GGUFExportError
+from slipway.model.configuration import ModelConfig
 from slipway.model.dtypes import FLOATS
-from slipway.model.safetensors_file import TensorInfo
+from slipway.model.safetensors_file import TensorInfo, read_weights
 from slipway.model.weights.reading import mapped
-from slipway_gguf.architectures.parameters import Parameters
+from slipway_gguf.architectures import architecture_of, refusal_reason
+from slipway_gguf.parameters import Parameters, parameters_of
 
 Array = NDArray[Any]
 View = Callable[[Array], Array]
@@ -259,3 +262,39 @@ def _pairs(heads: int, whole: Array) -> Array:
     whole: (heads · width, …) → (heads, width / 2, 2, …).
     """
     return whole.reshape(heads, 2, -1, *whole.shape[1:]).swapaxes(1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFile:
+    """What a model's file holds.
+
+    Attributes:
+        parameters: The model's numbers.
+        tied: Whether the embedding is the head too.
+        tensors: The tensors.
+    """
+
+    parameters: Parameters
+    tied: bool
+    tensors: list[Planned]
+
+
+def plan_file(model: Path) -> PlannedFile:
+    """Plan the file of a model from its configuration and the headers of its weights.
+
+    Raises:
+        GGUFExportError: ``FAMILY_UNSUPPORTED``, ``BASE_MODEL_INVALID``, ``GGUF_INVALID`` or ``DTYPE_UNSUPPORTED``.
+        CheckpointValidationError: A file cannot be read.
+    """
+    config = ModelConfig.read(model)
+    found = architecture_of(config)
+    if found is None or refusal_reason(config):
+        raise GGUFExportError(
+            refusal_reason(config),
+            reason="FAMILY_UNSUPPORTED",
+            remedy="use another format for this model",
+            about={"model_type": str(config.get("model_type", ""))[:100]},
+        )
+    parameters, weights = parameters_of(found, config), read_weights(model)
+    tied = is_tied(parameters, weights)
+    return PlannedFile(parameters, tied, plan_tensors(weights, parameters, tied=tied))

@@ -6,9 +6,17 @@ of experts). transformers' conversion mapping tells which. An adapter uses the m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+from slipway.errors import ModelMergeError
+from slipway.model.families import FEATURE_EXTRACTION
+from slipway.model.model_facts import ModelFacts
+from slipway.model.safetensors_file import TensorInfo
+from slipway.model.trained import TrainedModel, missing_head
+from slipway_merge.adapter.adapter import Adapter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -118,3 +126,95 @@ def _stacks_rows(converter: Any) -> bool:
     return (
         plain and len(converter.target_patterns) == 1 and [operation.dim for operation in operations] in ([0], [0, 1])
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Headed:
+    """The base's tensors under the trained class's names.
+
+    Attributes:
+        tensors: Stored tensors by output name. A new tensor of the head stands there with the shape that the class gives it.
+        new: Names of the head's tensors that the base does not have.
+        dropped: Names of stored tensors that the class does not have.
+    """
+
+    tensors: dict[str, TensorInfo]
+    new: frozenset[str] = frozenset()
+    dropped: tuple[str, ...] = ()
+
+
+def with_head(base: Mapping[str, TensorInfo], adapter: Adapter, trained: TrainedModel, facts: ModelFacts) -> Headed:
+    """Return the tensors of the trained class: the base's, and the head that comes from the adapter.
+
+    Args:
+        base: Tensors of the base by stored name.
+        adapter: The adapter.
+        trained: The class it was trained on.
+        facts: Facts about that class.
+
+    Raises:
+        ModelMergeError: ``ADAPTER_BASE_MISMATCH`` if base and adapter together lack a weight of the class, or the base's has
+            another shape.
+    """
+    current = conversions(facts.model, base).current
+    saved = {current(name): tensor.info for name, tensor in adapter.whole.items()}
+    found = places(facts.model, base)
+    fitting = {name: place for name, place in found.items() if _fits(base[name], place, saved, facts, trained)}
+    tensors = {place.name: replace(base[name], name=place.name) for name, place in fitting.items()}
+    stored = {facts.tied.get(place.parameter, place.parameter) for place in fitting.values()}  # of tied ones, the first
+    new = {
+        name: info for name, info in saved.items() if name in facts.shapes and facts.tied.get(name, name) not in stored
+    }
+    given = stored | {facts.tied.get(name, name) for name in new}
+    missing = [
+        name
+        for name in sorted(facts.shapes)
+        if facts.tied.get(name, name) not in given
+        and not name.startswith(trained.family.unused)
+        and not _is_optional(name, facts)
+    ]
+    if missing:
+        raise (
+            _no_body(trained, missing[0])
+            if not stored
+            else missing_head(missing[0], name=trained.name, base=trained.base)
+        )
+    tensors |= {name: replace(info, name=name, shape=facts.shapes[name]) for name, info in sorted(new.items())}
+    return Headed(tensors, frozenset(new), tuple(sorted(base.keys() - fitting.keys())))
+
+
+def _fits(
+    info: TensorInfo, place: Place, saved: Mapping[str, TensorInfo], facts: ModelFacts, trained: TrainedModel
+) -> bool:
+    """Return whether a stored tensor has its parameter's shape; if not, the adapter must replace it."""
+    expected = facts.shapes.get(place.parameter, info.shape)
+    if not place.whole or info.shape == expected:
+        return True
+    if place.parameter in saved:  # a head for other labels
+        return False
+    raise ModelMergeError(
+        f"the base's tensor {info.name!r} has shape {info.shape}, and a {trained.name} with the base's configuration has "
+        f"{expected} there",
+        reason="ADAPTER_BASE_MISMATCH",
+        remedy="name the base that the adapter was trained on",
+        about={"tensor": info.name, "shape": info.shape, "expected": expected},
+    )
+
+
+def _no_body(trained: TrainedModel, name: str) -> ModelMergeError:
+    """Return the refusal of a base whose weights transformers ignores, because the class has its body under another name."""
+    return ModelMergeError(
+        f"transformers takes no weight of the base, a {trained.base}, into a {trained.name}, whose names begin as {name!r}: the "
+        "training began with random weights, which no file has",
+        reason="ADAPTER_BASE_MISMATCH",
+        remedy=f"save the base without its head once (transformers.{FEATURE_EXTRACTION.auto_class}.from_pretrained(BASE)"
+        ".save_pretrained(FOLDER)), and train on that folder",
+        about={"tensor": name, "class": trained.name},
+    )
+
+
+def _is_optional(name: str, facts: ModelFacts) -> bool:
+    """Return whether the class computes a parameter that is not stored (sinusoidal positions)."""
+    model = facts.model
+    patterns = [*(model._keys_to_ignore_on_load_missing or []), *(model._keys_to_ignore_on_save or [])]
+    return any(re.search(pattern, name) for pattern in patterns)

@@ -30,7 +30,7 @@ from slipway.model.safetensors_file import TensorInfo
 from slipway.stage import Context
 from slipway.texts import one_line
 from slipway_merge.adapter.adapter import Adapter, read_adapter
-from slipway_merge.combine.params import CombineParams
+from slipway_merge.params import CombineParams
 
 #: Options for more than pairs. A checkpoint that has lost their tensors is refused by them.
 _NOT_PLAIN = ("layer_replication", "modules_to_save", "target_parameters", "trainable_token_indices")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slipway.stage import Context, Effort, Role, Stage
-from slipway_merge.combine.params import CombineParams
+from slipway_merge.params import CombineParams
 
 
 def run(inputs: Mapping[str, Path], params: CombineParams, ctx: Context) -> dict[str, Path]:

@@ -26,7 +26,7 @@ from slipway.model.dtypes import FLOATS, torch_dtypes
 from slipway.model.safetensors_file import TensorInfo
 from slipway.model.weights import reading
 from slipway_merge.peft.bounds import Bounded, most_bytes
-from slipway_merge.tensors.samples import COMPUTING_UNITS, DEVIATIONS, UNIT_ROUNDOFF
+from slipway_merge.tensors.tensor_io import COMPUTING_UNITS, DEVIATIONS, UNIT_ROUNDOFF
 
 #: Weights; positions of entries, and masks.
 _STORED_TYPES = torch_dtypes(*FLOATS, "I64", "I32", "U8", "BOOL")

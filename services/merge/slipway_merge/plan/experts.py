@@ -19,8 +19,7 @@ from slipway.model.module_patterns import check_patterns
 from slipway.model.safetensors_file import TensorInfo
 from slipway_merge.adapter.adapter import ExpertPair
 from slipway_merge.adapter.conversions import Stack
-from slipway_merge.tensors.samples import read_rows, sampled_rows, share_of_rounding
-from slipway_merge.tensors.tensor_io import Array, TensorReader
+from slipway_merge.tensors.tensor_io import Array, TensorReader, read_rows, sampled_rows, share_of_rounding
 from slipway_merge.tensors.values import Computed, Value
 
 if TYPE_CHECKING:

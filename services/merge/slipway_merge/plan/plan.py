@@ -20,13 +20,19 @@ from slipway.model.configuration import ModelConfig
 from slipway.model.model_files import ADAPTER_PREFIX
 from slipway.model.safetensors_file import TensorInfo
 from slipway_merge.adapter.adapter import Adapter, WholeTensor
-from slipway_merge.adapter.completeness import check_complete, check_rows
-from slipway_merge.adapter.fitting import checked_replacement, fitted_update, has_transposed, new_vocab_size
-from slipway_merge.adapter.homeless import no_place
+from slipway_merge.adapter.checks import (
+    check_complete,
+    check_rows,
+    checked_replacement,
+    fitted_update,
+    has_transposed,
+    new_vocab_size,
+    no_place,
+)
 from slipway_merge.adapter.naming import Naming, under_current_names
+from slipway_merge.plan.embeddings import check_no_bias, replaced_rows
 from slipway_merge.plan.initial_weights import initial_precision_warning, restore_initial_weights
 from slipway_merge.plan.replication import replicated, source_layers
-from slipway_merge.plan.rows import check_no_bias, replaced_rows
 from slipway_merge.plan.ties import Ties, write_untied
 from slipway_merge.tensors.tensor_io import TensorReader
 from slipway_merge.tensors.values import Alteration, MergePlan, Value

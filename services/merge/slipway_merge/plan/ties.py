@@ -12,7 +12,7 @@ from slipway.errors import ModelMergeError
 from slipway.model.adapters.refusals import UNMERGED_REMEDY, unsupported
 from slipway.model.safetensors_file import TensorInfo
 from slipway_merge.adapter.adapter import Adapter, WholeTensor
-from slipway_merge.adapter.completeness import check_rows
+from slipway_merge.adapter.checks import check_rows
 from slipway_merge.adapter.naming import Naming
 from slipway_merge.tensors.tensor_io import TensorReader
 from slipway_merge.tensors.values import Alteration, Factor, Update, Value

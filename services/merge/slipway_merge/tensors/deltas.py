@@ -16,9 +16,7 @@ from typing import Any
 import numpy as np
 
 from slipway.model.dtypes import DTYPES
-from slipway_merge.tensors.block import Block
-from slipway_merge.tensors.halves import convert
-from slipway_merge.tensors.kernel import Kernel, kernel
+from slipway_merge.tensors.kernel import Block, Kernel, convert, kernel
 from slipway_merge.tensors.tensor_io import FLOAT_TYPES, Array, TensorReader, check_finite, is_finite
 from slipway_merge.tensors.values import Factor, Update
 

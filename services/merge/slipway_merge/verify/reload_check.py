@@ -22,6 +22,7 @@ from peft import PeftConfig, PeftModel
 from safetensors.torch import load_file, save_file
 
 from slipway.errors import ModelMergeError
+from slipway.model.adapters.saved import is_plain_lora
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import DECODER, ENCODER_DECODER, Family
 from slipway.model.model_facts import check_loadable, configuration_of, named_class
@@ -31,10 +32,9 @@ from slipway.model.pytorch.placing import placeable, unplaced
 from slipway.model.pytorch.sample_inputs import compared_outputs, sample_inputs
 from slipway.model.runs.checkpoints import read_adapter_config
 from slipway.model.safetensors_file import read_safetensors, read_weights
-from slipway.model.trained.adapter_kinds import is_plain_lora
-from slipway.model.trained.trained_model import TrainedModel
+from slipway.model.trained import TrainedModel
 from slipway.stage import Context
-from slipway_merge.tensors.samples import UNIT_ROUNDOFF
+from slipway_merge.tensors.tensor_io import UNIT_ROUNDOFF
 
 #: Largest effect of rounding on the logits, in multiples of that of random rounding (at most 2.8 with all known forms).
 _NOISE_FACTOR = 6.0

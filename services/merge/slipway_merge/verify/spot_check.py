@@ -19,17 +19,19 @@ from slipway.errors import ModelMergeError
 from slipway.model.safetensors_file import TensorInfo, read_weights
 from slipway_merge.plan.layout import Layout, OutputTensor
 from slipway_merge.tensors.deltas import compute_type
-from slipway_merge.tensors.samples import (
+from slipway_merge.tensors.tensor_io import (
     COMPUTING_UNITS,
     DEVIATIONS,
+    FLOAT_TYPES,
     SAMPLE_ROWS,
     SMALLEST_ERROR,
     UNIT_ROUNDOFF,
+    Array,
+    TensorReader,
     generator,
     share_of_rounding,
     wide_roundoff,
 )
-from slipway_merge.tensors.tensor_io import FLOAT_TYPES, Array, TensorReader
 from slipway_merge.tensors.values import Factor, Update
 
 _SMALL_BYTES = 1 << 24

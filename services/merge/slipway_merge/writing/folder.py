@@ -22,13 +22,7 @@ from slipway.model.model_files import (
     is_chat_template,
     tokenizer_files,
 )
-from slipway.model.sentences.files import (
-    MODULE_PICKLE,
-    MODULES,
-    is_sentence_encoder,
-    module_files,
-    sentence_files,
-)
+from slipway.model.sentences import MODULE_PICKLE, MODULES, is_sentence_encoder, module_files, sentence_files
 
 #: Safetensors names of data types → names in ``config.json``.
 DTYPE_NAMES = {name: DTYPES[name].torch for name in FLOATS}

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from slipway_onnx_export.checks.feeds import tokens
 from slipway_onnx_export.checks.running import first_line, open_unoptimized
-from slipway_onnx_export.checks.written import FaultError, NotRunError
-from slipway_onnx_export.names import (
+from slipway_onnx_export.checks.written import FaultError, NotRunError, tokens
+from slipway_onnx_export.interface import (
     BRANCH,
     CACHE,
     ENCODED,

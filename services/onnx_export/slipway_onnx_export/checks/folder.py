@@ -14,7 +14,7 @@ import onnx.shape_inference
 from slipway.errors import ONNXExportError
 from slipway_onnx_export.checks.running import agree_with_reference, first_line, grow_caches, load
 from slipway_onnx_export.checks.written import FaultError, NotRunError, Written
-from slipway_onnx_export.writing.sizes import INLINE_BYTES
+from slipway_onnx_export.writing.weights import INLINE_BYTES
 
 _SAMPLE = 4096
 _REASONS = {"opset": "OPSET_UNSUPPORTED", "reference": "EXPORT_PARITY_FAILED"}

@@ -11,7 +11,7 @@ import onnxruntime
 from onnx.reference import ReferenceEvaluator
 
 from slipway_onnx_export.checks.written import Described, FaultError, NotRunError, Written
-from slipway_onnx_export.names import PAST, PRESENT
+from slipway_onnx_export.interface import PAST, PRESENT
 from slipway_onnx_export.parity.ort_errors import ort_failures
 
 _TOLERANCE = 1e-3

@@ -14,8 +14,7 @@ from slipway.errors import ONNXExportError
 from slipway.model.families import DECODER
 from slipway_onnx_export.engine_graph import EngineGraph, GraphRequest
 from slipway_onnx_export.engines.failures import engine_errors
-from slipway_onnx_export.opsets import BEST_OPSET, ENGINE_OPSETS
-from slipway_onnx_export.params import OnnxExportParams, Runtime
+from slipway_onnx_export.params import BEST_OPSET, ENGINE_OPSETS, OnnxExportParams, Runtime
 from slipway_onnx_export.source import ModelSource
 
 

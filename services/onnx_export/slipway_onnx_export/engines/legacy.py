@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ import onnx
 import onnx_ir as ir
 import torch
 
+from slipway.errors import TracerWarningError
 from slipway.model.graphs.branches import Branch, harmful_branches
 from slipway_onnx_export.activations.interface import with_activations
 from slipway_onnx_export.components import components_of
-from slipway_onnx_export.engine_graph import EngineGraph, GraphRequest
-from slipway_onnx_export.engines.branches import tracer_warning_error
+from slipway_onnx_export.engine_graph import EngineGraph, GraphRequest, Statistics
 from slipway_onnx_export.engines.failures import OPTIMIZATION, engine_errors, translate_tracer_error
 from slipway_onnx_export.engines.optimizing import optimize_graph
 from slipway_onnx_export.interface import Component
@@ -23,7 +24,6 @@ from slipway_onnx_export.layered.blocks import split
 from slipway_onnx_export.layered.stamping import stamped
 from slipway_onnx_export.loading.weightless import build_weightless, tied_weights
 from slipway_onnx_export.source import ModelSource
-from slipway_onnx_export.statistics import Statistics
 
 # FlatModule has the transformers model in this attribute.
 PREFIX = "model."
@@ -90,3 +90,21 @@ def _trace(component: Component, whole: Any, source: ModelSource, *, opset: int)
             raise translate_tracer_error(source, error, attention=whole.config._attn_implementation) from error
         model = ir.from_proto(onnx.load(path))
     return model, harmful_branches(caught)
+
+
+def tracer_warning_error(branches: Sequence[Branch], *, attention: str) -> TracerWarningError:
+    """Return the error that refuses a trace for the first of these places."""
+    first = branches[0]
+    return TracerWarningError(
+        f"the trace depends on its sample at {first.file}:{first.line}: {first.message}",
+        remedy="use engine dynamo with opset 18 or later, or tracer_warnings prove",
+        about={
+            "engine": "legacy",
+            "attention": attention,
+            "kind": first.kind,
+            "file": first.file,
+            "line": first.line,
+            "code": first.code,
+            "places": "\n".join(map(str, branches)),
+        },
+    )

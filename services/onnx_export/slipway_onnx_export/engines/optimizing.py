@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import onnx_ir as ir
 import onnxscript.optimizer
-
-from slipway_onnx_export.engines.quiet import quiet_libraries
 
 _TAKEN_FOR_ZERO = 1e-8
 """Tolerance of onnxscript's patterns: ``x + 1e-12`` matches ``x + 0``, and the norm of a row of zeros becomes NaN."""
@@ -45,3 +48,22 @@ def _is_small(tensor: ir.TensorProtocol) -> bool:
     if tensor.size != 1 or not tensor.dtype.is_floating_point():
         return False
     return 0 < abs(float(np.asarray(tensor.numpy(), np.float64).reshape(()))) <= _TAKEN_FOR_ZERO
+
+
+_LOGGERS = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir", "torch")
+
+
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Let only errors of the export libraries pass, and none of their warnings."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,9 +15,7 @@ from slipway.errors import ONNXExportError
 from slipway.machine.out_of_memory import is_out_of_memory
 from slipway.model.families import auto_model
 from slipway.model.pytorch.rotary import compute_frequencies_in_graph
-from slipway_onnx_export.loading.biases import compute_biases
 from slipway_onnx_export.loading.conversion import Weight, loaded_weights
-from slipway_onnx_export.loading.experts import use_every_expert
 from slipway_onnx_export.source import ModelSource
 
 
@@ -168,3 +168,88 @@ def find_misfits(source: ModelSource, *, engine: str) -> list[str]:
         for name, parameter in model.named_parameters()
         if name not in weights or weights[name].shape != parameter.shape
     ]
+
+
+def compute_biases(model: Any) -> None:
+    """Let MPT and Falcon compute the same bias in another way.
+
+    transformers cuts MPT's from the end of a table of ``max_seq_len`` tokens. A trace fixes where the cut begins, and torch.export would
+    limit the number of tokens to the table's. It computes Falcon's in bfloat16, for which ONNX Runtime has no kernels on CPUs.
+    """
+    if model.config.model_type == "falcon" and model.config.alibi:
+        _swap_while_running(model.transformer)
+    if model.config.model_type == "mpt":
+        for module in model.modules():
+            if type(module).__name__ == "MptAttention":
+                module.register_forward_pre_hook(_exact_bias, with_kwargs=True)
+
+
+def _exact_bias(_module: Any, args: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Replace the table by its last places. position_bias: (heads, 1, table), falling by a slope of each head to 0 at the last place."""
+    table, keys = named["position_bias"], named["attention_mask"].shape[-1]
+    distances = torch.arange(keys, dtype=table.dtype, device=table.device) - (keys - 1)
+    return args, {**named, "position_bias": -table[:, :, -2:-1] * distances}  # (heads, 1, keys)
+
+
+def _swap_while_running(model: Any) -> None:
+    """Replace the function that makes Falcon's bias while this model runs: other models of the class keep it."""
+    module: Any = sys.modules[type(model).__module__]
+    original = module.build_alibi_tensor
+    # At the second place, the bias is the slope of its head, already rounded.
+    slopes = original(torch.ones(1, 2, dtype=torch.int64), model.num_heads, torch.float32)[:, 0, 1].clone()
+
+    def put(function: Any, *_: Any) -> None:
+        module.build_alibi_tensor = function
+
+    model.register_forward_pre_hook(partial(put, partial(_rounded_bias, slopes)))
+    model.register_forward_hook(partial(put, original), always_call=True)
+
+
+def _rounded_bias(
+    slopes: torch.Tensor, attention_mask: torch.Tensor, num_heads: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """Compute in float32 what bfloat16 gives. slopes: (heads), attention_mask: (batch, tokens); result (batch * heads, 1, tokens)."""
+    batch, tokens = attention_mask.shape
+    places = _rounded((((attention_mask.cumsum(dim=-1) - 1) * attention_mask)[:, None, :]).to(torch.float32))
+    return _rounded(slopes[None, :, None] * places).reshape(batch * num_heads, 1, tokens).to(dtype)
+
+
+def _rounded(values: torch.Tensor) -> torch.Tensor:
+    """Round to the 8 binary digits of bfloat16 by float32's own rounding (Dekker's splitting)."""
+    scaled = values * 65537.0
+    return scaled - (scaled - values)
+
+
+NAME = "every_expert"
+
+
+def every_expert(self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> Any:
+    """Let every expert compute every token, and weight what it was not chosen for with zero.
+
+    transformers' own forms loop over the chosen experts, which a trace would fix, or copy the matrices of every token's experts,
+    which needs memory for each of them. hidden_states: (tokens, hidden), top_k_index and top_k_weights: (tokens, chosen).
+    """
+    first, suffix = ("gate_up_proj", "_bias") if self.has_gate else ("up_proj", "_bias")
+    tokens = hidden_states[None]
+
+    def project(values: torch.Tensor, name: str) -> torch.Tensor:
+        weight = getattr(self, name)
+        values = torch.matmul(values, weight if self.is_transposed else weight.transpose(1, 2))
+        return values + getattr(self, name + suffix)[:, None] if self.has_bias else values
+
+    inner = project(tokens, first)  # (experts, tokens, intermediate)
+    inner = self._apply_gate(inner) if self.has_gate else self.act_fn(inner)
+    outer = project(inner, "down_proj")  # (experts, tokens, hidden)
+    if self.has_post_expert_norm:
+        outer = self.post_expert_norm(outer)
+    shares = top_k_weights.new_zeros(top_k_weights.shape[0], self.num_experts).scatter(1, top_k_index, top_k_weights)
+    return (outer * shares.t()[:, :, None]).sum(dim=0).to(hidden_states.dtype)
+
+
+def use_every_expert(model: Any) -> None:
+    """Let a model's experts run in the form of :func:`every_expert`, if it has any that allow it."""
+    if model._can_set_experts_implementation():
+        from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS  # takes longer than building a graph does
+
+        ALL_EXPERTS_FUNCTIONS.register(NAME, every_expert)
+        model.set_experts_implementation(NAME)

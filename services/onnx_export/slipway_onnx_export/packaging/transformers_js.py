@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 from string import Template
 
+import numpy as np
 import onnx_ir as ir
 
 from slipway.files.json_documents import read_json_object
@@ -20,9 +21,7 @@ from slipway.model.graphs.promise import Promise
 from slipway.model.model_files import CONFIG, copy_companions
 from slipway_onnx_export.packaging.graphs import load_graph, rename_axes, save_copy
 from slipway_onnx_export.packaging.kinds import NotPackagedError, Packaged
-from slipway_onnx_export.packaging.lookup import expand_quantized_lookups
 from slipway_onnx_export.packaging.merged import ENCODER, PAST, encoder_alone, merge_decoder
-from slipway_onnx_export.packaging.precision import use_float32_interface
 
 FOLDER = "transformers_js"
 DATA = ".data"
@@ -128,3 +127,89 @@ def _mask(folder: Path) -> str:
     except (OSError, ValueError):
         token = None
     return token if isinstance(token, str) and re.fullmatch(r"[\w<>\[\]|]+", token) else "[MASK]"
+
+
+_CACHE = ("past_key_values.", "present.")
+
+
+def use_float32_interface(model: ir.Model) -> None:
+    """Cast inputs and results of float16 within the graph. The cache stays as it is: it goes from call to call unread."""
+    graph = model.graph
+    for value in filter(_is_half, graph.inputs):
+        uses = list(value.uses())
+        cast = _cast(value, ir.DataType.FLOAT16, name=f"{value.name}.fp16")
+        graph.insert_before(graph[0], cast)
+        for use in uses:
+            use.node.replace_input_with(use.idx, cast.outputs[0])
+        value.type = ir.TensorType(ir.DataType.FLOAT)
+    for place, value in enumerate(graph.outputs):
+        if _is_half(value):
+            cast = _cast(value, ir.DataType.FLOAT, name=str(value.name))
+            value.name = f"{value.name}.fp16"
+            graph.append(cast)
+            graph.outputs[place] = cast.outputs[0]
+
+
+def _is_half(value: ir.Value) -> bool:
+    return value.dtype == ir.DataType.FLOAT16 and not str(value.name).startswith(_CACHE)
+
+
+def _cast(value: ir.Value, dtype: ir.DataType, *, name: str) -> ir.Node:
+    node = ir.node("Cast", [value], {"to": int(dtype)}, name=f"{name}/Cast")
+    made = node.outputs[0]
+    made.name, made.type, made.shape = name, ir.TensorType(dtype), value.shape
+    return node
+
+
+def expand_quantized_lookups(model: ir.Model) -> None:
+    """Replace each ``GatherBlockQuantized`` of a graph by a Gather of integers and scales, and their product. Values stay the same.
+
+    Raises:
+        NotPackagedError: A node has another form than the one that Slipway writes.
+    """
+    for node in [node for node in model.graph if node.op_type == "GatherBlockQuantized"]:
+        _expand(model.graph, node)
+
+
+def _expand(graph: ir.Graph, node: ir.Node) -> None:
+    """Axes: ids (…), data (tokens, groups, bytes), scales (tokens, groups, 1), result (…, groups, weights of a group)."""
+    data, ids, scales = node.inputs
+    bits, axis = node.attributes.get_int("bits", 4), node.attributes.get_int("gather_axis", 0)
+    assert data is not None
+    assert ids is not None
+    assert scales is not None
+    known = ids.shape is not None and data.dtype == ir.DataType.UINT8 and scales.dtype in (None, ir.DataType.FLOAT)
+    if not known or bits not in (4, 8) or axis:
+        raise NotPackagedError("its embedding is quantized in a form that cannot be expressed by standard operators")
+    assert ids.shape is not None
+    rank = len(ids.shape)
+    made: list[ir.Node] = []
+
+    def add(kind: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
+        made.append(ir.node(kind, list(inputs), attributes, name=f"{node.name}/{len(made)}"))
+        made[-1].outputs[0].name = f"{node.name}/value_{len(made)}"
+        return made[-1].outputs[0]
+
+    def constant(name: str, value: list[int] | float) -> ir.Value:
+        array = np.array(value, np.int64 if isinstance(value, list) else np.float32)
+        tensor = ir.tensor(array, name=f"{node.name}/{name}")
+        found = ir.Value(
+            name=tensor.name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
+        )
+        graph.register_initializer(found)
+        return found
+
+    codes = add("Cast", add("Gather", data, ids, axis=0), to=int(ir.DataType.FLOAT))
+    if bits == 4:  # two in a byte, the lower one first; in float32, because not every runtime has shifts of bytes
+        sixteen, last = constant("sixteen", 16.0), constant("last", [-1])
+        high = add("Floor", add("Div", codes, sixteen))
+        low = add("Sub", codes, add("Mul", high, sixteen))
+        pairs = add("Concat", add("Unsqueeze", low, last), add("Unsqueeze", high, last), axis=-1)
+        codes = add("Reshape", pairs, constant("shape", [0] * (rank + 1) + [-1]))
+    centred = add("Sub", codes, constant("zero_point", float(1 << (bits - 1))))
+    result = add("Mul", centred, add("Gather", scales, ids, axis=0))
+    old = node.outputs[0]
+    result.shape, result.type = old.shape, old.type
+    graph.insert_before(node, made)
+    ir.convenience.replace_all_uses_with(old, result)
+    graph.remove(node, safe=True)

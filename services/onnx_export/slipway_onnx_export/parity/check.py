@@ -18,7 +18,7 @@ from slipway.errors import ONNXExportError
 from slipway.machine.onnx_runtime import ProviderChoice
 from slipway.model.dtypes import FLOATS, torch_dtypes
 from slipway.model.families import DECODER, ENCODER_DECODER, SPEECH, auto_model
-from slipway.model.generation.settings import token_of
+from slipway.model.generation import token_of
 from slipway.model.graphs.promise import EVERY_CALL, Promise
 from slipway.model.model_facts import CannotBuildError, check_loadable
 from slipway.model.pytorch.rotary import forget_longest_text
@@ -26,15 +26,13 @@ from slipway.model.pytorch.wide_layers import widen_while_computing
 from slipway.model.safetensors_file import read_weights
 from slipway_onnx_export.activations.recording import Wanted
 from slipway_onnx_export.forms.shapes import room_of
+from slipway_onnx_export.interface import BATCH, PAST, SEQUENCE
 from slipway_onnx_export.layered.blocks import FIRST
-from slipway_onnx_export.names import BATCH, PAST, SEQUENCE
 from slipway_onnx_export.parity.activations import Watch
 from slipway_onnx_export.parity.conversations import conversations_of
-from slipway_onnx_export.parity.lengths import Lengths, lengths_of, room_beyond
-from slipway_onnx_export.parity.noise import ROOM, rounded_otherwise
+from slipway_onnx_export.parity.lengths import Lengths, Reach, lengths_of, reach_of, room_beyond
 from slipway_onnx_export.parity.ort_errors import ort_failures
-from slipway_onnx_export.parity.reach import Reach, reach_of
-from slipway_onnx_export.parity.rows import Array, Conversation, Session, largest_difference
+from slipway_onnx_export.parity.rows import ROOM, Array, Conversation, Session, largest_difference, rounded_otherwise
 from slipway_onnx_export.parity.session import LayeredSession, OrtSession
 from slipway_onnx_export.parity.texts import texts_of
 from slipway_onnx_export.parity.translations import translations_of

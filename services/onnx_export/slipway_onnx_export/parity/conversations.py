@@ -11,9 +11,7 @@ import torch
 import transformers
 
 from slipway.model.graphs.promise import Promise
-from slipway_onnx_export.parity.lengths import Lengths
-from slipway_onnx_export.parity.made_up_past import cached_shapes, fill_cache, made_up
-from slipway_onnx_export.parity.reach import BEYOND, NEW, Reach
+from slipway_onnx_export.parity.lengths import BEYOND, NEW, Lengths, Reach, cached_shapes, fill_cache, made_up
 from slipway_onnx_export.parity.rows import Array, BufferedSession, Session
 from slipway_onnx_export.source import ModelSource
 
@@ -28,7 +26,7 @@ class Case:
         calls: New tokens per row in each call. The first call has an empty past.
         ends: Right padding of each row, at the end of the first call; empty for none.
         shared: Whether past and present are one buffer.
-        past: Tokens of a made-up cache that the first call gets (:mod:`slipway_onnx_export.parity.made_up_past`).
+        past: Tokens of a made-up cache that the first call gets (:mod:`slipway_onnx_export.parity.lengths`).
         start: Position of each row's first token.
     """
 

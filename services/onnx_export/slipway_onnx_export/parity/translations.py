@@ -12,9 +12,8 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from slipway.model.families import SPEECH
-from slipway.model.generation.settings import token_of
-from slipway_onnx_export.parity.lengths import Lengths
-from slipway_onnx_export.parity.reach import BEYOND, Reach
+from slipway.model.generation import token_of
+from slipway_onnx_export.parity.lengths import BEYOND, Lengths, Reach
 from slipway_onnx_export.parity.rows import Array, Session, random_rows
 from slipway_onnx_export.source import ModelSource
 

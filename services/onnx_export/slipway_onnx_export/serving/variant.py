@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+import onnx_ir as ir
+
 from slipway.errors import ONNXExportError
 from slipway.model.families import DECODER
 from slipway.model.graphs.promise import EVERY_CALL, Promise
 from slipway_onnx_export.engine_graph import EngineGraph
-from slipway_onnx_export.interface import Component
+from slipway_onnx_export.interface import IDS, LOGITS, MASK, POSITIONS, Component
 from slipway_onnx_export.loading.conversion import Weight
-from slipway_onnx_export.names import LOGITS, POSITIONS
-from slipway_onnx_export.serving.last_logits import keep_last_logits
 from slipway_onnx_export.serving.projections import join_projections
 from slipway_onnx_export.serving.shared_buffer import OPERATOR
 from slipway_onnx_export.source import ModelSource
@@ -56,3 +57,70 @@ def _component(component: Component, promise: Promise, *, takes_positions: bool)
             for port in outputs
         )
     return replace(component, inputs=inputs, outputs=outputs, promise=promise)
+
+
+_AFTER_THE_HEAD = frozenset({"Add", "Mul", "Div", "Tanh", "Cast", "Identity", "Sub", "Where", "Clip"})
+"""Operators that may change the head's results one by one (bias, scale, soft capping)."""
+
+
+def keep_last_logits(graph: ir.Graph) -> None:
+    """Select the last token of each row before the language model head, in place.
+
+    Raises:
+        ONNXExportError: ``OPERATOR_UNSUPPORTED`` if the head is not found.
+    """
+    inputs = {value.name: value for value in graph.inputs}
+    head = _head(next(value for value in graph.outputs if value.name == LOGITS))
+    if head is None or IDS not in inputs or MASK not in inputs:
+        raise ONNXExportError(
+            "the head of this model was not found in its graph, so logits of all tokens cannot be left out",
+            reason="OPERATOR_UNSUPPORTED",
+            remedy="set logits_to_keep to 0",
+            about={"operator": "MatMul"},
+        )
+    hidden = head.inputs[0]
+    steps: list[ir.Node] = []
+
+    def op(kind: str, *values: ir.Value | None, **attributes: int) -> ir.Value:
+        steps.append(node := ir.node(kind, list(values), attributes))
+        node.name = node.outputs[0].name = f"last.{kind}.{len(steps)}"
+        return node.outputs[0]
+
+    def ints(*values: int) -> ir.Value:
+        name = "last." + "_".join(map(str, values))
+        if name not in graph.initializers:
+            tensor = ir.tensor(np.array(values, np.int64), name=name)
+            graph.register_initializer(
+                ir.Value(name=name, const_value=tensor, shape=ir.Shape([len(values)]), type=ir.TensorType(tensor.dtype))
+            )
+        return graph.initializers[name]
+
+    # The last token that is no padding: its place among the new tokens, (batch, 1).
+    new = op("Slice", op("Shape", inputs[IDS]), ints(1), ints(2))
+    mask = op("Slice", inputs[MASK], op("Neg", new), ints(np.iinfo(np.int64).max), ints(1))
+    last = op("ArgMax", op("Cast", mask, to=int(ir.DataType.INT32)), axis=1, keepdims=1, select_last_index=1)
+    kept = op("Unsqueeze", op("GatherND", hidden, last, batch_dims=1), ints(1))  # (batch, 1, width)
+    graph.insert_before(head, steps)
+    head.replace_input_with(0, kept)
+    for node in _from(head):
+        for value in node.outputs:
+            if value.shape is not None and len(value.shape) == 3:
+                value.shape = ir.Shape([value.shape[0], 1, value.shape[2]])
+
+
+def _head(value: ir.Value) -> ir.Node | None:
+    """Return the product that the logits come from, whose first operand is the hidden state of each token."""
+    while (node := value.producer()) is not None and node.op_type in _AFTER_THE_HEAD:
+        computed = [each for each in node.inputs if each is not None and each.producer() is not None]
+        if len(computed) != 1:
+            return None
+        value = computed[0]
+    return node if node is not None and node.op_type == "MatMul" else None
+
+
+def _from(head: ir.Node) -> list[ir.Node]:
+    """Return the head and the nodes behind it."""
+    nodes = [head]
+    for node in nodes:
+        nodes += [user for output in node.outputs for user in output.consumers()]
+    return nodes

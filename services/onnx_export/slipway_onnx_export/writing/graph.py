@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from slipway.counts import counted
-from slipway.distribution.naming import own_version
+from slipway.distribution.installed import own_version
 from slipway.errors import ONNXExportError
 from slipway_onnx_export.interface import Component
 from slipway_onnx_export.loading.conversion import Stack, Weight, place_of

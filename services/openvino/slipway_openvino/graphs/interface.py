@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from slipway.errors import OpenVinoExportError
 from slipway.model.families import DECODER, SPEECH, Family
-from slipway_openvino.graphs.pair import ENCODED, GIVEN, cross_pasts
-from slipway_openvino.graphs.state import PAST, present_of
+from slipway_openvino.graphs.state import ENCODED, GIVEN, PAST, cross_pasts, present_of
 from slipway_openvino.library import ov
 
 Axes = tuple[bool, ...]

@@ -54,3 +54,69 @@ def _initialize(model: ov.Model) -> None:
         sizes = ops.concat([batch, ops.constant(np.array(others, np.int64))], axis=0)
         nothing = ops.constant(0.0, dtype=node.get_output_element_type(0).to_dtype())
         node.set_arguments([ops.broadcast(nothing, sizes).output(0)])
+
+
+ENCODED, GIVEN = "last_hidden_state", "encoder_hidden_states"
+"""What the encoder returns, and the decoder's input for it."""
+
+
+def cross_pasts(decoder: ov.Model) -> list[str]:
+    """Return the inputs with keys and values of the source: pasts without a present."""
+    outputs = {name for port in decoder.outputs for name in port.names}
+    pasts = [name for port in decoder.inputs for name in port.names if name.startswith(PAST)]
+    return [name for name in pasts if present_of(name) not in outputs]
+
+
+def only_encoded(encoder: ov.Model) -> ov.Model:
+    """Return the encoder without keys and values of the cross-attention."""
+    result = encoder.output(ENCODED).get_node()
+    return ov.Model([result], encoder.get_parameters(), encoder.get_friendly_name())
+
+
+def attend_to_encoded(decoder: ov.Model, encoder: ov.Model) -> ov.Model:
+    """Return the decoder with the end of ``encoder``, which computes keys and values of the source; neither is of use afterwards.
+
+    They are variables, which plugins compute once after a reset: each later call reads them. Their rows stay in place whatever ``beam_idx``
+    says, because a search by beams exchanges rows of one source only.
+    """
+    names = cross_pasts(decoder)
+    if not names:
+        return decoder
+    encoded = encoder.output(ENCODED).get_node().input_value(0)
+    given = ops.parameter(encoded.get_partial_shape(), encoded.get_element_type().to_dtype(), name=GIVEN)
+    given.output(0).set_names({GIVEN})
+    for reader in encoded.get_target_inputs():
+        if reader.get_node().get_type_name() != "Result":
+            reader.replace_source_output(given.output(0))
+    _measure(encoder, given)
+    parameters = {name: port.get_node() for port in decoder.inputs for name in port.names}
+    kept = []
+    for name in names:
+        computed = encoder.output(present_of(name)).get_node().input_value(0)
+        value = ops.read_value(_with_heads(computed, parameters[name].get_output_partial_shape(0)), name)
+        for reader in parameters[name].output(0).get_target_inputs():
+            reader.replace_source_output(value.output(0))
+        kept.append(ops.assign(value, name))
+    inputs = [port.get_node() for port in decoder.inputs if not port.names & set(names)]
+    sinks = [*decoder.get_sinks(), *kept]
+    return ov.Model(decoder.get_results(), sinks, [*inputs, given], decoder.get_friendly_name())
+
+
+def _with_heads(computed: ov.Output, shape: ov.PartialShape) -> ov.Output:
+    """Return a value with the sizes that are fixed in ``shape``: the encoder's graph may leave the number of heads open."""
+    sizes = [axis.get_length() if axis.is_static else 0 for axis in shape]  # 0: as it is
+    return ops.reshape(computed, ops.constant(np.array(sizes, np.int64)), special_zero=True).output(0)
+
+
+def _measure(encoder: ov.Model, given: ov.Node) -> None:
+    """Take numbers of rows and tokens from what the encoder computed, where they were those of its text."""
+    first_two = ops.constant(np.array([0, 1], np.int64))
+    for parameter in encoder.get_parameters():
+        for reader in parameter.output(0).get_target_inputs():
+            node = reader.get_node()
+            if node.get_type_name() != "ShapeOf" or len(parameter.get_output_partial_shape(0)) != 2:
+                continue
+            kind = node.get_output_element_type(0).get_type_name()
+            sizes = ops.gather(ops.shape_of(given, output_type=kind), first_two, ops.constant(0, dtype=np.int64))
+            for other in node.output(0).get_target_inputs():
+                other.replace_source_output(sizes.output(0))

@@ -6,14 +6,13 @@ Axes: N output features, G groups of a row.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from slipway_openvino.stored.description import Layer, Place
-from slipway_openvino.stored.readers import require_few, require_readers
 from slipway_openvino.stored.values import Values, shown
 from slipway_validate.runner.survival.stored import NotUnderstoodError
 
@@ -160,3 +159,44 @@ def _are_of_groups(scales: tuple[int, ...], codes: tuple[int, ...]) -> bool:
         return False
     within = [size for size, whole in zip(scales[1:], codes[1:], strict=True) if whole > 1]
     return within[-1:] in ([], [1]) and sorted(within, key=lambda size: size == 1) == within
+
+
+_PASSED_ON = frozenset({"Convert", "Reshape", "Transpose", "Squeeze", "Unsqueeze"})
+"""Operations between a weight and what reads it, after which the values are the same."""
+_READERS = frozenset({"MatMul", "Gather", "GatherND"})
+_MOST_STEPS = 64
+"""Operations between a weight and what reads it, in all places together."""
+
+
+def require_readers(layers: Mapping[int, Layer], number: int) -> None:
+    """Require that only products and lookups read a value: arithmetic on it would make other weights than those that are stored.
+
+    Raises:
+        NotUnderstoodError: Something else reads it.
+    """
+    for reader in _readers(layers, number):
+        if reader.kind not in _READERS:
+            raise NotUnderstoodError(f"its weight is read by {shown(reader.kind)}")
+
+
+def require_few(seen: Collection[object]) -> None:
+    """Refuse to go on where more steps are on the way from a weight than a writer makes.
+
+    Raises:
+        NotUnderstoodError: There are.
+    """
+    if len(seen) > _MOST_STEPS:
+        raise NotUnderstoodError(f"more than {_MOST_STEPS} operations lie between it and what reads it")
+
+
+def _readers(layers: Mapping[int, Layer], number: int) -> Iterator[Layer]:
+    """Yield what reads a value, also after it got another type or shape."""
+    waiting, seen = [number], {number}
+    while waiting:
+        for reader in layers[waiting.pop()].readers:
+            if layers[reader].kind not in _PASSED_ON:
+                yield layers[reader]
+            elif reader not in seen:
+                require_few(seen)
+                seen.add(reader)
+                waiting.append(reader)

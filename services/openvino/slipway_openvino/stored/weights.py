@@ -17,11 +17,9 @@ from torch import Tensor
 
 from slipway.files.links import file_in
 from slipway.model.configuration import ModelConfig
-from slipway_openvino.families import PAIRS
-from slipway_openvino.files import DECODER_MODEL, ENCODER_MODEL, MODEL
-from slipway_openvino.stored.decompression import decompression_of
+from slipway_openvino.families import DECODER_MODEL, ENCODER_MODEL, MODEL, PAIRS
+from slipway_openvino.stored.decompression import decompression_of, require_readers
 from slipway_openvino.stored.description import Place, read_description
-from slipway_openvino.stored.readers import require_readers
 from slipway_openvino.stored.values import (
     FLOATS,
     INTEGERS,

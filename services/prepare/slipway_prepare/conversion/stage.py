@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slipway.stage import Context, Role, Stage
-from slipway_prepare.conversion.params import ConvertParams
+from slipway_prepare.params import ConvertParams
 
 
 def run(inputs: Mapping[str, Path], params: ConvertParams, ctx: Context) -> dict[str, Path]:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import pickle
+import pickletools
 import re
 import struct
+import subprocess
+import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from slipway.files.regular_file import open_regular
+from slipway.machine.python_process import python_module
 from slipway.model.safetensors_file import METADATA
 from slipway.sizes import format_size
-from slipway_prepare.faults import invalid, runs_code
-from slipway_prepare.pickles.archive import check_archive
-from slipway_prepare.pickles.legacy import as_archive, is_legacy
+from slipway_prepare.faults import disk_full, invalid, runs_code, unsafe
 
 _HALF = re.compile("[\ud800-\udfff]")
 """Half of a surrogate pair, which is no text."""
@@ -112,3 +117,138 @@ def aliases(values: Mapping[str, Tensor]) -> tuple[tuple[str, ...], ...]:
             key = (value.data_ptr(), value.dtype, tuple(value.shape), value.stride())
             groups.setdefault(key, []).append(name)
     return tuple(tuple(group) for group in groups.values() if len(group) > 1)
+
+
+_MOST_TENSORS = 1 << 17
+"""Most tensors in one file; models with more experts than that are stored as safetensors."""
+_LARGEST_PICKLE = 16 << 20
+"""Most bytes of pickle instructions; a tensor takes about 150."""
+_MOST_INSTRUCTIONS = 32 * _MOST_TENSORS
+_END = b"PK\x05\x06"
+_END_BYTES = 22
+#: Globals that a pickle of tensors names (``torch.save`` of a state dict); torch decides which of them are safe.
+_NAMES = re.compile(
+    r"collections OrderedDict|torch (\w+Storage|Size|device|[a-z]+\d\w*|bool)|torch\.storage \w+Storage|torch\._utils _rebuild_\w+|"
+    r"torch\._tensor _rebuild_from_type_v2|torch\.nn\.parameter Parameter|torch\.serialization _get_layout"
+)
+
+
+def check_archive(archive: Path, path: Path) -> None:
+    """Make sure that reading an archive takes no more memory than its file has bytes, and no more time than its tensors need.
+
+    Args:
+        archive: The archive.
+        path: The file to name in errors, which it is or was made of.
+
+    Raises:
+        CheckpointValidationError: ``UNSAFE_PICKLE`` for contents that tensors do not need, ``BASE_MODEL_INVALID`` for a damaged archive.
+    """
+    try:
+        with open_regular(archive) as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _END_BYTES))
+            if not file.read(_END_BYTES).startswith(_END):  # two readers could see two different archives in it
+                raise unsafe(path, "has something after its end")
+            with zipfile.ZipFile(file) as opened:
+                _check_members(path, opened, size)
+    except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError, EOFError, IndexError) as error:
+        said = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise invalid(f"has an unreadable file {path.name} ({said})", file=path) from error
+
+
+def _check_members(path: Path, archive: zipfile.ZipFile, size: int) -> None:
+    members = archive.infolist()
+    if len(members) > 2 * _MOST_TENSORS:
+        raise unsafe(path, f"has {len(members)} members")
+    packed = next((member for member in members if member.compress_type != zipfile.ZIP_STORED), None)
+    if packed is not None:
+        raise unsafe(path, f"has the compressed member {packed.filename[:100]!r}, which torch never writes")
+    if sum(member.file_size for member in members) > size:
+        raise unsafe(path, "has members that overlap")
+    for member in members:
+        if member.filename.endswith(".pkl"):
+            if member.file_size > _LARGEST_PICKLE:
+                raise unsafe(path, f"has {member.file_size} bytes of instructions, at most {_LARGEST_PICKLE} are read")
+            _check_instructions(path, archive.read(member))
+
+
+def _check_instructions(path: Path, data: bytes) -> None:
+    for number, (instruction, argument, _) in enumerate(pickletools.genops(data)):
+        if number >= _MOST_INSTRUCTIONS:
+            raise unsafe(path, f"has more than {_MOST_INSTRUCTIONS} instructions")
+        if instruction.name == "GLOBAL" and not _NAMES.fullmatch(str(argument)):
+            raise unsafe(path, f"names {str(argument)[:100]!r}, which tensors do not need and which could run code")
+
+
+_MAGIC = re.compile(rb"\x80[\x02\x03]\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19\.")
+"""What such a file begins with: torch's magic number, pickled."""
+_HEAD = 512
+_TAR = (257, b"ustar")
+_SECONDS, _BYTES_PER_SECOND = 120.0, 5e6
+"""Time until the process is ended: far more than a slow disk needs."""
+
+
+def is_legacy(path: Path) -> bool:
+    """Return whether a file has torch's format from before 1.6.
+
+    Raises:
+        CheckpointValidationError: ``UNSAFE_PICKLE``: it has the still older one, which torch does not read without running code.
+    """
+    with path.open("rb") as file:
+        head = file.read(_HEAD)
+    place, mark = _TAR
+    if head[place:].startswith(mark):
+        raise unsafe(path, "is a tar archive, as torch wrote before version 0.1.10, which is read only by running code")
+    return _MAGIC.match(head) is not None
+
+
+@contextmanager
+def as_archive(path: Path, scratch: Path) -> Iterator[Path]:
+    """Yield a file in today's format with the content of an older one; remove it afterwards.
+
+    Args:
+        path: The older file.
+        scratch: Folder for the newer one.
+
+    Raises:
+        CheckpointValidationError: ``UNSAFE_PICKLE``: it would run code, or takes more memory or time than its size allows;
+            ``BASE_MODEL_INVALID``: it is damaged; ``DISK_FULL``.
+    """
+    with tempfile.TemporaryDirectory(dir=scratch, prefix="pickle-") as folder:
+        target = Path(folder) / "weights.bin"
+        failure = _rewrite(path, target)
+        if failure is not None:
+            raise failure
+        yield target
+
+
+def _rewrite(path: Path, target: Path) -> Exception | None:
+    command = python_module("slipway_prepare.pickles.rewriting", str(path.absolute()), str(target.absolute()))
+    patience = _SECONDS + path.stat().st_size / _BYTES_PER_SECOND
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=patience, cwd=target.parent, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return unsafe(path, f"takes more than {patience:.0f} seconds to read")
+    try:
+        said = json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        said = {"fault": "ended"}
+    return _failure(path, fault=str(said.get("fault", "")), detail=str(said.get("detail", "")), code=done.returncode)
+
+
+def _failure(path: Path, *, fault: str, detail: str, code: int) -> Exception | None:
+    match fault:
+        case "":
+            return None
+        case "code":
+            return runs_code(path, detail)
+        case "damaged":
+            return invalid(f"has an unreadable file {path.name} ({detail})", file=path)
+        case "disk":
+            return disk_full(path)
+        case "memory":
+            return unsafe(path, "needs far more memory than its size")
+    # A signal of the kernel: the time of the process is over, or its memory.
+    return unsafe(path, f"needs more time or memory than its size allows (its process ended with {code})")

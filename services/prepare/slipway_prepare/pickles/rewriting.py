@@ -1,4 +1,4 @@
-"""The process of :mod:`slipway_prepare.pickles.legacy`: it reads the file that its first argument names, and writes the second.
+"""The process of :mod:`slipway_prepare.pickles.loading`: it reads the file that its first argument names, and writes the second.
 
 It may take as much memory, disk space and time as the file's size explains. It writes one line of JSON: an empty object, or the fault.
 """

@@ -15,16 +15,13 @@ import onnx_ir as ir
 from slipway.errors import QuantizationError
 from slipway.stage import Context
 from slipway_quantize.activations.channels import largest_inputs
-from slipway_quantize.activations.codes import INT8, Codes
+from slipway_quantize.activations.codes import INT8, Array, Codes, Range, Ranges
 from slipway_quantize.activations.histograms import METHODS, Histogram
-from slipway_quantize.activations.ranges import Array, Range, Ranges
-from slipway_quantize.activations.running import TextGraph
-from slipway_quantize.activations.text import Text, feeds
+from slipway_quantize.activations.running import Text, TextGraph, feeds
 from slipway_quantize.activations.trial import Trial
 from slipway_quantize.activations.write import inputs_of
 from slipway_quantize.graphs.folder import graph_files, load_graph, read_constant
-from slipway_quantize.graphs.nodes import is_kept
-from slipway_quantize.graphs.weights import Weight, find_weights
+from slipway_quantize.graphs.weights import Weight, find_weights, is_kept
 
 _LEAST_FACTOR = 1e-5
 GOOD_DIVERGENCE = 1e-3

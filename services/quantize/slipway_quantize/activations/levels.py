@@ -10,14 +10,13 @@ from slipway.errors import QuantizationError
 from slipway.stage import Context
 from slipway_quantize.activations.choice import choose_ranges
 from slipway_quantize.activations.codes import E4M3, INT8, Form
-from slipway_quantize.activations.running import TextGraph, complete
-from slipway_quantize.activations.text import Text, feeds
+from slipway_quantize.activations.running import Text, TextGraph, complete, feeds
 from slipway_quantize.activations.trial import diverged, results_of
 from slipway_quantize.activations.write import require_opset, write_products
 from slipway_quantize.graphs.folder import graph_files, load_graph
 from slipway_quantize.graphs.left_out import LeftOutSource
+from slipway_quantize.quantizer import QuantizeRequest
 from slipway_quantize.report import Outcome
-from slipway_quantize.request import QuantizeRequest
 
 STATIC = {"int8_static": INT8, "fp8_static": E4M3}
 """Levels with ranges found on text, and the type that they round to."""

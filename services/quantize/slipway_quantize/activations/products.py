@@ -12,11 +12,9 @@ import numpy as np
 import onnx_ir as ir
 
 from slipway_quantize.activations.channels import Channels
-from slipway_quantize.activations.codes import PLAIN, Form
-from slipway_quantize.activations.ranges import Range
+from slipway_quantize.activations.codes import PLAIN, Form, Range
 from slipway_quantize.graphs.folder import add_initializer
-from slipway_quantize.graphs.nodes import add_inline_constant, remove_unused, replace_node
-from slipway_quantize.graphs.weights import Weight
+from slipway_quantize.graphs.weights import Weight, add_inline_constant, remove_unused, replace_node
 
 _MIDDLE = 128
 _LEAST = 1e-30

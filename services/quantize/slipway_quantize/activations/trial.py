@@ -12,10 +12,8 @@ import onnx_ir as ir
 
 from slipway.model.families import Comparison, Family
 from slipway.stage import Context
-from slipway_quantize.activations.codes import INT8, Codes
-from slipway_quantize.activations.ranges import Array, Range
-from slipway_quantize.activations.running import TextGraph
-from slipway_quantize.activations.text import Text, feeds, unsupported
+from slipway_quantize.activations.codes import INT8, Array, Codes, Range
+from slipway_quantize.activations.running import Text, TextGraph, feeds, unsupported
 from slipway_quantize.graphs.folder import add_initializer, graph_files, load_graph
 
 _ROWS = 8

@@ -13,14 +13,13 @@ import onnx_ir as ir
 from slipway.errors import QuantizationError
 from slipway.stage import Context
 from slipway_quantize.activations.channels import write_channels
-from slipway_quantize.activations.codes import PLAIN, Codes, Form
+from slipway_quantize.activations.codes import PLAIN, Array, Codes, Form, Ranges
 from slipway_quantize.activations.products import (
     DynamicProducts,
     StaticProducts,
     replace_by_channels,
     replace_by_joined,
 )
-from slipway_quantize.activations.ranges import Array, Ranges
 from slipway_quantize.graphs.folder import (
     DataFile,
     Shared,
@@ -31,8 +30,7 @@ from slipway_quantize.graphs.folder import (
     save_graph,
 )
 from slipway_quantize.graphs.left_out import LeftOutSource
-from slipway_quantize.graphs.nodes import is_kept, linear_layers_of
-from slipway_quantize.graphs.weights import Weight, find_weights
+from slipway_quantize.graphs.weights import Weight, find_weights, is_kept, linear_layers_of
 from slipway_quantize.pieces import Pieces
 from slipway_quantize.report import KEPT, Outcome, warn_unknown
 

@@ -19,8 +19,8 @@ from slipway_quantize.calibration.streaming.moments import Observer
 from slipway_quantize.calibration.tuning.divergence import drawn_gradients
 from slipway_quantize.calibration.windows import Batch
 from slipway_quantize.levels import WIDE
+from slipway_quantize.mixed.choice import units
 from slipway_quantize.mixed.knapsack import Option, choose
-from slipway_quantize.mixed.units import units
 
 
 @dataclass

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
 
 from slipway.counts import counted
 from slipway.documents import heldout
-from slipway.documents.passages import passages
+from slipway.documents.heldout import BUILT_IN_TOPICS, documentation
 from slipway.documents.purposes import Purpose, invalid
-from slipway.documents.reading import read_documents
-from slipway.documents.rendering import Renderer
+from slipway.documents.reading import Document, read_documents
+from slipway.documents.rendering import Renderer, passages
 from slipway.documents.separation import FEWEST_TOKENS, MOST_NAMED, separate, too_little_left
 from slipway.stage import Context
-from slipway_quantize.calibration_data.built_in import built_in_documents
 from slipway_quantize.calibration_data.params import TEXTS, CalibrationDataParams
-from slipway_quantize.calibration_data.profile import profile
 from slipway_quantize.companions import write_json
 
 
@@ -112,3 +114,76 @@ def _drawn(found: Sequence[str], tokenizer: Any, params: CalibrationDataParams) 
             tokens.append(ids)
             room -= len(ids)
     return chosen, tokens
+
+
+MODULES = (
+    "ast",
+    "calendar",
+    "collections",
+    "dataclasses",
+    "datetime",
+    "difflib",
+    "email.message",
+    "enum",
+    "fractions",
+    "functools",
+    "http.client",
+    "inspect",
+    "ipaddress",
+    "logging",
+    "mailbox",
+    "optparse",
+    "pathlib",
+    "random",
+    "shutil",
+    "smtplib",
+    "statistics",
+    "subprocess",
+    "tarfile",
+    "threading",
+    "typing",
+    "urllib.parse",
+)
+"""Modules of the standard library that are not in the built-in held-out text."""
+
+
+def built_in_documents() -> Iterator[Document]:
+    """Yield Python's documentation by topic, and sources of its standard library: the same for a given Python."""
+    for topic, text in sorted(documentation().items()):
+        if topic not in BUILT_IN_TOPICS:
+            yield Document(f"pydoc_data.topics[{topic!r}]", text=text)
+    for module in MODULES:
+        spec = find_spec(module)
+        if spec is not None and spec.origin and Path(spec.origin).is_file():
+            yield Document(module, text=Path(spec.origin).read_text(encoding="utf-8"))
+
+
+_MOST_SCRIPTS = 8
+
+
+def profile(passages: Sequence[str], tokens: Sequence[Sequence[int]], *, vocabulary: int) -> dict[str, Any]:
+    """Return figures of the passages and their tokens, as JSON-ready data."""
+    lengths = sorted(map(len, tokens))
+    seen = {token for each in tokens for token in each}
+    return {
+        "passages": len(passages),
+        "tokens": sum(lengths),
+        "characters": sum(map(len, passages)),
+        "passage_tokens": {"shortest": lengths[0], "median": median(lengths), "longest": lengths[-1]},
+        "scripts": scripts(passages),
+        "vocabulary": {"size": vocabulary, "seen": len(seen), "coverage": round(len(seen) / max(vocabulary, 1), 6)},
+    }
+
+
+def scripts(passages: Sequence[str]) -> dict[str, float]:
+    """Return the share of letters in each script, such as LATIN, CYRILLIC or CJK, the most frequent first."""
+    letters: Counter[str] = Counter()
+    for passage in passages:
+        letters.update(passage)
+    found: Counter[str] = Counter()
+    for letter, count in letters.items():
+        if letter.isalpha():
+            found[unicodedata.name(letter, "UNKNOWN").split()[0]] += count
+    total = max(found.total(), 1)
+    ordered = sorted(found.items(), key=lambda entry: (-entry[1], entry[0]))
+    return {name: round(count / total, 4) for name, count in ordered[:_MOST_SCRIPTS]}

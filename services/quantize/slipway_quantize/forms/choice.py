@@ -17,9 +17,9 @@ from slipway_quantize.forms.channels import Channels
 from slipway_quantize.forms.form import BEFORE_LOADING, Form
 from slipway_quantize.forms.fp4 import Mxfp4, Nvfp4, parent_of
 from slipway_quantize.forms.integers import PackedIntegers
+from slipway_quantize.pieces import PIECE_WEIGHTS
+from slipway_quantize.quantizer import QuantizeRequest
 from slipway_quantize.reading.tensors import read_rows, require_finite
-from slipway_quantize.request import QuantizeRequest
-from slipway_quantize.writing import PIECE_WEIGHTS
 
 
 @dataclass(frozen=True, slots=True)

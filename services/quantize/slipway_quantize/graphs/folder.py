@@ -19,8 +19,9 @@ from onnx_ir.serde import SerdeError
 
 from slipway.errors import QuantizationError
 from slipway.model.dtypes import DTYPES, FLOATS, numpy_dtypes
+from slipway.model.graphs.inline import take_weights_in
 from slipway_quantize.graphs.left_out import LazyMatrix, LeftOutTensor
-from slipway_quantize.writing import PIECE_WEIGHTS, write_all
+from slipway_quantize.pieces import PIECE_WEIGHTS, write_all
 
 DATA_SUFFIX = ".data"
 # Runtimes map external data into memory; a tensor that starts at a page boundary needs no copy.
@@ -263,3 +264,18 @@ def _check_inline(tensor: Any) -> None:
 
 def _invalid(message: str, **about: object) -> QuantizationError:
     return QuantizationError(message, reason="ONNX_INVALID", remedy="export the ONNX model again", about=about)
+
+
+def take_data_in(folder: Path) -> None:
+    """Move the weights of a folder's graphs from their data files into the graphs, and delete these files.
+
+    Raises:
+        QuantizationError: ``ONNX_TOO_LARGE`` if a graph would exceed what a protobuf file can have.
+    """
+    names = graph_files(folder)
+    for name in names:  # a graph may share weights that lie in the file of another one
+        model = load_graph(folder, name)
+        take_weights_in(model, name, error=QuantizationError)
+        save_graph(model, folder, name)
+    for name in names:
+        (folder / (name + DATA_SUFFIX)).unlink(missing_ok=True)

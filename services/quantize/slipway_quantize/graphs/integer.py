@@ -38,14 +38,15 @@ from slipway_quantize.graphs.folder import (
 from slipway_quantize.graphs.integers import Found, Integers, find_integers
 from slipway_quantize.graphs.left_out import LazyMatrix, LeftOutSource
 from slipway_quantize.graphs.mixing import choose_graph_bits
-from slipway_quantize.graphs.nodes import (
+from slipway_quantize.graphs.weights import (
+    Weight,
     add_inline_constant,
+    find_weights,
     is_kept,
     linear_layers_of,
     remove_unused,
     replace_node,
 )
-from slipway_quantize.graphs.weights import Weight, find_weights
 from slipway_quantize.levels import IntLevel
 from slipway_quantize.mixed.budget import SizeBudget
 from slipway_quantize.pieces import Pieces, Squares

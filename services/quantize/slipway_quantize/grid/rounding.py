@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from slipway.counts import counted
 from slipway.errors import QuantizationError
-from slipway_quantize.grid.kernel import TYPES, kernel
-from slipway_quantize.grid.search import (
-    STEPS,
-    Array,
-    dequantize_groups,
-    pack_codes,
-    quantize_groups,
-    unpack_codes,
-)
+from slipway.machine.compiled.library import best_kernel
+from slipway_quantize.grid.search import STEPS, Array, dequantize_groups, pack_codes, quantize_groups, unpack_codes
 
 _CHUNK = 1 << 17
 """Weights that numpy works on at once: they stay in the processor's cache."""
@@ -127,3 +124,134 @@ def overflow_error(weight: Array, scales: Array, name: str) -> QuantizationError
         remedy="use bf16, which has the range of float32, or convert the model to bfloat16 first",
         about={"tensor": name, "largest": largest, "dtype": dtype},
     )
+
+
+FOLDER = Path(__file__).parent
+TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
+"""The kernel's ``enum type``, by numpy's names."""
+MOST = 256
+"""Most weights of a group."""
+
+
+class _Task(ctypes.Structure):
+    """The kernel's ``struct task``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("weight", "scales", "packed", "steps")),
+        *((name, ctypes.c_int64) for name in ("count", "rows", "groups", "size", "bits", "leading")),
+        *((name, ctypes.c_int64) for name in ("weight_type", "scale_type")),
+    )
+
+
+class Sums(ctypes.Structure):
+    """Results of a call: the kernel's ``struct sums``."""
+
+    _fields_ = (
+        ("error", ctypes.c_double),
+        ("energy", ctypes.c_double),
+        ("finite", ctypes.c_int64),
+        ("fits", ctypes.c_int64),
+    )
+
+    error: float
+    energy: float
+    finite: int
+    fits: int
+
+
+class Kernel:
+    """One of the kernels of the library.
+
+    Args:
+        library: The library.
+        name: The instructions that it uses.
+    """
+
+    def __init__(self, library: ctypes.CDLL, name: str) -> None:
+        self.name = name
+        self._quantize = library[f"quantize_{name}"]
+        self._quantize.argtypes = [ctypes.POINTER(_Task), ctypes.POINTER(Sums)]
+        self._quantize.restype = None
+
+    def quantize(
+        self, weight: NDArray[Any], steps: NDArray[np.float32], *, bits: int, packed: NDArray[Any], scales: NDArray[Any]
+    ) -> Sums:
+        """Fill ``packed`` and ``scales`` as :func:`slipway_quantize.grid.search.quantize_groups` does; other threads can work meanwhile.
+
+        Args:
+            weight: float32, float16 or bfloat16, with contiguous rows or contiguous columns. (N, K)
+            steps: Tried steps.
+            bits: 3, 4 or 8.
+            packed: uint8. (N, K · bits / 8)
+            scales: float32, float16 or bfloat16. (N, G)
+        """
+        rows, columns = weight.shape
+        groups = scales.shape[1]
+        size = columns // groups
+        leading = 0 if weight.flags.c_contiguous else weight.strides[1] // weight.itemsize
+        assert leading == 0 or weight.strides[0] == weight.itemsize
+        assert packed.dtype == np.uint8
+        assert packed.shape == (rows, columns * bits // 8)
+        assert len(scales) == rows
+        assert columns == size * groups
+        assert size in {16, 32, 64, 128, MOST}
+        assert packed.flags.c_contiguous
+        assert scales.flags.c_contiguous
+        sums = Sums()
+        task = _Task(
+            *(array.ctypes.data for array in (weight, scales, packed, steps)),
+            *(len(steps), rows, groups, size, bits, leading),
+            *(TYPES[array.dtype.name] for array in (weight, scales)),
+        )
+        self._quantize(task, sums)
+        return sums
+
+
+@cache
+def kernel() -> Kernel | None:
+    """Return the kernel for this processor, if there is one."""
+    found = best_kernel(FOLDER)
+    return Kernel(*found) if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Integers of some rows of a weight: a value is (code - zero point) · scale.
+
+    Attributes:
+        codes: int8 (N, K)
+        scales: float32 (N, G)
+        zero_points: int8 (N, G), or None where all are 0.
+    """
+
+    codes: Array
+    scales: Array
+    zero_points: Array | None
+
+    def rounded(self, weight: Array, *, bits: int, scale_dtype: np.dtype[Any], name: str) -> Rounded:
+        """Return them packed, with scales of the stored type.
+
+        Args:
+            weight: The rows that they stand for, any float type. (N, K)
+            bits: Bits of a code.
+            scale_dtype: Stored type of the scales.
+            name: The weight's name, for errors.
+
+        Raises:
+            QuantizationError: ``NON_FINITE_WEIGHTS``, or ``WEIGHT_OVERFLOW`` if the type cannot hold a scale.
+        """
+        require_finite(weight, name)
+        with np.errstate(over="ignore"):
+            scales = self.scales.astype(scale_dtype)
+        if not np.isfinite(scales).all():
+            raise overflow_error(weight, scales, name)
+        exact = weight.astype(np.float32)
+        difference = dequantize_groups(self.codes, scales, self.zero_points)
+        difference -= exact
+        return Rounded(
+            pack_codes(self.codes, bits=bits),
+            scales,
+            float(np.square(difference).sum(dtype=np.float64)),
+            float(np.square(exact).sum(dtype=np.float64)),
+            self.zero_points,
+        )

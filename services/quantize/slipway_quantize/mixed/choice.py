@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import median
@@ -22,7 +22,6 @@ from slipway_quantize.grid.rounding import round_weight
 from slipway_quantize.grid.search import Array
 from slipway_quantize.mixed.budget import SizeBudget, unmet
 from slipway_quantize.mixed.knapsack import Option, choose, smallest
-from slipway_quantize.mixed.units import units
 
 MEASURED, ESTIMATED = "held-out divergence", "weights alone"
 _LAYER = re.compile(r"\.(\d+)\.")
@@ -159,3 +158,19 @@ def _relative_errors(each: Candidate, *, group_size: int, pool: ThreadPoolExecut
         bits: math.fsum(part[index][0] for part in parts) / max(math.fsum(part[index][1] for part in parts), 1e-30)
         for index, bits in enumerate(each.sizes)
     }
+
+
+_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Layers that are joined, by the last part of their names."""
+_JOINED = "+"
+"""Stands between the parts of a weight that is joined already."""
+
+
+def units(names: Iterable[str]) -> list[list[str]]:
+    """Return the names of weights in groups that have the same number of bits, in the order of their first."""
+    found: dict[tuple[str, Any], list[str]] = {}
+    for name in names:
+        path, _, last = name.removesuffix(".T").removesuffix(".weight").rpartition(".")
+        fused = next((parts for parts in _FUSED if set(last.split(_JOINED)) <= set(parts)), None)
+        found.setdefault((path, fused or last), []).append(name)
+    return list(found.values())

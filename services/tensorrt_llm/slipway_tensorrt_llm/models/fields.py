@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from slipway_tensorrt_llm.models.model import Model
-from slipway_tensorrt_llm.models.settings import positive
+from slipway_tensorrt_llm.models.model import Model, positive
 
 
 def checkpoint_fields(model: Model, *, dtype: str, tp: int, pp: int) -> dict[str, Any]:

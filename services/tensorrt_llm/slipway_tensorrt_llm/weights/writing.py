@@ -6,12 +6,16 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from slipway.errors import TensorRTLLMExportError
+from slipway.model.dtypes import numpy_dtypes
 from slipway.model.safetensors_layout import TensorSpec, plan_file
-from slipway_tensorrt_llm.weights.planning import Planned, Source
-from slipway_tensorrt_llm.weights.values import pieces
+from slipway.model.weights.reading import mapped
+from slipway_tensorrt_llm.weights.planning import Part, Planned, Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,7 @@ def write_rank(
         on_bytes: Gets the number of bytes of each piece that was written.
 
     Raises:
-        TensorRTLLMExportError: As :func:`slipway_tensorrt_llm.weights.values.pieces`.
+        TensorRTLLMExportError: As :func:`slipway_tensorrt_llm.weights.writing.pieces`.
         OSError: For example ENOSPC.
     """
     file, by_name = plan_file(path.name, _specs(planned, dtype)), {each.name: each for each in planned}
@@ -74,3 +78,69 @@ def _values(planned: Planned, sources: Mapping[str, Source], dtype: str) -> Iter
             yield values.reshape(-1).view(np.uint8).data
     if planned.padding:
         yield memoryview(bytes(planned.padding * planned.shape[1] * (4 if dtype == "F32" else 2)))
+
+
+PIECE = 1 << 20
+"""Weights that are converted at once: 4 MiB in float32."""
+Array = NDArray[Any]
+_EXPONENTS = {"F32": (np.uint32, 0x7F800000), "F16": (np.uint16, 0x7C00), "BF16": (np.uint16, 0x7F80)}
+"""Bits that are all set in NaN and infinity."""
+
+
+def pieces(part: Part, source: Source, *, dtype: str, offset: float, most: int = PIECE) -> Iterator[Array]:
+    """Yield the values of a part in a type, as rows: at most ``most`` values, and at least one row.
+
+    Args:
+        part: The part.
+        source: The tensor that it is of.
+        dtype: The type, as safetensors names it.
+        offset: Number that is added.
+        most: Most values of a piece.
+
+    Raises:
+        TensorRTLLMExportError: ``NON_FINITE_WEIGHTS``, or ``WEIGHT_OVERFLOW`` for a value that the type cannot hold.
+    """
+    whole = mapped(source.info)
+    whole = whole.T if source.transposed else whole
+    first, last = part.rows
+    columns = slice(*part.columns) if part.columns else None
+    width = part.columns[1] - part.columns[0] if part.columns else 1
+    step = max(1, most // max(1, width))
+    for start in range(first, last, step):
+        rows = slice(start, min(start + step, last))
+        block = whole[rows] if columns is None else whole[rows, columns]
+        yield _converted(np.ascontiguousarray(block), source.info.name, source.info.dtype, dtype, offset)
+
+
+def _converted(block: Array, name: str, stored: str, dtype: str, offset: float) -> Array:
+    target = numpy_dtypes(dtype)[dtype]
+    if offset:
+        with np.errstate(over="ignore", invalid="ignore"):
+            values = (block.astype(np.float32) + np.float32(offset)).astype(target)
+    elif stored == dtype:
+        values = block
+    else:
+        with np.errstate(over="ignore", invalid="ignore"):  # both are refused below
+            values = block.astype(target)
+    if is_finite(values, dtype):
+        return values
+    if not np.isfinite(block.astype(np.float64)).all():
+        raise TensorRTLLMExportError(
+            f"weight {name!r} contains NaN or infinity",
+            reason="NON_FINITE_WEIGHTS",
+            remedy="check the checkpoint: training may have diverged",
+            about={"tensor": name},
+        )
+    raise TensorRTLLMExportError(
+        f"weight {name!r} has values beyond what {target.name} can hold",
+        reason="WEIGHT_OVERFLOW",
+        remedy="use dtype bfloat16",
+        about={"tensor": name, "dtype": target.name},
+    )
+
+
+def is_finite(values: Array, dtype: str) -> bool:
+    """Return whether no value is NaN or infinite; by their bits, which takes no copy in another type."""
+    kind, exponent = _EXPONENTS[dtype]
+    bits = values.view(kind) & kind(exponent)
+    return not bool((bits == kind(exponent)).any())

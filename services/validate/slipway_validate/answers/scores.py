@@ -17,7 +17,7 @@ from importlib.util import find_spec
 import numpy as np
 import numpy.typing as npt
 
-from slipway.distribution.naming import install_command
+from slipway.distribution.installed import install_command
 
 Texts = Sequence[str]
 Scores = Mapping[str, float]

@@ -22,8 +22,14 @@ from slipway_validate.cases import native_case
 from slipway_validate.folders import stands_beside
 from slipway_validate.judging import explain, survival, texts
 from slipway_validate.judging.answers import Scorer
-from slipway_validate.judging.compare import CaseResults, compare_case, compare_greedy, compare_windows, load_logits
-from slipway_validate.judging.continuations import compare_long
+from slipway_validate.judging.compare import (
+    CaseResults,
+    compare_case,
+    compare_greedy,
+    compare_long,
+    compare_windows,
+    load_logits,
+)
 from slipway_validate.judging.fit import fit_verdict
 from slipway_validate.judging.judge import Against, Judge, Rule
 from slipway_validate.judging.limits import coarser, own_level

@@ -211,7 +211,7 @@ class RunSpec(_Message):
         benchmark: Parameters of a round of timing; the process then waits, and times a round at each request. None if speed is
             not measured.
         only_timed: Whether the model is loaded only to be timed.
-        texts: File of :class:`slipway_validate.protocol.texts.ReadTexts`, for a runtime that reads text itself; None for others.
+        texts: File of :class:`slipway_validate.runner.texts.ReadTexts`, for a runtime that reads text itself; None for others.
         held: Whether the process waits for ``BEGIN`` before it loads the model.
     """
 
@@ -269,7 +269,7 @@ class TextSpec(_Message):
 
     Attributes:
         tokenizer, base: Folders of the tokenizer, and of the base, whose chat template serves a tokenizer without one.
-        file: File in which to write :class:`slipway_validate.protocol.texts.ReadTexts`.
+        file: File in which to write :class:`slipway_validate.runner.texts.ReadTexts`.
     """
 
     tokenizer: Path

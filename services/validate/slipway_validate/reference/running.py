@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -10,18 +11,19 @@ from pydantic import TypeAdapter
 
 from slipway.model.configuration import ModelConfig
 from slipway.stage import Context
-from slipway.validation.findings import AdapterEvidence
-from slipway_validate.continuing import long_spec
+from slipway.validation.findings import AdapterEvidence, Reference
+from slipway.validation.speed import Engine, Speed
 from slipway_validate.folders import stored_dtype
 from slipway_validate.judging.compare import CaseResults, compare_case
 from slipway_validate.judging.evaluate import MERGED
 from slipway_validate.judging.limits import level_of
+from slipway_validate.judging.measures import distance_of
 from slipway_validate.judging.reference_run import ReferenceRun
 from slipway_validate.params import SampleParams
-from slipway_validate.preparation import Prepared, require_success
+from slipway_validate.preparation import Prepared, long_spec, open_trained, prepare, require_success, unknown_family
 from slipway_validate.protocol import process
 from slipway_validate.protocol.messages import Benchmark, RunResult, RunSpec, Spec, SurvivalSpec, Yardsticks
-from slipway_validate.reference.files import NoReferenceError
+from slipway_validate.reference.files import NoReferenceError, write_nothing, write_reference
 from slipway_validate.samples import EVIDENCE_FILE
 
 _EVIDENCE = TypeAdapter(tuple[AdapterEvidence, ...])
@@ -125,3 +127,77 @@ def _checked_run(
     )
     where = CaseResults(folder, folder, run.measure)
     return run.with_figures([compare_case(case, where) for case in spec.cases if case.name not in result.skipped_cases])
+
+
+DESCRIPTION = "base + adapter, unmerged (peft), computed in float32 by transformers on the CPU"
+PLAIN = "the base model itself, without an adapter, computed in float32 by transformers on the CPU"
+NOT_COMPARED = "not run: compare_outputs is off, so outputs were only loaded and run"
+
+
+def describe(run: ReferenceRun | None, speed: Speed | None) -> Reference:
+    """Describe the reference for the report; without a run, say that outputs were not compared."""
+    if run is None:
+        return Reference(description=NOT_COMPARED, engine=Engine(runtime=""))
+    effect = run.adapter_effect
+    return Reference(
+        description=DESCRIPTION if run.with_adapter else PLAIN,
+        architecture=run.result.architecture,
+        adapter=run.result.adapter,
+        engine=run.result.engine or Engine(runtime="transformers"),
+        perplexity=run.perplexity,
+        base_perplexity=run.base_perplexity,
+        gain_per_window=run.gain_per_window,
+        evidence=run.evidence,
+        adapter_effect_kl=effect.mean_kl if effect else None,
+        adapter_effect_error=effect.relative_error if effect else None,
+        logit_scale=run.logit_scale,
+        arithmetic_noise=run.noise,
+        memory=run.result.memory,
+        load_seconds=run.result.load_seconds,
+        speed=speed,
+    )
+
+
+def warn_of_weak_effect(reference: ReferenceRun, ctx: Context) -> None:
+    """Warn if the adapter hardly changes the results on this text."""
+    effect = distance_of(reference.adapter_effect)
+    if effect is None or effect >= reference.measure.weak_effect:
+        return
+    kl = reference.adapter_effect.mean_kl if reference.adapter_effect else None
+    shown = f"mean KL to the base {effect:.2g} nats/token" if kl is not None else f"relative change {effect**0.5:.2g}"
+    ctx.warn(f"the adapter has almost no effect on this text ({shown}): give held-out text like its training data")
+
+
+def make_reference(inputs: Mapping[str, Path], params: SampleParams, ctx: Context) -> Path:
+    """Run the reference and return the folder of its results.
+
+    Raises:
+        ValidationError: ``VALIDATION_IMPOSSIBLE``: see :func:`slipway_validate.reference.stage.run`.
+        StageError: ``CANCELLED``, ``DISK_FULL``.
+    """
+    work, folder = ctx.workdir / "runs", ctx.workdir / "reference"
+    work.mkdir()
+    folder.mkdir()
+    try:
+        trained = open_trained(inputs, work)
+        family = trained.family
+        if family is None:
+            return _without_results(folder, params, ctx, why=unknown_family(trained.config))
+        prepared = prepare(inputs, trained, family, params, ctx, work=work)
+        with run_reference(inputs, prepared, params, ctx, folder=work / "reference") as (run, _):
+            pass
+        warn_of_weak_effect(run, ctx)
+        write_reference(folder, run, prepared, params, ctx)
+        ctx.record(samples=len(prepared.samples.tokens), perplexity=run.perplexity, adapter=run.result.adapter)
+    except NoReferenceError as none:
+        return _without_results(folder, params, ctx, why=none.message)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return folder
+
+
+def _without_results(folder: Path, params: SampleParams, ctx: Context, *, why: str) -> Path:
+    """Write that there is nothing to compare with; the validation says why of every output."""
+    write_nothing(folder, params, ctx, why=why)
+    ctx.record(reference=f"none: {why}")
+    return folder

@@ -21,7 +21,7 @@ def run(inputs: Mapping[str, Path], params: SampleParams, ctx: Context) -> dict[
         ValidationError: ``VALIDATION_IMPOSSIBLE``: the model, the tokenizer or the held-out text cannot be used.
         StageError: ``CANCELLED``; ``DISK_FULL``.
     """
-    from slipway_validate.reference.making import make_reference
+    from slipway_validate.reference.running import make_reference
 
     return {"reference": make_reference(inputs, params, ctx)}
 

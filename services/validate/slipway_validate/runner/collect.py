@@ -10,12 +10,11 @@ from pathlib import Path
 import numpy as np
 from numpy.lib.format import open_memmap
 
-from slipway.model.families import DECODER
+from slipway.model.families import DECODER, SEQUENCE_CLASSIFIER, Comparison, Family
 from slipway_validate.cases import DECODE, family_named, native_case
 from slipway_validate.numerics import Ints, Logits
 from slipway_validate.protocol.messages import Case, CaseRow, LongResult, LongSpec, RunSpec, case_file, plain_file
-from slipway_validate.runner.generation.continuing import continue_greedily
-from slipway_validate.runner.generation.generating import continue_long
+from slipway_validate.runner.generation.generating import continue_greedily, continue_long
 from slipway_validate.runner.model import (
     LanguageModel,
     Source,
@@ -27,7 +26,6 @@ from slipway_validate.runner.model import (
     segments_within,
     source_of,
 )
-from slipway_validate.runner.row_selectors import choose_row_selector, join_rows, per_token
 from slipway_validate.samples import Samples
 
 BATCH_VALUES = 1 << 24
@@ -218,3 +216,45 @@ class Collector:
         if wrong and not self.non_finite:
             self.first_non_finite = where
         self.non_finite += wrong
+
+
+NOWHERE = np.float32(-1e30)
+"""Logit of a position that a shorter row lacks: its probability is 0."""
+
+RowSelector = Callable[[Logits, Ints], list[Logits]]
+"""Function from a batch's results and mask (B, L) to the compared results of each row, (P, V)."""
+
+
+def _of_tokens(results: Logits, mask: Ints) -> list[Logits]:
+    """Select the results of tokens. results: (B, L, V)."""
+    return [row[real.astype(bool)] for row, real in zip(results, mask, strict=True)]
+
+
+def _of_rows(results: Logits, mask: Ints) -> list[Logits]:  # noqa: ARG001 - a result is its whole row's
+    """Select all results of each row. results: (B, P, V)."""
+    return list(results)
+
+
+def _of_spans(results: Logits, mask: Ints) -> list[Logits]:
+    """Select the starts and ends of spans at tokens. results: (B, 2, L)."""
+    return [row[:, real.astype(bool)] for row, real in zip(results, mask, strict=True)]
+
+
+def choose_row_selector(family: Family) -> RowSelector:
+    """Choose the selector of results for a family."""
+    if family == SEQUENCE_CLASSIFIER:
+        return _of_rows
+    return _of_spans if family.comparison is Comparison.SPANS else _of_tokens
+
+
+def per_token(family: Family) -> bool:
+    """Return whether each token has a result."""
+    return choose_row_selector(family) is _of_tokens
+
+
+def join_rows(rows: list[Logits]) -> Logits:
+    """Stack the results of all rows, with narrower ones filled up: (positions, V)."""
+    width = max(row.shape[-1] for row in rows)
+    filled = [np.pad(row, ((0, 0), (0, width - row.shape[-1])), constant_values=NOWHERE) for row in rows]
+    found: Logits = np.concatenate(filled)
+    return found

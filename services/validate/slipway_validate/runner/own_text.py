@@ -17,8 +17,7 @@ from slipway.files.json_documents import LARGEST_LIST, read_json
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import Comparison
 from slipway.validation.findings import AdapterEvidence
-from slipway_validate.cases import family_named
-from slipway_validate.lengths import longest_text
+from slipway_validate.cases import family_named, longest_text
 from slipway_validate.numerics import Ints, Logits, finite, perplexity_of, window_losses
 from slipway_validate.protocol.messages import RunSpec, TokenizeSpec
 from slipway_validate.runner.collect import Collector

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
-import transformers.modeling_utils  # every model needs it, and its libraries: imported with them, not in the time of loading
+import transformers.modeling_utils
 
 from slipway.errors import CheckpointValidationError
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import DECODER, Comparison, Family, auto_model
-from slipway.model.generation.settings import token_of
+from slipway.model.generation import token_of
 from slipway.model.model_facts import CannotBuildError, check_loadable, configuration_of
 from slipway.model.pytorch.wide_layers import widen_while_computing
-from slipway.model.sentences.files import UnknownPoolingError, read_pooling
-from slipway.model.sentences.pooling import Pooling, pool
-from slipway.model.trained.trained_model import TrainedModel
+from slipway.model.sentences import Pooling, UnknownPoolingError, pool, read_pooling
+from slipway.model.trained import TrainedModel
 from slipway.validation.speed import Engine
 from slipway_validate.folders import stored_dtype
 from slipway_validate.numerics import Logits
 from slipway_validate.runner.model import Bounds, Past, Step, Unusable, known_family
-from slipway_validate.runner.pytorch.calls import choose_call
 
 LIMITS_OF_LENGTH = ("max_target_positions", "max_position_embeddings")
 """Settings with the largest number of tokens; the decoder's, if the encoder has its own."""
@@ -150,3 +151,78 @@ def from_pretrained(folder: Path, *, dtype: Any, trained: TrainedModel | None = 
     ) as error:  # fmt: skip
         raise Unusable(f"transformers cannot load {folder.name!r}: {type(error).__name__}: {error}") from error
     return module, family
+
+
+Call = Callable[[Any, Step], tuple[torch.Tensor, Past]]
+"""Function from the module and one step to the results and the cache for the next step."""
+
+
+def _next_tokens(module: Any, step: Step, *, positions: bool) -> tuple[torch.Tensor, Past]:
+    inputs = _text(step)
+    if positions:
+        inputs["position_ids"] = _tensor(step.position_ids)
+    output = module(**inputs, past_key_values=step.past, use_cache=True)
+    return output.logits, output.past_key_values
+
+
+def _teacher_forced(module: Any, step: Step) -> tuple[torch.Tensor, Past]:
+    """Run the encoder in the first step, by itself as generating does; later steps reuse its output."""
+    source = step.source
+    assert source is not None
+    masked = {} if source.mask is None else {"attention_mask": _tensor(source.mask)}
+    if step.past is None:
+        values = _tensor(source.values)
+        values = values.to(module.dtype) if values.is_floating_point() else values
+        encoded, cache = module.get_encoder()(**{module.main_input_name: values}, **masked, return_dict=True), None
+    else:
+        encoded, cache = step.past
+    inputs = {"encoder_outputs": encoded, "decoder_input_ids": _tensor(step.input_ids), **masked}
+    output = module(**inputs, past_key_values=cache, use_cache=True)
+    return output.logits, (encoded, output.past_key_values)
+
+
+def _classes(module: Any, step: Step) -> tuple[torch.Tensor, Past]:
+    """Return classes (B, 1, C) of a whole text or (B, S, C) of its tokens; for several labels at once (B, C, 2), yes and no."""
+    logits = module(**_text(step)).logits
+    if module.config.problem_type == "multi_label_classification":
+        logits = logits.flatten(1)
+        return torch.stack([logits, torch.zeros_like(logits)], dim=-1), None
+    return logits if logits.ndim == 3 else logits[:, None], None
+
+
+def _spans(module: Any, step: Step) -> tuple[torch.Tensor, Past]:
+    """Return the logits of the answer's start and end: (B, 2, S)."""
+    output = module(**_text(step))
+    return torch.stack([output.start_logits, output.end_logits], dim=1), None
+
+
+def _masked_tokens(module: Any, step: Step) -> tuple[torch.Tensor, Past]:
+    return module(**_text(step)).logits, None
+
+
+def _embeddings(module: Any, step: Step) -> tuple[torch.Tensor, Past]:
+    return module(**_text(step)).last_hidden_state, None
+
+
+_CALLS: Mapping[Comparison, Call] = {
+    Comparison.TEACHER_FORCED: _teacher_forced,
+    Comparison.CLASSES: _classes,
+    Comparison.SPANS: _spans,
+    Comparison.MASKED_TOKENS: _masked_tokens,
+    Comparison.EMBEDDINGS: _embeddings,
+}
+
+
+def choose_call(comparison: Comparison, module: Any) -> Call:
+    """Choose the call for a kind of comparison; a decoder gets positions if its forward accepts them."""
+    if comparison is Comparison.NEXT_TOKEN:
+        return partial(_next_tokens, positions="position_ids" in inspect.signature(module.forward).parameters)
+    return _CALLS[comparison]
+
+
+def _text(step: Step) -> dict[str, torch.Tensor]:
+    return {"input_ids": _tensor(step.input_ids), "attention_mask": _tensor(step.attention_mask)}
+
+
+def _tensor(values: Any) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values))

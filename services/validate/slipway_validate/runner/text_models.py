@@ -13,7 +13,7 @@ import numpy as np
 
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import Comparison, Family
-from slipway.model.sentences.pooling import SENTENCE_EMBEDDING
+from slipway.model.sentences import SENTENCE_EMBEDDING
 from slipway_validate.numerics import Logits
 from slipway_validate.runner.model import LanguageModel, NotRunnable, Past, Step, class_results
 

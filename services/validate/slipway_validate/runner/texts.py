@@ -7,12 +7,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
+
 from slipway.model.chat_templates import ChatTemplates, EndlessTemplateError, TemplateError
 from slipway.texts import shortened
-from slipway.validation.hard_texts import CONVERSATIONS, TEXTS
-from slipway.validation.texts import TextComparison, TextKind
+from slipway.validation.texts import CONVERSATIONS, TEXTS, TextComparison, TextKind
 from slipway_validate.protocol.messages import TextSpec
-from slipway_validate.protocol.texts import Conversation, ReadText, ReadTexts
 from slipway_validate.runner.model import LanguageModel, Unusable
 from slipway_validate.runner.sampling.windows import trained_tokenizer
 
@@ -121,3 +121,45 @@ def _prompts_shown(conversation: Conversation, found: str | None) -> str:
     )
     ours, theirs = (repr(text[max(0, place - 20) : place + 60]) for text in (found, conversation.prompt))
     return f"{conversation.name}: {ours} instead of {theirs}"
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ReadText(_Message):
+    """A text and its tokens, with those that the tokenizer puts around it."""
+
+    kind: TextKind
+    text: str
+    ids: tuple[int, ...]
+
+
+class Conversation(_Message):
+    """A conversation, and the prompt that the chat template makes of it.
+
+    Attributes:
+        name: What it has, in words.
+        messages: Its messages.
+        tools: Tools that are offered.
+        prompt: The prompt, which ends where the model's answer begins.
+    """
+
+    name: str
+    messages: tuple[dict[str, Any], ...]
+    tools: tuple[dict[str, Any], ...] = ()
+    prompt: str
+
+
+class ReadTexts(_Message):
+    """What transformers reads.
+
+    Attributes:
+        texts: Hard texts.
+        conversations: Conversations that the chat template takes; none without a template.
+        begin: Text of the token that begins each text, which a runtime may put there itself.
+    """
+
+    texts: tuple[ReadText, ...]
+    conversations: tuple[Conversation, ...] = ()
+    begin: str = ""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import platform
+
+from slipway.machine.cgroup import ControlGroup, machine_memory, usable_cores
+from slipway.machine.processor import processor_name
 from slipway.stage import Context
 from slipway.validation.findings import OutputValidation, ValidationReport
-from slipway.validation.speed import Ratio
+from slipway.validation.speed import Machine, Ratio
 
 LEAST = 0.9
 """Share of the original's speed below which a quantized output is slower: rounds of the same model differ by less."""
@@ -49,3 +53,15 @@ def _finding(output: OutputValidation, original: OutputValidation) -> str:
 def _share(own: Ratio | None, original: Ratio | None) -> float | None:
     known = own is not None and original is not None and own.stable and original.stable and original.median > 0
     return own.median / original.median if known and own is not None and original is not None else None
+
+
+def this_machine() -> Machine:
+    """Return what this process may use of the machine."""
+    group = ControlGroup()
+    limited, memory = group.memory(), machine_memory().total_bytes
+    return Machine(
+        processor=processor_name() or "unknown CPU",
+        cores=usable_cores(group),
+        memory_bytes=memory if limited is None else min(memory, limited.limit_bytes),
+        platform=f"{platform.system()} {platform.machine()}",
+    )

@@ -46,8 +46,8 @@ def recommend(  # noqa: PLR0917 - typer calls it by name
     from dataclasses import asdict
 
     from slipway.advice.candidates import recommend as candidates_for
+    from slipway.advice.candidates import settings_for
     from slipway.advice.measured import read_measured
-    from slipway.advice.settings import settings_for
     from slipway.advice.subject import Subject
     from slipway.cli.advice.view import advice_view
     from slipway.cli.terminal.console import print_json, show

@@ -47,8 +47,7 @@ def convert(  # noqa: PLR0917 - typer calls it by name
 
     install = stage_extra(stage_of(Role.CONVERSION).params.__module__)
     require("worker", what="slipway convert", install=install)
-    from slipway.cli.conversion.converting import convert_weights
-    from slipway.cli.conversion.view import conversion_table
+    from slipway.cli.conversion.converting import conversion_table, convert_weights
     from slipway.cli.terminal.console import print_json, show
     from slipway.reasons import REASONS
 

@@ -127,7 +127,7 @@ def export(  # noqa: PLR0917 - typer calls it by name
 
         code = show_plan(loaded, settings, as_json=as_json)
     else:
-        from slipway.cli.export.running import run_export
+        from slipway.cli.export.job import run_export
 
         code = run_export(
             loaded,

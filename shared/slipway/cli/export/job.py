@@ -17,15 +17,20 @@ import pydantic
 from slipway.artifacts import Artifacts
 from slipway.cli.connection import artifacts_at
 from slipway.cli.export.preparing import Prepared, prepare_sources
-from slipway.cli.progress.display import Display
+from slipway.cli.export.summary import summary
+from slipway.cli.progress.display import Display, showing
+from slipway.cli.progress.forms import ProgressForm
+from slipway.cli.terminal.console import print_json, show
 from slipway.configuration import ExportConfiguration, LoadedConfiguration, render_name
+from slipway.distribution.extras import require
 from slipway.errors import ArtifactError, ModelExportError
 from slipway.export_sources.found import Sources
 from slipway.export_sources.naming import sources_to_import
-from slipway.observability.telemetry import span
+from slipway.observability.telemetry import span, tracing
 from slipway.planning.plan import plan
 from slipway.planning.preflight import Verdict, preflight
 from slipway.planning.references import VALIDATION
+from slipway.reasons import REASONS
 from slipway.results.delivery import check_target, deliver, lineage
 from slipway.results.outcome import delivered_formats, export_id, export_result
 from slipway.results.report import main_file, write_report
@@ -38,6 +43,7 @@ from slipway_protos.v1 import export_pb2 as pb
 
 if TYPE_CHECKING:
     from slipway.client import Client
+
 
 _log = logging.getLogger("slipway.export")
 _LOST = ("ARTIFACT_NOT_FOUND", "ARTIFACT_CORRUPT")
@@ -256,3 +262,32 @@ def _validation(export: pb.Export, store: Artifacts) -> ValidationReport | None:
                 reason="ARTIFACT_INVALID",
                 remedy="use a new SLIPWAY_HOME, or remove it from the store: slipway cache gc --older-than 0s",
             ) from error
+
+
+def run_export(
+    loaded: LoadedConfiguration,
+    settings: Settings,
+    *,
+    as_json: bool,
+    progress: ProgressForm,
+    bring_sources: bool,
+    request_id: str,
+) -> int:
+    """Run the export, print its result, and return the exit code."""
+    if not settings.coordinator:
+        require(
+            *("coordinator", "worker", "report"),
+            what="slipway export without a coordinator",
+            install="all",
+            otherwise="name a coordinator: --coordinator HOST:PORT",
+        )
+    level = loaded.configuration.log.level
+    with tracing(settings), showing(progress, level=level, resuming=True) as display:
+        result = ExportJob(loaded, settings, display, bring_sources=bring_sources, request_id=request_id).run()
+    if as_json:
+        print_json(result.model_dump(mode="json"))
+    else:
+        show(summary(result))
+    if result.success:
+        return 0
+    return REASONS[result.reason].category.exit_code if result.reason in REASONS else 1

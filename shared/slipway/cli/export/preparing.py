@@ -13,8 +13,8 @@ from slipway.configuration import LoadedConfiguration
 from slipway.embedded.identity import export_identity
 from slipway.export_sources.brought import find_brought
 from slipway.export_sources.found import Sources, find_sources
+from slipway.export_sources.naming import title
 from slipway.export_sources.storing import reading, store_files
-from slipway.export_sources.titles import title
 from slipway.sources import SourceFolders
 
 _log = logging.getLogger("slipway.export")

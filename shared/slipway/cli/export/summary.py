@@ -5,19 +5,72 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from slipway.cli.export import measured
 from slipway.cli.terminal.columns import Column, FittedTable, Prose
 from slipway.cli.terminal.console import unbroken
+from slipway.results.report import figures
 from slipway.results.report.figures import MISSING
 from slipway.results.result import ExportResult, FailedFormat, FormatResult
 from slipway.sizes import format_size
+
+COLUMNS = (
+    Column("KL", rank=4, right=True),
+    Column("top-1", rank=5, right=True),
+    Column("prefill", rank=7, right=True),
+    Column("decode", rank=6, right=True),
+    Column("memory", rank=8, right=True),
+)
+
+_STYLES = {
+    "passed": "green",
+    "failed": "red",
+    "not_run": "yellow",
+    "not_validated": "dim",
+    "skipped": "red",
+    "cancelled": "yellow",
+}
+
+
+def cells(entry: FormatResult) -> tuple[str, ...]:
+    """Return one cell for each of the columns."""
+    memory = entry.memory_usage_mb
+    return (
+        _distance(entry),
+        _agreement(entry),
+        figures.prompt_speed(entry),
+        figures.generation_speed(entry),
+        figures.MISSING if memory is None else format_size(1e6 * memory),
+    )
+
+
+def _distance(entry: FormatResult) -> str:
+    """Format the KL; for values, which have no KL, the relative error with its name."""
+    if entry.relative_error is not None:
+        return f"{entry.relative_error:.1e} relative error"
+    return shown(entry.mean_kl, "{:.1e}")
+
+
+def _agreement(entry: FormatResult) -> str:
+    if entry.cosine_distance is not None:
+        return f"{entry.cosine_distance:.1e} cosine distance"
+    return shown(None if entry.top1_agreement is None else 100 * entry.top1_agreement, "{:.1f} %")
+
+
+def state(name: str) -> Text:
+    """Format the state of an output in its colour."""
+    return Text(name.replace("_", " "), style=_STYLES.get(name, ""))
+
+
+def shown(value: float | None, form: str) -> str:
+    """Format a figure, or write a dash for a missing one."""
+    return figures.MISSING if value is None else form.format(value)
+
 
 _COLUMNS = (
     Column("format", style="bold"),
     Column("state"),
     Column("size", rank=1, right=True),
     Column("smaller by", rank=3, right=True),
-    *measured.COLUMNS,
+    *COLUMNS,
     Column("merged", rank=9, right=True),
 )
 _REASON = Column("reason", rank=2)
@@ -87,14 +140,14 @@ def _reason(result: ExportResult, name: str) -> str:
 
 
 def _missing(failed: FailedFormat) -> tuple[RenderableType, ...]:
-    return (measured.state(failed.state), *[MISSING] * (len(_COLUMNS) - 2))
+    return (state(failed.state), *[MISSING] * (len(_COLUMNS) - 2))
 
 
 def _figures(result: ExportResult, entry: FormatResult) -> tuple[RenderableType, ...]:
     return (
-        measured.state(entry.status),
+        state(entry.status),
         format_size(entry.size_bytes),
-        measured.shown(entry.reduction_percent, "{:.0f} %"),
-        *measured.cells(entry),
+        shown(entry.reduction_percent, "{:.0f} %"),
+        *cells(entry),
         format_size(result.original_size_bytes) if result.original_size_bytes else MISSING,
     )

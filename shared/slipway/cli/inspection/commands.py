@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from slipway.cli.connection import artifacts_at, connection_of
-from slipway.cli.options import Debug, Json, examples
+from slipway.cli.options import Debug, Json, examples, finite
+
+if TYPE_CHECKING:
+    from slipway.model.activations.contract import ActivationContract
+
 
 DOCTOR_EXAMPLES = examples("slipway doctor", "slipway doctor --json")
 CHECKPOINTS_EXAMPLES = examples(
@@ -19,7 +24,7 @@ def doctor(as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001
     """Say what can run on this machine, with which versions, and what is missing for the rest."""
     import os
 
-    from slipway.cli.inspection.doctor_view import doctor_tables
+    from slipway.cli.inspection.views import doctor_tables
     from slipway.cli.terminal.console import print_json, show
     from slipway.machine.doctor import examine
     from slipway.settings import Settings
@@ -42,7 +47,7 @@ def checkpoints(
     """List the checkpoints of a training run, newest first, and say which can be used."""
     import contextlib
 
-    from slipway.cli.inspection.checkpoints_view import checkpoints_table
+    from slipway.cli.inspection.views import checkpoints_table
     from slipway.cli.terminal.console import print_json, show
     from slipway.errors import ModelExportError
     from slipway.model.runs.checkpoints import list_checkpoints, no_checkpoint
@@ -73,3 +78,71 @@ def checkpoints(
         print_json(document)
     else:
         show(table)
+
+
+INSPECT_EXAMPLES = examples(
+    "slipway inspect exported/qwen3/FORMAT", "slipway inspect GRAPH --contract activations.json --json"
+)
+_SECONDS = 300.0
+
+
+def inspect(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="File of a graph, or a folder of graphs.")],
+    contract: Annotated[
+        Path | None,
+        typer.Option(
+            "--contract", metavar="FILE", help="Contract to compare with; by default activations.json beside the graph."
+        ),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=1, max=86_400, callback=finite, help="Longest run, in seconds.")
+    ] = _SECONDS,
+    as_json: Json = False,
+    debug: Debug = False,  # noqa: ARG001 - read by the boundary
+) -> None:
+    """Run a graph once on dummy input; show its inputs and outputs, and compare them with its contract of activations.
+
+    Exit codes: 4 the contract is broken · 6 the graph was not run · 3 the file is not a valid graph or contract.
+    """
+    from slipway.cli.inspection.inspecting import inspect_graphs
+    from slipway.cli.inspection.views import graph_tables
+    from slipway.cli.terminal.console import answers, print_json, show
+    from slipway.reasons import REASONS
+
+    agreed = _contract(model, contract)
+    found = inspect_graphs(model, timeout=timeout)
+    breaches: list[str] = []
+    if agreed is not None:
+        pairs = [
+            (graph, part)
+            for part in agreed.graphs
+            for graph in found.graphs
+            if graph.file == part.file or (model.is_file() and not agreed.further)
+        ]
+        breaches = [text for graph, part in pairs for text in graph.breaches(part)]
+        lacking = [part.file for part in agreed.graphs if part not in [one for _, one in pairs]]
+        if lacking and (model.is_dir() or not pairs):
+            breaches.append(f"there is no {lacking[0]}, which the contract describes")
+    reason = "CONTRACT_BROKEN" if breaches else "" if all(graph.ran for graph in found.graphs) else "GRAPH_NOT_RUN"
+    compared = "none" if agreed is None else "broken" if breaches else "not run" if reason else "kept"
+    if as_json:
+        document = {"contract": compared, "breaches": breaches, "reason": reason}
+        print_json({**found.model_dump(mode="json"), **document})
+    else:
+        for graph in found.graphs:
+            show(*graph_tables(graph))
+        for text in breaches:
+            answers.print(text, soft_wrap=True, highlight=False, style="red")
+        answers.print(f"contract: {compared}" if agreed else "no contract beside the graph", highlight=False)
+    if reason:
+        raise typer.Exit(REASONS[reason].category.exit_code)
+
+
+def _contract(model: Path, given: Path | None) -> ActivationContract | None:
+    """Read the contract; None if none is given and none lies beside the graph."""
+    import os
+
+    from slipway.model.activations.contract import CONTRACT, read_contract
+
+    path = given or (model if model.is_dir() else model.parent) / CONTRACT
+    return read_contract(path) if given is not None or os.path.lexists(path) else None

@@ -15,8 +15,7 @@ from rich.text import Text
 
 from slipway.cli.progress.forms import ProgressForm
 from slipway.cli.progress.lines import JsonLines, PlainLines
-from slipway.cli.progress.overall import Overall
-from slipway.cli.progress.rows import Rows
+from slipway.cli.progress.rows import Overall, Rows
 from slipway.cli.progress.table import progress_table
 from slipway.cli.terminal.console import errors
 from slipway.observability.logs import command_logs, json_handler, plain_handler, terminal_handler

@@ -6,8 +6,7 @@ import logging
 import time
 from typing import Any, TextIO
 
-from slipway.cli.progress.overall import Overall
-from slipway.cli.progress.rows import Row
+from slipway.cli.progress.rows import Overall, Row
 from slipway.cli.progress.table import amount, speed
 from slipway.cli.terminal.console import duration
 from slipway.observability.logs import JsonFormatter, PlainFormatter

@@ -6,7 +6,7 @@ from typing import Self
 
 from slipway.cli.progress.display import Display
 from slipway.errors import Failure, ModelExportError
-from slipway.rpc.stage_events import log_line, progress_message
+from slipway.rpc.stage_messages import log_line, progress_message
 from slipway.rpc.statuses import status_of
 from slipway.stage import Progress
 from slipway_protos.v1 import export_pb2 as pb

@@ -6,8 +6,7 @@ from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from slipway.cli.progress.overall import Overall
-from slipway.cli.progress.rows import Row, Rows
+from slipway.cli.progress.rows import Overall, Row, Rows
 from slipway.cli.terminal.columns import Column, FittedTable
 from slipway.cli.terminal.console import duration
 from slipway.sizes import format_size

@@ -60,10 +60,9 @@ def submit(  # noqa: PLR0917 - typer calls it by name
 ) -> None:
     """Create an export at a coordinator and return at once."""
     from slipway.cli.export.command import load_configuration
-    from slipway.cli.export.next_commands import submitted_commands
     from slipway.cli.export.preparing import prepare_sources
     from slipway.cli.progress.display import showing
-    from slipway.cli.remote.view import print_export
+    from slipway.cli.remote.view import print_export, submitted_commands
     from slipway.export_sources.naming import sources_to_import
     from slipway.sources import SourceFolders
 
@@ -104,8 +103,7 @@ def submit(  # noqa: PLR0917 - typer calls it by name
 
 def get(ctx: typer.Context, export: Name, as_json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001
     """Show one export of a coordinator or of this machine, and how to fetch its outputs."""
-    from slipway.cli.export.next_commands import fetch_commands
-    from slipway.cli.remote.view import print_export
+    from slipway.cli.remote.view import fetch_commands, print_export
 
     connection = connection_of(ctx)
     state = ""
@@ -151,8 +149,7 @@ def watch(
     debug: Debug = False,  # noqa: ARG001 - read by the boundary
 ) -> None:
     """Follow an export to its end; Ctrl-C only stops watching."""
-    from slipway.cli.export.next_commands import fetch_commands
-    from slipway.cli.remote.view import exit_code_of, follow, print_export
+    from slipway.cli.remote.view import exit_code_of, fetch_commands, follow, print_export
 
     connection = connection_of(ctx)
     with connection.client() as client:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.json_format import MessageToDict
@@ -16,13 +18,13 @@ from slipway.cli.progress.table import progress_table
 from slipway.cli.terminal.columns import Column, FittedTable, Prose
 from slipway.cli.terminal.console import errors, print_json, show, unbroken
 from slipway.client import Client
-from slipway.export_sources.titles import title
-from slipway.results.outcome import recorded_failure
+from slipway.export_sources.naming import title
+from slipway.results.outcome import delivered_formats, recorded_failure
 from slipway.rpc.state_names import ENDED, export_state
 from slipway_protos.v1 import export_pb2 as pb
 
 if TYPE_CHECKING:
-    from slipway.embedded.local_exports import LocalExport  # needs the coordinator's libraries
+    from slipway.embedded.local_exports import LocalExport
 
 
 def print_export(
@@ -127,3 +129,43 @@ def _local_document(export: LocalExport) -> dict[str, Any]:
     message = _document(export.message) if export.message else {"name": export.id}
     more = {"folder": str(export.folder), "local_state": export.state}
     return message | more | ({"problem": export.problem} if export.problem else {})
+
+
+def fetch_commands(export: pb.Export, connection: Sequence[str]) -> dict[str, str]:
+    """Return a command to fetch each available format, by its purpose.
+
+    Args:
+        export: The export.
+        connection: Options for the same coordinator; empty for an export of this machine.
+    """
+    return {
+        f"fetch {name}": shlex.join(["slipway", "pull", digest, name, *connection])
+        for name, digest in delivered_formats(export).items()
+    }
+
+
+def submitted_commands(
+    export: pb.Export,
+    connection: Sequence[str],
+    *,
+    run: str | None,
+    config: Path | None,
+    given: Sequence[tuple[str, str | None]],
+) -> dict[str, str]:
+    """Return commands to follow a new export and to fetch its results, by their purpose.
+
+    Args:
+        export: The export.
+        connection: Options for the same coordinator.
+        run: Its run, if that was an argument.
+        config: Its YAML file.
+        given: Other options, each with its flag; None if not given.
+    """
+    words = [run] if run else []
+    words += ["-c", str(config)] if config else []
+    words += [word for flag, value in given if value is not None for word in (flag, value)]
+    name = export.name.rpartition("/")[2]
+    return {
+        "follow it": shlex.join(["slipway", "watch", name, *connection]),
+        "fetch its results with the report, when it is done": shlex.join(["slipway", "export", *words, *connection]),
+    }

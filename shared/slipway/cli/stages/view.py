@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 
-from slipway.cli.export import measured
+from slipway.cli.export import summary
 from slipway.cli.terminal.columns import Column, FittedTable, Prose
 from slipway.results.outcome import format_result
 from slipway.validation.findings import FILE_NAME, ValidationReport
@@ -16,7 +16,7 @@ _COLUMNS = (
     Column("output", style="bold"),
     Column("validation"),
     Column("perplexity", rank=5, right=True),
-    *measured.COLUMNS,
+    *summary.COLUMNS,
 )
 
 
@@ -32,8 +32,8 @@ def figures(report: ValidationReport) -> RenderableType:
     table = FittedTable(*_COLUMNS)
     for output in report.outputs:
         entry = format_result(size_bytes=output.size_bytes, found=output)
-        perplexity = measured.shown(output.perplexity, "{:.2f}")
-        table.add_row(output.name, measured.state(entry.status), perplexity, *measured.cells(entry))
+        perplexity = summary.shown(output.perplexity, "{:.2f}")
+        table.add_row(output.name, summary.state(entry.status), perplexity, *summary.cells(entry))
     reasons = [
         Prose(f"{output.name}: ", "bold", said)
         for output in report.outputs

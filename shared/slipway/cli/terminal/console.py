@@ -15,7 +15,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from slipway.cli.terminal.encoding import is_utf8
+from slipway.cli.terminal.streams import is_utf8
 from slipway.redaction import redact
 from slipway.texts import escaped_json, printable
 

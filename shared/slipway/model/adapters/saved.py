@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipway.errors import AdapterExportError
+from slipway.errors import AdapterExportError, CheckpointValidationError
 from slipway.model.adapters.adapter_config import AdapterConfig, parse_adapter_config
 from slipway.model.adapters.pairs import EMBEDDING_PAIR, Pair, broken, make_pair, pair_name, unwrapped
 from slipway.model.model_files import ADAPTER_PREFIX, ADAPTER_WEIGHTS
@@ -91,3 +91,27 @@ def read_saved(folder: Path) -> Saved:
     if len(names) > 1:
         raise broken(f"it holds several adapters ({', '.join(sorted(names))}); save the one to deliver alone", key="")
     return Saved(folder, raw, halves, others)
+
+
+_ANY = frozenset(
+    (
+        *("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision", "task_type"),
+        *("alpha_pattern", "layers_pattern", "layers_to_transform", "lora_alpha", "lora_dropout", "r", "rank_pattern"),
+        *("exclude_modules", "fan_in_fan_out", "megatron_core", "qalora_group_size", "target_modules", "use_rslora"),
+    )
+)
+"""Settings of plain LoRA, with any value."""
+_FIXED = {"peft_type": ("LORA",), "bias": ("none",), "init_lora_weights": (True, False, "gaussian")}
+"""Settings that only these values make plain LoRA."""
+
+
+def is_plain_lora(adapter: Path) -> bool:
+    """Return whether an adapter only adds products of two factors: it saves no weights of the base, and reads none.
+
+    A setting that is not known here, and is set, makes it another kind.
+    """
+    try:
+        config = read_adapter_config(adapter)
+    except (CheckpointValidationError, OSError):  # loading it will report the error
+        return False
+    return all(value in _FIXED[name] if name in _FIXED else name in _ANY or not value for name, value in config.items())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from slipway.model.families import ENCODER_DECODER, FEATURE_EXTRACTION, SEQUENCE_CLASSIFIER, SPEECH, Family
-from slipway.model.generation.settings import token_of
+from slipway.model.generation import token_of
 
 if TYPE_CHECKING:
     from torch import Tensor

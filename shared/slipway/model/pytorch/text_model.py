@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.pytorch_utils import Conv1D
 
 from slipway.distribution.installed import installed_version
 from slipway.errors import CheckpointValidationError, FormatExportError
@@ -19,8 +20,7 @@ from slipway.model.families import Family, auto_model
 from slipway.model.folder import ModelFolder
 from slipway.model.model_facts import CannotBuildError, check_loadable, most_tokens
 from slipway.model.model_files import CONFIG, copy_companions
-from slipway.model.sentences.files import UnknownPoolingError, read_pooling
-from slipway.model.sentences.pooling import Pooling
+from slipway.model.sentences import Pooling, UnknownPoolingError, pool, read_pooling
 from slipway.stage import Context
 
 _LONGEST_MESSAGE = 500
@@ -202,3 +202,43 @@ def describe_program(
     described = {**facts, "libraries": {name: installed_version(name) for name in libraries}}
     (target / description).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
     ctx.record(**described)
+
+
+class TextReader(torch.nn.Module):
+    """A model of a text: ``forward(tokens, mask)``, and the tokens' types if the model has several."""
+
+    def __init__(self, model: Any, family: Family, pooling: Pooling | None) -> None:
+        super().__init__()
+        self.model, self._outputs, self._pooling = model, family.outputs, pooling
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, ...]:
+        """Return the outputs of the family, and then the sentence embedding if the model has one. All inputs: (1, S)."""
+        types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+        found = self.model(input_ids=input_ids, attention_mask=attention_mask, **types)
+        results = tuple(getattr(found, name) for name in self._outputs)
+        if self._pooling is None:
+            return results
+        return (*results, pool(results[0], attention_mask, self._pooling))
+
+
+def has_token_types(config: Any) -> bool:
+    """Return whether the model tells texts of a pair apart."""
+    return (getattr(config, "type_vocab_size", 0) or 0) > 1
+
+
+def use_linear_layers(model: Any) -> None:
+    """Replace GPT-2's layers, which store (in, out), by linear ones, which store (out, in)."""
+    for parent in list(model.modules()):
+        for name, layer in list(parent.named_children()):
+            if isinstance(layer, Conv1D):
+                setattr(parent, name, _as_linear(layer))
+
+
+def _as_linear(layer: Any) -> torch.nn.Linear:
+    given, made = layer.weight.shape
+    linear = torch.nn.Linear(given, made, device="meta")
+    linear.weight = torch.nn.Parameter(layer.weight.t().contiguous(), requires_grad=False)
+    linear.bias = layer.bias
+    return linear

@@ -20,7 +20,7 @@ from slipway.counts import counted
 from slipway.errors import ArtifactError, CheckpointValidationError
 from slipway.files.json_documents import check_texts, read_json
 from slipway.files.links import file_in, files_in
-from slipway.files.user_paths import user_path
+from slipway.files.local_folders import user_path
 from slipway.model.config.limits import adapter_excess
 from slipway.model.model_files import (
     ADAPTER_CONFIG,

@@ -17,7 +17,7 @@ from slipway.formats.registry import formats, is_adapter_alone, split_output, tr
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import DECODER, FEATURE_EXTRACTION, Family
 from slipway.model.model_files import has_chat_template
-from slipway.model.sentences.files import UnknownPoolingError, is_sentence_encoder, read_pooling
+from slipway.model.sentences import UnknownPoolingError, is_sentence_encoder, read_pooling
 from slipway.results.report.document import Report
 from slipway.results.report.environment import markdown_code, markdown_environment
 from slipway.results.report.evaluation import model_index, rows, sign_off

@@ -9,14 +9,13 @@ from typing import Any
 from markupsafe import Markup
 
 from slipway.results.report import figures
-from slipway.results.report.calibration import calibration_profile
 from slipway.results.report.compared import compared
 from slipway.results.report.curves import curve_chart, divergence_by_position, memory_over_time
 from slipway.results.report.document import Report
 from slipway.results.report.environment import html_environment
-from slipway.results.report.graphs import optimizations
 from slipway.results.report.plots import Bar, Chart, bar_chart
 from slipway.results.report.survival import survival_charts, worst_modules
+from slipway.results.report.task_facts import calibration_profile, optimizations
 from slipway.results.result import AttemptResult
 from slipway.validation.comparisons import Check
 from slipway.validation.findings import OutputStatus, OutputValidation

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from slipway.configuration.calibration import SAMPLE_OF_RUN
 from slipway.sample.adapter import train_adapter
 from slipway.sample.base import perplexity
+from slipway.sample.corpus import topics
 from slipway.sample.publishing import CONFIGURATION, HELDOUT, SampleSummary, made_once, write_text
-from slipway.sample.real.base import write_base
-from slipway.sample.real.conversations import Conversation, conversations, rendered, samples
 from slipway.sample.real.off_grid import move_off_grid
 from slipway.sample.real.packages import unpack
 from slipway.sample.real.recipe import GGUF_FILE, PACKAGE, RealRecipe
-from slipway.sample.surroundings import deterministic, quiet_and_offline, training_threads
-from slipway.sample.training import Measured
+from slipway.sample.training import Measured, deterministic, quiet_and_offline, training_threads
 from slipway.stage import Progress
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 
 RUN = "run"
 
@@ -145,3 +151,67 @@ def _write_texts(scratch: Path, base: Path, training: Sequence[Conversation], he
     for number, text in enumerate(rendered(AutoTokenizer.from_pretrained(base, trust_remote_code=False), heldout)):
         write_text(scratch / HELDOUT / f"{number:02}.txt", text)
     write_text(scratch / CONFIGURATION, _EXPORT_YAML.replace("RUN", RUN).replace("BASE", base.name))
+
+
+def write_base(gguf: Path, folder: Path) -> None:
+    """Write the Llama in a GGUF file as a folder of safetensors.
+
+    Raises:
+        OSError: The file cannot be read, or the folder not written.
+    """
+    import torch
+    from transformers import AutoTokenizer, LlamaForCausalLM
+
+    # transformers prints a bar of its own while it dequantizes.
+    with contextlib.redirect_stderr(io.StringIO()):
+        read = LlamaForCausalLM.from_pretrained(
+            gguf.parent, gguf_file=gguf.name, dtype=torch.float32, trust_remote_code=False
+        )
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
+    config = read.config
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config  # with it, transformers refuses to save
+    plain = LlamaForCausalLM(config).to(torch.bfloat16)
+    plain.load_state_dict(read.state_dict())
+    plain.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+Conversation = list[dict[str, str]]
+
+_SHORTEST, _LONGEST = 200, 1200
+"""Characters of an answer; shorter topics are left out, longer ones cut."""
+_UNLEARNED = -100
+"""Label of a position that the loss leaves out."""
+
+
+def conversations(*, heldout: int, seed: int) -> tuple[list[Conversation], list[Conversation]]:
+    """Return conversations to train on and conversations to judge by, shuffled by ``seed``.
+
+    Raises:
+        ModelExportError: ``FILE_ERROR``: this Python has no documentation.
+    """
+    found: list[Conversation] = []
+    for topic, text in sorted(topics().items()):
+        answer = " ".join(text.split())
+        if len(answer) >= _SHORTEST:
+            question = {"role": "user", "content": f"Explain the Python topic '{topic}'."}
+            found.append([question, {"role": "assistant", "content": answer[:_LONGEST]}])
+    random.Random(seed).shuffle(found)  # noqa: S311 - an order, not a secret
+    return found[:-heldout], found[-heldout:]
+
+
+def rendered(tokenizer: PreTrainedTokenizerBase, chosen: Sequence[Conversation]) -> list[str]:
+    """Return conversations as the model's template writes them."""
+    return [str(tokenizer.apply_chat_template(each, tokenize=False)) for each in chosen]
+
+
+def samples(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, window: int) -> list[dict[str, Any]]:
+    """Return texts as samples of one length, cut or padded; padding is not learned."""
+    rows = []
+    for text in texts:
+        row = tokenizer(text, truncation=True, max_length=window, padding="max_length")
+        ids, mask = row["input_ids"], row["attention_mask"]
+        labels = [token if seen else _UNLEARNED for token, seen in zip(ids, mask, strict=True)]
+        rows.append({"input_ids": ids, "attention_mask": mask, "labels": labels})
+    return rows

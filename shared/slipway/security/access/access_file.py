@@ -16,20 +16,21 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from slipway.errors import ConfigurationError, ServiceError
 from slipway.files.yaml_files import LISTS, YamlError, YamlLimitError, load_document
 from slipway.security.access.principals import OWNER, Principal, Role
-from slipway.security.access.tokens import is_hash, matching
-from slipway.security.named_files import described
-from slipway.security.reloading import Reloaded
+from slipway.security.access.tokens import is_hash, matching, new_token, token_hash
+from slipway.security.reloading import Reloaded, described
 from slipway.texts import hidden_character
 
 _PROJECT = re.compile(r"\*|[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
@@ -178,3 +179,34 @@ def _invalid(path: Path, what: str) -> ConfigurationError:
     return ConfigurationError(
         f"{name}: {what}", reason="ACCESS_INVALID", remedy="see docs/security.md", about={"file": name}
     )
+
+
+def issue_token(path: Path, *, name: str, role: str, projects: Sequence[str]) -> dict[str, Any]:
+    """Write a new token into a new file of mode 0600; return its entry of the access file.
+
+    Raises:
+        ConfigurationError: ``ACCESS_INVALID`` for an impossible principal, or a file that cannot be created.
+    """
+    token = new_token()
+    entry = {"name": name, "role": role, "projects": list(projects), "token_sha256": token_hash(token)}
+    try:
+        Entry.model_validate(entry)
+    except ValidationError as error:
+        message = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+        raise ConfigurationError(message, reason="ACCESS_INVALID", about={"name": name}) from None
+    try:
+        # Private from the start, and never overwriting a token in use.
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(token + "\n")
+    except OSError as error:
+        raise ConfigurationError(
+            f"{path}: {error.strerror}", reason="ACCESS_INVALID", remedy="name a new file", about={"file": path}
+        ) from error
+    return {key: value for key, value in entry.items() if value}
+
+
+def as_yaml(entry: dict[str, Any]) -> str:
+    """Return an entry as text for an access file, below ``principals:``."""
+    lines = [f"{key}: {json.dumps(value)}" for key, value in entry.items()]  # JSON is YAML, whatever is in a name
+    return "\n".join(f"  {' ' if number else '-'} {line}" for number, line in enumerate(lines))

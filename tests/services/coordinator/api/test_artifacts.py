@@ -17,7 +17,7 @@ from slipway.client import AsyncClient, Client
 from slipway.client.artifacts import ProjectArtifacts
 from slipway.client.calls import BlockingCalls
 from slipway.errors import ModelExportError
-from slipway_coordinator.transfers.transfers import TransferLimits
+from slipway_coordinator.transfers import TransferLimits
 from slipway_protos.v1 import artifact_pb2 as pb
 from support.coordinators.artifact_places import Place, content, create, listed, some_files, write
 from support.coordinators.harness import CONFIGURATION, wait_for

@@ -22,7 +22,7 @@ from slipway.security.access import audit
 from slipway.security.access.principals import Role
 from slipway.security.access.rules import RULES
 from slipway.settings.security import Security
-from slipway_coordinator.workflow.history import forget_old
+from slipway_coordinator.workflow.periodic import forget_old
 from slipway_protos.v1 import export_pb2 as pb
 from support.commands.cli import run_here
 from support.coordinators.artifact_places import Place

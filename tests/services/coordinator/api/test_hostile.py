@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from slipway.errors import ModelExportError, StageError
-from slipway.execution.memory_curve import MemoryOverTime
+from slipway.execution.memory import MemoryOverTime
 from slipway.planning.plan import plan
 from slipway.rpc.configuration_messages import configuration_message
 from slipway.rpc.statuses import failure_of_status, status_of
@@ -24,7 +24,7 @@ from slipway.rpc.structs import struct_of
 from slipway.stage import MOST_FACTS_BYTES
 from slipway.texts import hidden_character
 from slipway_coordinator.api.export_service import new_record
-from slipway_coordinator.api.reports import completion, worker_report
+from slipway_coordinator.api.worker_service import completion, worker_report
 from slipway_coordinator.model import transitions
 from slipway_coordinator.model.records import TaskRecord
 from slipway_coordinator.model.transitions import Event, EventKind

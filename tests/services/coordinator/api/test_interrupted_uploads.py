@@ -16,7 +16,7 @@ from slipway.artifacts.digests import digest_bytes
 from slipway.client import Client
 from slipway.client.calls import BlockingCalls
 from slipway.rpc.call_ends import failure_of_call
-from slipway_coordinator.transfers.interrupted import InterruptedUploads
+from slipway_coordinator.transfers import InterruptedUploads
 from slipway_protos.v1 import artifact_pb2 as pb
 from support.coordinators.artifact_places import Place, content, create
 from support.coordinators.harness import wait_for

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from slipway_coordinator.api.listing import PAGE_BYTES
+from slipway_coordinator.api.requests import PAGE_BYTES
 from slipway_coordinator.model.records import ExportRecord
 from slipway_coordinator.model.states import ExportState
 from slipway_protos.v1 import artifact_pb2, artifact_pb2_grpc, export_pb2_grpc

@@ -18,7 +18,7 @@ from slipway.client import Client
 from slipway.errors import ModelExportError, ServiceError
 from slipway.rpc.call_ends import failure_of_call
 from slipway.security.turns import Turns
-from slipway_coordinator.transfers.transfers import Pace, TransferLimits, Transfers
+from slipway_coordinator.transfers import Pace, TransferLimits, Transfers
 from slipway_protos.v1 import artifact_pb2 as pb
 from support.coordinators.artifact_places import PEOPLE, Place, content, some_files
 from support.coordinators.harness import wait_for

@@ -21,8 +21,7 @@ from slipway_coordinator.model.transitions import Event, EventKind
 from slipway_coordinator.storage.database import Database
 from slipway_coordinator.storage.inbox import InboxEvent
 from slipway_coordinator.storage.journal import Journal
-from slipway_coordinator.storage.leases import LeaseState
-from slipway_coordinator.storage.ledger import Ledger
+from slipway_coordinator.storage.leases import LeaseState, Ledger
 from support.coordinators.harness import tiny_export, tiny_task
 
 EXPORT = "projects/p/exports/x"

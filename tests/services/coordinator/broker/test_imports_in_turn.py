@@ -18,8 +18,8 @@ from slipway_coordinator.model.offers import Granted, Held, Offer, WorkerReport
 from slipway_coordinator.model.transitions import Event, EventKind
 from slipway_coordinator.storage.database import Database
 from slipway_coordinator.storage.journal import Journal
-from slipway_coordinator.storage.ledger import Ledger
-from slipway_coordinator.workflow.unserved import Unserved
+from slipway_coordinator.storage.leases import Ledger
+from slipway_coordinator.workflow.periodic import Unserved
 from support.coordinators.harness import tiny_export, tiny_task
 from support.harness.unhurried import unhurried
 

@@ -22,7 +22,7 @@ from slipway_coordinator.broker.waiting import Waiting
 from slipway_coordinator.model.offers import Offer
 from slipway_coordinator.model.records import AttemptRecord, ExportRecord, TaskRecord
 from slipway_coordinator.model.states import TaskState
-from slipway_coordinator.workflow.unserved import Unserved
+from slipway_coordinator.workflow.periodic import Unserved
 from slipway_protos.v1 import export_pb2, worker_pb2, worker_pb2_grpc
 from slipway_tensorrt_build.format import builders
 from support.coordinators.harness import STAGE, Harness, states, tiny_export, tiny_task, wait_for

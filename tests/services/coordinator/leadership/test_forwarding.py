@@ -15,10 +15,10 @@ import pytest
 
 from slipway.errors import ServiceError
 from slipway.rpc.serving import SERVER_OPTIONS, listen
-from slipway_coordinator.flags import coordinator_parser
 from slipway_coordinator.leadership import forwarding
 from slipway_coordinator.leadership.forwarding import Forwarder
 from slipway_coordinator.leadership.standby import advertised_address, stand_by
+from slipway_coordinator.service import coordinator_parser
 from support.harness.unhurried import unhurried
 from support.servers.free_ports import free_port
 

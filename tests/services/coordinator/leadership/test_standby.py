@@ -22,8 +22,8 @@ from slipway.configuration import ExportConfiguration
 from slipway.errors import ModelExportError, ServiceError
 from slipway.security.access.tokens import new_token, token_hash
 from slipway.settings.security import Security
-from slipway_coordinator.leadership.advisory_lock import AdvisoryLock
-from slipway_coordinator.migration import migrate
+from slipway_coordinator.leadership.locks import AdvisoryLock
+from slipway_coordinator.main import migrate
 from slipway_coordinator.storage.database import Database
 from slipway_coordinator.storage.database_address import PostgresState, state_at
 from support.commands.cli import SLIPWAY

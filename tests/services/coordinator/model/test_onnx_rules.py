@@ -10,7 +10,7 @@ from slipway_coordinator.model.records import AttemptRecord
 from slipway_coordinator.model.recovery import recover, with_guidance
 from slipway_coordinator.model.rules import Profile, default_rules
 from slipway_coordinator.model.states import TaskState
-from slipway_onnx_export.opsets import ENGINE_OPSETS
+from slipway_onnx_export.params import ENGINE_OPSETS
 from support.coordinators.attempts import chain, failure
 
 

@@ -15,9 +15,8 @@ from slipway.configuration import ExportConfiguration
 from slipway.errors import ModelExportError, ServiceError
 from slipway.rpc.configuration_messages import configuration_message
 from slipway_coordinator.api.export_service import new_record
-from slipway_coordinator.api.listing import page_of
-from slipway_coordinator.leadership.advisory_lock import AdvisoryLock
-from slipway_coordinator.leadership.locks import lock_of
+from slipway_coordinator.api.requests import page_of
+from slipway_coordinator.leadership.locks import AdvisoryLock, lock_of
 from slipway_coordinator.model.records import ExportRecord
 from slipway_coordinator.storage import database as database_module
 from slipway_coordinator.storage.database import Database

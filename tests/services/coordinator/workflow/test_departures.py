@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from slipway.errors import ServiceError
-from slipway_coordinator.workflow.history import forget_old
+from slipway_coordinator.workflow.periodic import forget_old
 from support.coordinators.harness import Harness, state, tiny_export, tiny_task, wait_for
 
 

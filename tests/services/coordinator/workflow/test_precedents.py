@@ -17,8 +17,8 @@ from slipway.artifacts.names import action_name
 from slipway.formats.tasks import PlannedTask
 from slipway.planning.precedents import PRECEDENT, Precedent, precedent_key
 from slipway.rpc.structs import dict_of
-from slipway_coordinator.model.learning import AS_PLANNED, lasting
 from slipway_coordinator.model.records import TaskRecord
+from slipway_coordinator.model.recovery import AS_PLANNED, lasting
 from slipway_coordinator.model.rules import load_rules
 from slipway_coordinator.storage.precedents import Precedents
 from slipway_protos.v1 import export_pb2

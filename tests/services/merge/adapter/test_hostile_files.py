@@ -15,8 +15,8 @@ from slipway.errors import ModelExportError
 from slipway.model.adapters.adapter_config import parse_adapter_config
 from slipway.model.configuration import ModelConfig
 from slipway_merge.adapter.adapter import read_adapter
-from slipway_merge.adapter.names import fit_names
-from slipway_merge.plan.vocabulary import check_vocabulary, highest_token_id
+from slipway_merge.adapter.naming import fit_names
+from slipway_merge.plan.embeddings import check_vocabulary, highest_token_id
 from support.hostile.json_grammar import answer, documents
 
 CONFIG = {

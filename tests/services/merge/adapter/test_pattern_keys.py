@@ -9,8 +9,7 @@ from collections.abc import Iterable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipway.model.adapters.adapter_config import parse_adapter_config
-from slipway.model.adapters.pattern_keys import PatternKeys
+from slipway.model.adapters.adapter_config import PatternKeys, parse_adapter_config
 
 
 def matching(keys: Iterable[str], module: str) -> list[str]:

@@ -14,9 +14,8 @@ from pydantic import ValidationError
 
 from slipway.errors import ModelMergeError
 from slipway.stage import Context
-from slipway_merge.combine.params import CombineParams
 from slipway_merge.combine.stage import STAGE
-from slipway_merge.params import MergeParams
+from slipway_merge.params import CombineParams, MergeParams
 from slipway_merge.stage import STAGE as MERGE
 from support.models.merge_cases import load, logits, make_model, randomise
 

@@ -20,9 +20,8 @@ from slipway_merge.merge import memory_limit
 from slipway_merge.params import MergeParams
 from slipway_merge.plan.layout import plan_layout
 from slipway_merge.stage import STAGE
-from slipway_merge.tensors.block import Block
 from slipway_merge.tensors.deltas import Change, round_block
-from slipway_merge.tensors.halves import convert
+from slipway_merge.tensors.kernel import Block, convert
 from slipway_merge.tensors.tensor_io import FLOAT_TYPES, TensorReader, is_finite
 from slipway_merge.tensors.values import Computed, Value
 from slipway_merge.writing.writer import MergeWriter

@@ -14,8 +14,7 @@ from slipway.stage import Context
 from slipway_merge.params import MergeParams
 from slipway_merge.stage import STAGE
 from slipway_merge.tensors import deltas
-from slipway_merge.tensors.block import Block
-from slipway_merge.tensors.kernel import FOLDER, Kernel, kernel
+from slipway_merge.tensors.kernel import FOLDER, Block, Kernel, kernel
 from slipway_merge.tensors.tensor_io import FLOAT_TYPES
 
 BF16 = FLOAT_TYPES["BF16"]

@@ -20,11 +20,11 @@ from slipway.stage import Context
 from slipway_merge.params import MergeParams
 from slipway_merge.plan.layout import Shard
 from slipway_merge.stage import STAGE
-from slipway_merge.tensors.block import Block
+from slipway_merge.tensors.kernel import Block
 from slipway_merge.writing import portions
 from slipway_merge.writing.output_file import Abandoned, OutputFile
 from slipway_merge.writing.portions import Portion
-from slipway_merge.writing.schedule import OpenShard, Schedule
+from slipway_merge.writing.writer import OpenShard, Schedule
 
 
 @dataclass(frozen=True, kw_only=True)

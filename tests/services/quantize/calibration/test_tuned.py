@@ -7,7 +7,7 @@ import torch
 
 from slipway_quantize.calibration.rounding.grid import Fitted, Grid
 from slipway_quantize.calibration.rounding.roundings import Piece, Tuned
-from slipway_quantize.calibration.streaming.products import product
+from slipway_quantize.calibration.streaming.layers import product
 
 GROUP = 16
 

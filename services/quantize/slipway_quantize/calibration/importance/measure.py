@@ -13,7 +13,7 @@ from torch import Tensor
 
 from slipway.errors import QuantizationError
 from slipway.stage import Context
-from slipway_quantize.calibration.importance.params import ImportanceParams
+from slipway_quantize.calibration.params import ImportanceParams
 from slipway_quantize.calibration.streaming.layers import Layer
 from slipway_quantize.calibration.streaming.model import StreamedModel
 from slipway_quantize.calibration.streaming.moments import Observer, Reached

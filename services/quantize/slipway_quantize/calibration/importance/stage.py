@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slipway.stage import Context, Effort, Stage
-from slipway_quantize.calibration.importance.params import ImportanceParams
+from slipway_quantize.calibration.params import ImportanceParams
 from slipway_quantize.levels import why_not_calibrated
 
 _OUTPUT_BYTES = 16 << 20

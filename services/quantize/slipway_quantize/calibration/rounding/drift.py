@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from slipway_quantize.calibration.streaming.layers import Weight
-from slipway_quantize.calibration.streaming.products import multiply
+from slipway_quantize.calibration.streaming.layers import Weight, multiply
 
 SHARE = 0.5
 """Share of the drift that a layer makes up for; the least-squares weight would fit the noise of a text of usual length, too."""

@@ -9,8 +9,7 @@ from contextlib import contextmanager, nullcontext, suppress
 import torch
 from torch import Tensor
 
-from slipway_quantize.calibration.streaming.layers import Layer, Rounding, Weight
-from slipway_quantize.calibration.streaming.products import multiply
+from slipway_quantize.calibration.streaming.layers import Layer, Rounding, Weight, multiply
 
 
 class Reached(Exception):  # noqa: N818 - nothing is wrong

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from slipway_quantize.calibration.streaming.crew import Crew
+from slipway_quantize.calibration.streaming.layers import multiply
 from slipway_quantize.calibration.streaming.model import StreamedModel
-from slipway_quantize.calibration.streaming.products import multiply
 from slipway_quantize.calibration.tuning.divergence import drawn_gradients
 from slipway_quantize.calibration.windows import Batch
 

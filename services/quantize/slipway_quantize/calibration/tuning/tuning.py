@@ -22,8 +22,7 @@ from slipway_quantize.calibration.rounding.roundings import Fixed, Piece, Share,
 from slipway_quantize.calibration.streaming.crew import Crew
 from slipway_quantize.calibration.streaming.layers import Layer
 from slipway_quantize.calibration.streaming.model import StreamedModel
-from slipway_quantize.calibration.tuning.divergence import pass_back
-from slipway_quantize.calibration.tuning.references import References
+from slipway_quantize.calibration.tuning.divergence import References, pass_back
 from slipway_quantize.calibration.windows import Windows
 
 _BETAS = 0.9, 0.95

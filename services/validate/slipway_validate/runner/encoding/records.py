@@ -19,9 +19,8 @@ from slipway.model.families import (
     TOKEN_CLASSIFIER,
     Family,
 )
-from slipway.model.generation.settings import generation_settings
-from slipway_validate.cases import family_named
-from slipway_validate.lengths import longest_text
+from slipway.model.generation import generation_settings
+from slipway_validate.cases import family_named, longest_text
 from slipway_validate.protocol.messages import EncodedInput, EncodedInputs, TokenizeSpec
 from slipway_validate.runner.encoding.sounds import opening, write_sounds
 from slipway_validate.runner.model import UnusableInput

@@ -11,7 +11,7 @@ import numpy as np
 from slipway.documents.heldout import read_written, rendered
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import SEQUENCE_CLASSIFIER, SPEECH, Comparison
-from slipway.model.generation.settings import NO_FIRST_TOKEN, first_token, generation_settings
+from slipway.model.generation import NO_FIRST_TOKEN, first_token, generation_settings
 from slipway_validate.cases import family_named
 from slipway_validate.numerics import Ints
 from slipway_validate.protocol.messages import TokenizeSpec

@@ -22,7 +22,7 @@ from slipway.model.model_facts import configuration_of
 from slipway.model.model_files import ADAPTER_WEIGHTS
 from slipway.model.runs.checkpoints import read_adapter_config
 from slipway.model.safetensors_file import read_safetensors
-from slipway.model.trained.trained_model import trained_model
+from slipway.model.trained import trained_model
 from slipway_validate.runner.runtime_reference import adapted
 from slipway_validate.runner.survival.stored import NotUnderstoodError
 

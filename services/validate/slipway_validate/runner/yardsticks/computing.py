@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import nn
+from transformers.activations import GELUActivation
 
 from slipway.errors import ModelExportError
 from slipway.formats.registry import runtime_of_output
-from slipway.model.trained.adapter_kinds import is_plain_lora
+from slipway.model.adapters.saved import is_plain_lora
 from slipway_validate.folders import read_json
 from slipway_validate.protocol.messages import YARDSTICKS_FILE, Pass, Yardsticks, pass_file
 from slipway_validate.runner.collect import Collector
@@ -20,7 +23,6 @@ from slipway_validate.runner.model import Unusable
 from slipway_validate.runner.runtime_reference import ReferenceModel, load
 from slipway_validate.runner.survival.measuring import open_stored
 from slipway_validate.runner.survival.stored import NotUnderstoodError
-from slipway_validate.runner.yardsticks.gelu import approximated_gelu
 from slipway_validate.runner.yardsticks.roundings import RESULTS, RoundedResults, input_rounding, weight_rounding
 from slipway_validate.runner.yardsticks.weights import Products
 from slipway_validate.samples import Samples
@@ -105,3 +107,22 @@ def _first(samples: Samples, count: int) -> Samples:
         return None if values is None else np.asarray(values[:count])
 
     return Samples(cut(samples.tokens), cut(samples.source), cut(samples.positions), cut(samples.labels))
+
+
+@contextmanager
+def approximated_gelu(model: nn.Module) -> Iterator[None]:
+    """Let the GELUs of a model compute what ``FastGelu`` does, within the block."""
+    ours = [each for each in model.modules() if isinstance(each, GELUActivation)]
+    plain = [each for each in model.modules() if isinstance(each, nn.GELU) and each.approximate == "none"]
+    before = [each.act for each in ours]
+    try:
+        for activation in ours:
+            activation.act = partial(nn.functional.gelu, approximate="tanh")
+        for layer in plain:
+            layer.approximate = "tanh"
+        yield
+    finally:
+        for activation, act in zip(ours, before, strict=True):
+            activation.act = act
+        for layer in plain:
+            layer.approximate = "none"

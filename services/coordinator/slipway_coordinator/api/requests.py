@@ -1,0 +1,131 @@
+"""Requests of clients: names of projects, sizes of pages, and the refusal of clients that are newer than this program."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from slipway.errors import ServiceError
+from slipway.texts import quoted, shortened
+from slipway_coordinator.api.messages import export_message, export_summary
+from slipway_coordinator.model.records import ExportRecord
+from slipway_coordinator.storage.database import Database
+from slipway_coordinator.storage.filters import Condition
+from slipway_protos.v1 import export_pb2 as pb
+
+ID = r"[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?"
+"""Pattern of the id of a project or an export."""
+_PARENT = re.compile(rf"projects/({ID})")
+
+
+def project_of(parent: str) -> str:
+    """Return the project that ``parent`` names.
+
+    Raises:
+        ServiceError: reason ``REQUEST_INVALID``.
+    """
+    match = _PARENT.fullmatch(parent)
+    if match is None:
+        raise invalid("parent", parent, "is like projects/default")
+    return match[1]
+
+
+def page_size(requested: int, *, default: int, most: int) -> int:
+    """Return the size of a page; 0 requests the default.
+
+    Raises:
+        ServiceError: reason ``REQUEST_INVALID``.
+    """
+    if requested < 0:
+        raise invalid("page_size", requested, "is 0 (for the default) or more")
+    return min(requested or default, most)
+
+
+def invalid(field: str, value: object, rule: str) -> ServiceError:
+    """Return the refusal of a field's value; ``rule`` follows the word "it" in the remedy."""
+    return ServiceError(
+        f"{shortened(field)} is {quoted(value)}", reason="REQUEST_INVALID", remedy=f"it {rule}", about={"field": field}
+    )
+
+
+def check_understood(request: Message) -> None:
+    """Refuse a request with fields that this program does not know: ignoring them would be silently wrong.
+
+    Raises:
+        ServiceError: reason ``REQUEST_INVALID``.
+    """
+    unknown = next(_unknown(request, type(request).DESCRIPTOR.name), None)
+    if unknown is not None:
+        where, number = unknown
+        raise ServiceError(
+            f"{where} has a field that this coordinator does not know (number {number})",
+            reason="REQUEST_INVALID",
+            remedy="leave out the new field, or upgrade the coordinator before its clients",
+            about={"message": where, "number": number},
+        )
+
+
+def _unknown(message: Message, where: str) -> Iterator[tuple[str, int]]:
+    """Yield each unknown field: the path of the message that has it, and its number."""
+    unknown = UnknownFieldSet(message)
+    for index in range(len(unknown)):
+        yield where, unknown[index].field_number
+    for field, value in message.ListFields():
+        if field.message_type is None:
+            continue
+        inner = f"{where}.{field.name}"
+        if not field.is_repeated:
+            yield from _unknown(value, inner)
+        elif not field.message_type.GetOptions().map_entry:
+            for item in value:
+                yield from _unknown(item, inner)
+        elif field.message_type.fields_by_name["value"].message_type is not None:
+            for item in value.values():
+                yield from _unknown(item, inner)
+
+
+PAGE_BYTES = 3 << 20
+"""Limit for the exports in one response: gRPC clients accept 4 MiB by default."""
+
+_ITEM_BYTES = 8  # tag and length
+_READ_AT_ONCE = 20  # reading records holds the interpreter: other threads take their turn between
+
+Place = tuple[float, str]
+"""Position of an export in a list: its creation time and name."""
+
+
+def page_of(
+    database: Database, conditions: Sequence[Condition], *, size: int, after: Place | None, view: pb.ExportView
+) -> tuple[list[pb.Export], Place | None]:
+    """Return the exports of a page, newest first, and the place of the last one if more follow. Blocks.
+
+    Args:
+        database: The coordinator's database.
+        conditions: On the table of exports; see :mod:`slipway_coordinator.storage.filters`.
+        size: How many at most.
+        after: Place of the last one of the page before.
+        view: How much of each export. An export too large for one response is returned as its summary.
+    """
+    page, room = list[pb.Export](), PAGE_BYTES
+    while True:
+        limit = min(_READ_AT_ONCE, size - len(page) + 1)  # one more than wanted shows whether any follow
+        found = database.page(conditions, limit=limit, after=after)
+        for record in found:
+            message = _seen(record, view)
+            room -= message.ByteSize() + _ITEM_BYTES
+            if len(page) == size or (page and room < 0):
+                return page, after
+            page.append(message)
+            after = (record.create_time, record.name)
+        if len(found) < limit:
+            return page, None
+
+
+def _seen(record: ExportRecord, view: pb.ExportView) -> pb.Export:
+    if view == pb.EXPORT_VIEW_SUMMARY:
+        return export_summary(record)
+    message = export_message(record)
+    return message if message.ByteSize() <= PAGE_BYTES else export_summary(record)

@@ -1,1 +1,0 @@
-"""Transfers of content through the coordinator: limits, speed and fair turns."""

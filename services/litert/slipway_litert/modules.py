@@ -1,0 +1,106 @@
+"""The modules that become programs: a decoder whose KV cache is passed in and out, and models that read a whole text in one call."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from litert_torch.generative.custom_ops.dynamic_update_slice import dynamic_update_slice
+from transformers.cache_utils import Cache
+
+from slipway.model.families import Family
+from slipway.model.pytorch.static_cache import Slots, keys_and_values, with_length
+from slipway.model.sentences import SENTENCE_EMBEDDING, Pooling, pool
+from slipway_litert.params import KEYS, LOGITS, PLACES, TOKENS, VALUES
+
+Shape = tuple[int, ...]
+
+
+class PassedSlots(Slots):
+    """Keys and values of one layer, (1, H, L, D), which a call returns in place of writing them."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write keys and values of this call, which lie side by side; return those of all places."""
+        none = torch.zeros((), dtype=self.places.dtype)
+        start = [none, none, self.places[0], none]
+        self.keys = dynamic_update_slice(self.keys, key_states, start)
+        self.values = dynamic_update_slice(self.values, value_states, start)
+        return self.keys, self.values
+
+
+class StaticDecoder(torch.nn.Module):
+    """A decoder with tensors alone as inputs and outputs, by their names in the program."""
+
+    def __init__(self, model: Any, length: int) -> None:
+        """Wrap a model.
+
+        Raises:
+            ValueError: The model keeps something else than keys and values, or takes no positions.
+        """
+        super().__init__()
+        if "position_ids" not in inspect.signature(model.forward).parameters:
+            raise ValueError("it takes no positions of tokens")
+        self.model = model
+        self.shapes = _cache_shapes(model, length)
+
+    def forward(self, tokens: torch.Tensor, input_pos: torch.Tensor, **cache: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return logits (1, S, vocabulary) and the cache. tokens: (1, S); input_pos: (S), places in a row."""
+        slots = [
+            PassedSlots(cache[f"{KEYS}{layer}"], cache[f"{VALUES}{layer}"], input_pos)
+            for layer in range(len(self.shapes) // 2)
+        ]
+        found = self.model(
+            input_ids=tokens, position_ids=input_pos[None], past_key_values=Cache(layers=slots), use_cache=True
+        )
+        kept = {
+            f"{name}{layer}": part
+            for layer, each in enumerate(slots)
+            for name, part in ((KEYS, each.keys), (VALUES, each.values))
+        }
+        return {LOGITS: found.logits, **kept}
+
+    def sample(self, tokens: int) -> dict[str, torch.Tensor]:
+        """Return inputs of a call with so many tokens."""
+        return {
+            TOKENS: torch.zeros(1, tokens, dtype=torch.int32),
+            PLACES: torch.arange(tokens, dtype=torch.int32),
+            **{name: torch.zeros(shape) for name, shape in self.shapes.items()},
+        }
+
+
+def _cache_shapes(model: Any, length: int) -> dict[str, Shape]:
+    """Return the shapes of keys and values by their names."""
+    return {
+        f"{name}{number}": with_length(part, length)
+        for number, (keys, values) in enumerate(keys_and_values(model))
+        for name, part in ((KEYS, keys), (VALUES, values))
+    }
+
+
+class TextReader(torch.nn.Module):
+    """A model of a text: ``forward(input_ids, attention_mask)``, and ``token_type_ids`` if the model has several types."""
+
+    def __init__(self, model: Any, family: Family, pooling: Pooling | None) -> None:
+        super().__init__()
+        self.model, self._family, self._pooling = model, family, pooling
+        types = (getattr(model.config, "type_vocab_size", 0) or 0) > 1
+        self.inputs = ("input_ids", "attention_mask", *(("token_type_ids",) if types else ()))
+        self.outputs = (*family.outputs, *((SENTENCE_EMBEDDING,) if pooling else ()))
+
+    def forward(self, **given: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the outputs of the family, and the sentence embedding if the model has one. All inputs: (1, S)."""
+        found = self.model(**given)
+        results = {name: getattr(found, name) for name in self._family.outputs}
+        if self._pooling is not None:
+            hidden = results[self._family.outputs[0]]
+            results[SENTENCE_EMBEDDING] = pool(hidden, given["attention_mask"], self._pooling)
+        return results
+
+    def sample(self, places: int) -> dict[str, torch.Tensor]:
+        """Return inputs of a call with so many places."""
+        ids = torch.zeros(1, places, dtype=torch.int32)
+        values = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)}
+        return {name: values[name] for name in self.inputs}

@@ -1,0 +1,282 @@
+"""Run and time one output after the other, each in its own process; the next one imports its libraries meanwhile."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Generator, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slipway.formats import Runtime
+from slipway.machine.cgroup import ControlGroup, available_memory
+from slipway.model.model_files import CONFIG
+from slipway.stage import Context
+from slipway.validation.findings import OutputStatus, OutputValidation
+from slipway.validation.speed import Speed
+from slipway_validate.folders import read_json, runtime_for, why_not_run
+from slipway_validate.judging import texts
+from slipway_validate.params import ValidateParams
+from slipway_validate.preparation import Prepared, benchmark_of
+from slipway_validate.protocol import process
+from slipway_validate.protocol.messages import ExplainSpec, LongSpec, RunResult, RunSpec, Spec
+from slipway_validate.protocol.process import Runner, start_runner
+from slipway_validate.speed.stopwatch import NO_ROOM, Stopwatch
+from slipway_validate.texts_read import Texts
+
+OUT_OF_MEMORY = ("STAGE_KILLED", "OUT_OF_MEMORY")
+"""Failures of an output that a process beside it may have caused: the output is run again alone."""
+LIBRARIES = 1 << 30
+"""Most memory that libraries take in the two processes beside the one of an output."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRun:
+    """An output that was run.
+
+    Attributes:
+        name: Its name.
+        model: Its folder.
+        spec: What was computed.
+        folder: Folder of its process.
+        result: What the process said.
+        speed: Its speed; None if it was not timed.
+        note: Why it has no speed; empty otherwise.
+    """
+
+    name: str
+    model: Path
+    spec: RunSpec
+    folder: Path
+    result: RunResult
+    speed: Speed | None = None
+    note: str = ""
+
+
+def has_room(model_bytes: int, params: ValidateParams, ctx: Context, *, work: Path) -> bool:
+    """Return whether memory and disk suffice for the next process, and for its logits, while an output is still judged.
+
+    Args:
+        model_bytes: Size of the model in float32, the largest that an output computes in.
+        params: The stage's parameters.
+        ctx: The stage's context.
+        work: Folder of the logits.
+    """
+    needed = 2 * model_bytes + LIBRARIES
+    memory = min(available_memory(ControlGroup().memory()), ctx.max_memory_bytes)
+    return needed <= memory and shutil.disk_usage(work).free > 2 * params.logit_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """An output before it is run; with a ``refusal`` it is not."""
+
+    name: str
+    model: Path
+    spec: RunSpec
+    folder: Path
+    label: str
+    refusal: RunResult | None
+
+
+class OutputRuns:
+    """Runs outputs.
+
+    Args:
+        prepared: The samples.
+        params: The stage's parameters.
+        ctx: The stage's context.
+        stopwatch: Times them.
+        base: Folder of the base model, for outputs that are adapters.
+        long: Long continuations to compute; None for none.
+        drafts: The reference's continuations of the prompts; empty if outputs compute theirs token by token.
+        texts: Texts for runtimes that read text themselves.
+        settings: Folder with the configuration of the reference; None if there is none.
+        ahead: Whether the process of the next output starts while one is computed, as :meth:`take` says. Otherwise only one process works
+            at a time.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        params: ValidateParams,
+        ctx: Context,
+        *,
+        base: Path,
+        stopwatch: Stopwatch,
+        long: LongSpec | None,
+        drafts: tuple[tuple[int, ...], ...],
+        texts: Texts,
+        settings: Path | None,
+        ahead: bool,
+    ) -> None:
+        self._base = base
+        self._texts = texts
+        self._settings = settings
+        self._prepared = prepared
+        self._params = params
+        self._ctx = ctx
+        self._stopwatch = stopwatch
+        self._long = long
+        self._drafts = drafts
+        self._ahead = ahead
+        self._next: Runner | None = None
+
+    def take(self, outputs: Mapping[str, Path], folder: Path) -> Generator[OutputRun]:
+        """Run and time outputs, and yield each.
+
+        The next output's process imports its libraries while one is computed, and waits while that is timed. It loads its model and
+        computes while the caller judges the one before.
+        """
+        planned = [
+            self._plan(name, model, folder / name, label=f"output {number} of {len(outputs)}: {name}")
+            for number, (name, model) in enumerate(outputs.items(), 1)
+        ]
+        with ExitStack() as ahead:
+            for one, after in zip(planned, (*planned[1:], None), strict=True):
+                if one.refusal is not None:
+                    yield OutputRun(one.name, one.model, one.spec, one.folder, one.refusal)
+                    continue
+                yield self._run(one, after, ahead)
+
+    def _plan(self, name: str, model: Path, folder: Path, *, label: str) -> _Planned:
+        runtime = runtime_for(name, model)
+        spec = self._prepared.spec(
+            runtime.load if runtime else "",
+            model,
+            params=self._params,
+            threads=self._ctx.threads,
+            compare=self._params.compare_outputs,
+            benchmark=benchmark_of(self._params),
+        )
+        settings = None if self._params.evidence.repeats_shapes else self._settings
+        known = why_shapes_are_known(runtime, model, settings) if settings else ""
+        beside = self._base.absolute() if runtime and runtime.on_base else None
+        texts = self._texts.file if runtime and runtime.reads_text else None
+        of_reference = {"long": self._long, "cases_known": known, "drafts": self._drafts}
+        spec = spec.model_copy(update={**of_reference, "base": beside, "texts": texts})
+        refusal = why_not_run(name, model, runtime, self._prepared.family)
+        return _Planned(name, model, spec, folder, label, refusal)
+
+    def _run(self, one: _Planned, after: _Planned | None, ahead: ExitStack) -> OutputRun:
+        """Run one output; if memory does not suffice, once more without the waiting reference, and with nothing ahead."""
+        if not self._ahead:
+            self._stopwatch.make_room()
+        done = self._run_once(one, after, ahead)
+        started = self._next is not None
+        if done.result.reason in OUT_OF_MEMORY and (self._stopwatch.waits or started):
+            self._ahead, self._next = False, None
+            ahead.close()
+            if started and after is not None:
+                shutil.rmtree(after.folder)  # it is started anew in its turn
+            self._stopwatch.release(NO_ROOM)
+            shutil.rmtree(one.folder)
+            done = self._run_once(one, None, ahead)
+        if self._next is not None:
+            self._stopwatch.make_room()
+            self._next.begin()
+        return done
+
+    def _run_once(self, one: _Planned, after: _Planned | None, ahead: ExitStack) -> OutputRun:
+        with ExitStack() as running:
+            runner, self._next = self._next, None
+            if runner is None:
+                runner = running.enter_context(self._start(one))
+            else:
+                running.push(ahead.pop_all())
+            if after is not None and after.refusal is None and self._ahead:
+                self._next = ahead.enter_context(self._start(after, held=True))
+            result, speed, note = runner.result, None, ""
+            if result.status == "done" and one.spec.benchmark is not None:
+                if self._next is not None:
+                    self._next.wait_for_imports()
+                speed, note = self._stopwatch.time(runner)
+        return OutputRun(one.name, one.model, one.spec, one.folder, result, speed, note)
+
+    def _start(self, one: _Planned, *, held: bool = False) -> AbstractContextManager[Runner]:
+        timeout = self._params.output_timeout_seconds
+        spec = one.spec.model_copy(update={"held": held})
+        return start_runner(Spec(run=spec), one.folder, self._ctx, label=one.label, timeout_seconds=timeout)
+
+
+REFERENCE_CODE = "slipway_validate.runner.runtime_transformers:load"
+SAME_CODE = "the reference runs the same code with the same configuration, and was compared with itself in this shape"
+_ABOUT_WEIGHTS = frozenset(
+    {"_name_or_path", "dtype", "quantization_config", "tie_word_embeddings", "torch_dtype", "transformers_version"}
+)
+"""Settings that say how weights are stored, and nothing of shapes."""
+
+
+def why_shapes_are_known(runtime: Runtime | None, model: Path, settings: Path) -> str:
+    """Return why the reference's shape cases speak for an output; empty if they do not.
+
+    Args:
+        runtime: Runtime of the output.
+        model: Folder of the output.
+        settings: Folder with the configuration of what the adapter was trained on.
+    """
+    own, theirs = read_json(model / CONFIG), read_json(settings / CONFIG)
+    packed = own.get("quantization_config") or {}
+    if runtime is None or runtime.load != REFERENCE_CODE or not own or _rounds_while_computing(packed):
+        return ""
+    return SAME_CODE if _of_code(own) == _of_code(theirs) else ""
+
+
+def _rounds_while_computing(packed: Any) -> bool:
+    """Return whether activations or the cache are rounded, or whether that cannot be told."""
+    if not packed:
+        return False
+    groups = packed.get("config_groups", {}) if isinstance(packed, dict) else None
+    if not isinstance(groups, dict) or packed.get("kv_cache_scheme") is not None:
+        return True
+    return any(
+        not isinstance(group, dict) or group.get("input_activations") or group.get("output_activations")
+        for group in groups.values()
+    )
+
+
+def _of_code(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that decide what the code does, those of a part of the model included."""
+    return {
+        name: _of_code(value) if isinstance(value, dict) else value
+        for name, value in config.items()
+        if name not in _ABOUT_WEIGHTS
+    }
+
+
+def explained(
+    found: OutputValidation,
+    runtime: Runtime | None,
+    *,
+    output: Path,
+    model: Path,
+    exact: bool,
+    ctx: Context,
+    folder: Path,
+    timeout_seconds: float,
+) -> OutputValidation:
+    """Return a verdict with what the format says of the output's weights; the verdict itself if it is not failed for its results.
+
+    Args:
+        found: The verdict.
+        runtime: The format's runtime.
+        output: Folder of the output.
+        model: Folder of the merged model, or of the base.
+        exact: Whether the output's weights are those of ``model``.
+        ctx: The stage's context.
+        folder: Folder for the process.
+        timeout_seconds: How long the format may take.
+
+    Raises:
+        StageError: ``CANCELLED``.
+    """
+    of_results = any(check.name not in texts.CHECKS for check in found.failed_checks)
+    if found.status is not OutputStatus.FAILED or not of_results or runtime is None or not runtime.explain:
+        return found
+    asked = ExplainSpec(function=runtime.explain, output=output.absolute(), model=model.absolute(), exact=exact)
+    spec = Spec(explain=asked)
+    result = process.run(spec, folder, ctx, label=f"{found.name}, weights", timeout_seconds=timeout_seconds)
+    if result.status != "done" or not result.message:
+        return found
+    return found.model_copy(update={"explanation": f"{result.message}; {found.explanation}"})

@@ -1,1 +1,0 @@
-"""Texts that transformers reads, for outputs whose runtime reads text itself."""

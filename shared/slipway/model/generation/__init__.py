@@ -1,1 +1,0 @@
-"""What a model needs to generate text."""
