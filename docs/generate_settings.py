@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from slipway.configuration.environment import ENVIRONMENT
+from slipway.configuration.layers import ENVIRONMENT
 from slipway.configuration.model import ExportConfiguration
 from slipway.configuration.schema import default, keys, values
 from slipway.meanings import meanings

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import gguf
 
-from slipway_gguf.levels import LEVELS
+from slipway_gguf.params import LEVELS
 
 BIN = Path(sys.executable).parent
 LENGTH, CALL = 1024, 128

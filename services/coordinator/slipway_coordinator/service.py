@@ -96,7 +96,7 @@ def _address(text: str) -> str:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run a coordinator until it ends; return its exit code."""
-    from slipway_coordinator.main import main
+    from slipway_coordinator.server import main
 
     return main(arguments)
 

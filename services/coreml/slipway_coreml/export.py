@@ -25,9 +25,8 @@ from slipway.model.pytorch.text_model import (
 )
 from slipway.model.sentences import SENTENCE_EMBEDDING
 from slipway.stage import Context
-from slipway_coreml.attention import use_core_attention
 from slipway_coreml.checks import Expected, check_package
-from slipway_coreml.conversion import convert, trace
+from slipway_coreml.conversion import convert, trace, use_core_attention
 from slipway_coreml.params import PRODUCT, CoremlParams, Level
 from slipway_coreml.proof import check_program
 

@@ -18,9 +18,8 @@ from slipway.model.model_files import copy_companions
 from slipway.stage import Context
 from slipway_gguf import modelfile, vocabulary
 from slipway_gguf.general import general_fields
-from slipway_gguf.levels import LEVELS, Level
 from slipway_gguf.parameters import Parameters
-from slipway_gguf.params import GGUFParams
+from slipway_gguf.params import LEVELS, GGUFParams, Level
 from slipway_gguf.weights.checks import check_file
 from slipway_gguf.weights.mixture import Sizes, read_importance, stored_kind
 from slipway_gguf.weights.tensors import EMBEDDING, Planned, plan_file

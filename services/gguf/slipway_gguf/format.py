@@ -14,7 +14,7 @@ from slipway.formats import (
     Runtime,
     Usage,
 )
-from slipway_gguf.levels import INPUT_ROUNDINGS, LEVELS, UNQUANTIZED
+from slipway_gguf.params import INPUT_ROUNDINGS, LEVELS, UNQUANTIZED
 from slipway_gguf.stage import output_bytes
 
 _USUAL = ("q4_k_m", "q5_k_m", "q6_k", "q8_0", "iq4_xs", "q4_0", "", "bf16")

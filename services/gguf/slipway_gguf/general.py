@@ -7,9 +7,8 @@ import math
 import gguf
 
 from slipway.distribution.installed import own_version
-from slipway_gguf.levels import Level
 from slipway_gguf.metadata import Field
-from slipway_gguf.params import GGUFParams, NamedParams
+from slipway_gguf.params import GGUFParams, Level, NamedParams
 from slipway_gguf.weights.tensors import Planned
 
 _KIND = gguf.GGUFValueType

@@ -9,8 +9,7 @@ from typing import Any
 from slipway.estimates import ModelSize
 from slipway.stage import Context, Effort, Stage
 from slipway_gguf.architectures import refusal_reason
-from slipway_gguf.levels import LEVELS
-from slipway_gguf.params import GGUFParams
+from slipway_gguf.params import LEVELS, GGUFParams
 
 _SHARE_OF_FLOAT32 = 1.02
 """Norms and the like stay in float32."""

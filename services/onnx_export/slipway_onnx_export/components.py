@@ -15,6 +15,7 @@ from slipway.machine.out_of_memory import is_out_of_memory
 from slipway.model.families import (
     DECODER,
     ENCODER_DECODER,
+    FEATURE_EXTRACTION,
     QUESTION_ANSWERING,
     SEQUENCE_CLASSIFIER,
     SPEECH,
@@ -22,7 +23,8 @@ from slipway.model.families import (
     Family,
 )
 from slipway.model.generation import token_of
-from slipway.model.sentences import SENTENCE_EMBEDDING, Pooling, pool
+from slipway.model.sentences import SENTENCE_EMBEDDING, Pooling, UnknownPoolingError, pool, read_pooling
+from slipway.stage import Context
 from slipway_onnx_export.forms.cacheless import cacheless_components, sound
 from slipway_onnx_export.interface import (
     BATCH,
@@ -43,7 +45,6 @@ from slipway_onnx_export.interface import (
     ids,
 )
 from slipway_onnx_export.loading.trial_run import integers, try_out
-from slipway_onnx_export.sentences import pooling_of
 from slipway_onnx_export.source import ModelSource
 
 Tensors = dict[str, torch.Tensor]
@@ -293,3 +294,23 @@ def _named(pattern: str, cache: Any) -> Tensors:
         for index, layer in enumerate(cache.layers)
         for kind, tensor in (("key", layer.keys), ("value", layer.values))
     }
+
+
+def pooling_of(source: ModelSource) -> Pooling | None:
+    """Return how a sentence encoder makes one vector of a text; None if the model is no such encoder, or that is not known."""
+    try:
+        return read_pooling(source.folder) if source.family is FEATURE_EXTRACTION else None
+    except UnknownPoolingError:
+        return None
+
+
+def warn_of_unknown_pooling(source: ModelSource, ctx: Context) -> None:
+    """Warn if a sentence encoder's graph gives the vectors of tokens only."""
+    if source.family is not FEATURE_EXTRACTION:
+        return
+    try:
+        read_pooling(source.folder)
+    except UnknownPoolingError as error:
+        ctx.warn(
+            f"the ONNX model has no output sentence_embedding: {error}; pool its last_hidden_state as the model's files say"
+        )

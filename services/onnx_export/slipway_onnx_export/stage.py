@@ -8,7 +8,7 @@ from pathlib import Path
 from slipway.estimates import GRAPH_BYTES
 from slipway.machine.onnx_runtime import runtime_provider
 from slipway.stage import Context, Effort, Provider, Stage, library_provider
-from slipway_onnx_export.activations.sizes import describe_activations
+from slipway_onnx_export.activations.settings import describe_activations
 from slipway_onnx_export.params import OnnxExportParams, can_leave_out, opset_advice, refusal_reason
 
 

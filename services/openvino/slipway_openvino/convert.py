@@ -15,16 +15,6 @@ from slipway.model.configuration import ModelConfig
 from slipway.model.families import DECODER, ENCODER_DECODER, Family
 from slipway.model.model_files import copy_companions
 from slipway.stage import Context
-from slipway_openvino.families import (
-    DECODER_GRAPH,
-    DECODER_MODEL,
-    ENCODER_GRAPH,
-    ENCODER_MODEL,
-    GRAPH,
-    MODEL,
-    PAIRS,
-    refusal_reason,
-)
 from slipway_openvino.graphs.attention import simplify_attention
 from slipway_openvino.graphs.integers import sign_integers
 from slipway_openvino.graphs.interface import pair_interfaces, text_interface
@@ -32,7 +22,17 @@ from slipway_openvino.graphs.lookups import readable_graph
 from slipway_openvino.graphs.names import number_nodes
 from slipway_openvino.graphs.state import attend_to_encoded, make_stateful, only_encoded
 from slipway_openvino.library import ov, said
-from slipway_openvino.params import OpenVinoParams
+from slipway_openvino.params import (
+    DECODER_GRAPH,
+    DECODER_MODEL,
+    ENCODER_GRAPH,
+    ENCODER_MODEL,
+    GRAPH,
+    MODEL,
+    PAIRS,
+    OpenVinoParams,
+    refusal_reason,
+)
 from slipway_openvino.tokenizers import write_tokenizer
 
 RECORD = "openvino_export.json"

@@ -20,7 +20,7 @@ from slipway.formats import (
 )
 from slipway.levels import bits_of
 from slipway.model.families import DECODER, ENCODER_DECODER, SPEECH
-from slipway_openvino.families import DECODER_MODEL, FAMILIES, MODEL
+from slipway_openvino.params import DECODER_MODEL, FAMILIES, MODEL
 
 GRAPHS = "onnx"
 """The format whose quantizer rounds the weights of the graph."""

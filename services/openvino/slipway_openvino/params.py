@@ -6,6 +6,17 @@ from typing import Literal
 
 from pydantic import Field
 
+from slipway.model.configuration import ModelConfig
+from slipway.model.families import (
+    DECODER,
+    ENCODER_DECODER,
+    FEATURE_EXTRACTION,
+    MASKED_LANGUAGE_MODEL,
+    QUESTION_ANSWERING,
+    SEQUENCE_CLASSIFIER,
+    SPEECH,
+    TOKEN_CLASSIFIER,
+)
 from slipway.stage import StageParams
 
 Level = Literal["", "fp16", "int8", "int4"]
@@ -19,3 +30,29 @@ class OpenVinoParams(StageParams):
         description="fp16 stores weights in half precision; int8 and int4 say that the graph's weights are integers already",
     )
     tokenizer: bool = Field(default=True, description="also convert the tokenizer, for openvino-genai")
+
+
+PAIRS = (ENCODER_DECODER, SPEECH)
+"""Families that become two models: an encoder and a decoder."""
+FAMILIES = (
+    DECODER,
+    *PAIRS,
+    SEQUENCE_CLASSIFIER,
+    TOKEN_CLASSIFIER,
+    QUESTION_ANSWERING,
+    MASKED_LANGUAGE_MODEL,
+    FEATURE_EXTRACTION,
+)
+
+
+def refusal_reason(config: ModelConfig) -> str:
+    """Return why a model does not become an IR; empty if it does."""
+    if config.family in FAMILIES:
+        return ""
+    known = ", ".join(family.name for family in FAMILIES)
+    return f"the model is not one of the families that become an IR ({known}), but {config.description}"
+
+
+GRAPH, ENCODER_GRAPH, DECODER_GRAPH = "model.onnx", "encoder_model.onnx", "decoder_model.onnx"
+MODEL = "openvino_model.xml"
+ENCODER_MODEL, DECODER_MODEL = "openvino_encoder_model.xml", "openvino_decoder_model.xml"

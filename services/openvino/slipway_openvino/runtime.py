@@ -11,9 +11,9 @@ import numpy as np
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import DECODER, Family
 from slipway.validation.speed import Engine
-from slipway_openvino.families import DECODER_MODEL, ENCODER_MODEL, MODEL, PAIRS
 from slipway_openvino.graphs.state import ENCODED, GIVEN
 from slipway_openvino.library import ov, said
+from slipway_openvino.params import DECODER_MODEL, ENCODER_MODEL, MODEL, PAIRS
 from slipway_validate.folders import stored_dtype
 from slipway_validate.numerics import Logits
 from slipway_validate.runner.model import Bounds, LanguageModel, Past, Step, Unusable, read_config

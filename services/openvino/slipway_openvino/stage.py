@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slipway.stage import Context, Effort, Stage
-from slipway_openvino.families import refusal_reason
-from slipway_openvino.params import OpenVinoParams
+from slipway_openvino.params import OpenVinoParams, refusal_reason
 
 
 def run(inputs: Mapping[str, Path], params: OpenVinoParams, ctx: Context) -> dict[str, Path]:

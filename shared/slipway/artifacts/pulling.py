@@ -9,7 +9,7 @@ from pathlib import Path
 from slipway.artifacts.store import Artifacts, OnBytes
 from slipway.errors import ArtifactError
 from slipway.files.checksums import MANIFEST, write_checksums
-from slipway.folders.unfinished import unfinished
+from slipway.folders.work_folders import unfinished
 
 
 def pull(store: Artifacts, digest: str, folder: Path, *, on_bytes: OnBytes | None = None) -> Path:

@@ -148,7 +148,7 @@ def _unexpected(error: Exception) -> Any:
 def _surroundings() -> dict[str, int]:
     """Return this machine's free resources, as failures of stages record them."""
     from slipway.errors import ConfigurationError
-    from slipway.execution.surroundings import PREFIX, surroundings
+    from slipway.execution.failures import PREFIX, surroundings
     from slipway.settings import Settings
 
     try:

@@ -4,8 +4,8 @@
 another way, for example over the network, by the same rules.
 """
 
-from slipway.configuration.environment import ENVIRONMENT
 from slipway.configuration.formats import FormatsConfiguration
+from slipway.configuration.layers import ENVIRONMENT
 from slipway.configuration.loading import LoadedConfiguration, load, parse
 from slipway.configuration.model import ExportConfiguration
 from slipway.configuration.naming import render_name

@@ -10,11 +10,9 @@ from typing import Any
 
 from pydantic import ValidationError as PydanticError
 
-from slipway.configuration.conflicts import cautions
-from slipway.configuration.environment import read_environment
 from slipway.configuration.flags import read_flags
-from slipway.configuration.layers import MOST_PROBLEMS, Layer, Setting, put_setting
-from slipway.configuration.model import ExportConfiguration
+from slipway.configuration.layers import MOST_PROBLEMS, Layer, Setting, put_setting, read_environment
+from slipway.configuration.model import ExportConfiguration, cautions
 from slipway.configuration.schema import default, is_table, keys, sections, unknown_setting
 from slipway.configuration.values import is_none
 from slipway.configuration.yaml_file import read_yaml

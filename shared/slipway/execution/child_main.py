@@ -23,9 +23,8 @@ from typing import Any
 
 from slipway.errors import Failure, StageError
 from slipway.execution.execution import Execution
-from slipway.execution.failures import failure_of
+from slipway.execution.failures import failure_of, with_surroundings
 from slipway.execution.memory import own_peak
-from slipway.execution.surroundings import with_surroundings
 from slipway.machine.libraries import lacking_library
 from slipway.observability.telemetry import is_traceparent
 from slipway.registry import load_stage

@@ -18,13 +18,18 @@ from typing import Any, Self, TypedDict, TypeVar
 from slipway.artifacts import ActionResult, ArtifactStore, LocalStore, action_key
 from slipway.errors import Failure, ModelExportError, StageError
 from slipway.execution.execution import Execution
-from slipway.execution.failures import failure_of, with_named_places
+from slipway.execution.failures import failure_of, with_named_places, with_surroundings
 from slipway.execution.memory import MemoryOverTime
 from slipway.execution.supervisor import OnLog, OnProgress, execute
-from slipway.execution.surroundings import with_surroundings
 from slipway.files.local_folders import user_path
-from slipway.folders.kept import MEMORY, UNUSED_SECONDS, kept_folder, remove_unused
-from slipway.folders.unfinished import remove_abandoned, unfinished
+from slipway.folders.work_folders import (
+    MEMORY,
+    UNUSED_SECONDS,
+    kept_folder,
+    remove_abandoned,
+    remove_unused,
+    unfinished,
+)
 from slipway.observability import metrics
 from slipway.observability.telemetry import current_traceparent, span
 from slipway.registry import IMPORT, load_stage

@@ -25,12 +25,12 @@ from slipway.export_sources.naming import source_settings
 from slipway.export_sources.text_files import (
     CALIBRATION_KEY,
     HELDOUT_KEY,
+    check_apart,
     check_texts,
     find_own_text,
     folder_of,
     text_files,
 )
-from slipway.export_sources.text_overlap import check_apart
 from slipway.model.model_files import model_files, resolve_base_model, travelling_files
 from slipway.planning.calibration import SOURCE as CALIBRATION
 from slipway.sources.folders import SourceFolders

@@ -19,13 +19,13 @@ from slipway.export_sources.test_inputs import find_sounds, find_test_inputs
 from slipway.export_sources.text_files import (
     CALIBRATION_KEY,
     HELDOUT_KEY,
+    check_apart,
     check_texts,
     find_own_text,
     folder_of,
     sample_of_run,
     text_files,
 )
-from slipway.export_sources.text_overlap import check_apart
 from slipway.files.links import real_file
 from slipway.model.base_format import base_format, check_kind
 from slipway.model.configuration import ModelConfig

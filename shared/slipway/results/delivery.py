@@ -23,7 +23,7 @@ from slipway.files.checksums import MANIFEST, changed_files, read_checksums, ver
 from slipway.files.json_documents import read_json
 from slipway.files.links import open_unlinked
 from slipway.folders.disk_full import is_disk_full
-from slipway.folders.unfinished import publish, unfinished
+from slipway.folders.work_folders import publish, unfinished
 from slipway.planning.references import Output, Source
 from slipway.registry import IMPORT, load_stage
 from slipway.results.outcome import delivered_formats, export_id

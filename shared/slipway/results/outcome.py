@@ -12,7 +12,7 @@ from slipway.artifacts import Artifacts
 from slipway.base_match import BaseMatch, joined
 from slipway.counts import counted
 from slipway.errors import Failure, StageError, ValidationError, with_remedy
-from slipway.execution.surroundings import surroundings_of
+from slipway.execution.failures import surroundings_of
 from slipway.formats.registry import is_adapter_alone, is_level
 from slipway.planning.references import VALIDATION, producers
 from slipway.registry import plays

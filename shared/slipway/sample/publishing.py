@@ -12,7 +12,7 @@ from slipway.errors import ModelExportError
 from slipway.files.json_documents import LARGEST
 from slipway.files.regular_file import read_regular
 from slipway.folders.disk_full import is_disk_full
-from slipway.folders.unfinished import unfinished
+from slipway.folders.work_folders import unfinished
 from slipway.sample.training import Measured
 
 HELDOUT = "heldout"

@@ -13,10 +13,9 @@ from slipway.machine.cgroup import usable_cores
 from slipway.machine.environment import variable_set
 from slipway.machine.threads import sleeping_threads
 from slipway.sample.adapter import train_adapter
-from slipway.sample.base import perplexity, train_base
+from slipway.sample.base import perplexity, token_stream, train_base, train_tokenizer
 from slipway.sample.corpus import Corpus
 from slipway.sample.recipe import Recipe
-from slipway.sample.tokenizer import token_stream, train_tokenizer
 from slipway.stage import Progress
 
 if TYPE_CHECKING:

@@ -19,9 +19,8 @@ from slipway.security.access.audit import AUDITED, Attempt, audited
 from slipway.security.access.callers import ANONYMOUS, Authenticator, Callers, host_of
 from slipway.security.access.principals import OWNER, WORKERS, Principal
 from slipway.security.access.rules import RULES, Rule
-from slipway.security.incoming import Incoming, Room, next_message
+from slipway.security.incoming import SMALL_BYTES, Incoming, Room, check_fields, next_message
 from slipway.security.limits import Limits, OpenStreams, check_request, check_size
-from slipway.security.wire import SMALL_BYTES, check_fields
 
 log = logging.getLogger("slipway.security")
 

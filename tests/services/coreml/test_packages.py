@@ -106,8 +106,7 @@ def wide(folder: Path) -> Path:
 def traced(source: Path) -> tuple[Any, Any]:
     from slipway.model.pytorch.static_cache import StaticDecoder
     from slipway.model.pytorch.text_model import open_text_model
-    from slipway_coreml.attention import use_core_attention
-    from slipway_coreml.conversion import trace
+    from slipway_coreml.conversion import trace, use_core_attention
 
     opened = open_text_model(source, lambda _: "", title="Core ML", error=CoreMLExportError)
     use_core_attention(opened.model)

@@ -12,8 +12,7 @@ import pytest
 from slipway.model.activations.contract import CONTRACT, CONTRACT_PAGE, read_contract
 from slipway.model.activations.request import KINDS
 from slipway.stage import Context
-from slipway_onnx_export.inspection.graph_file import read_graph
-from slipway_onnx_export.inspection.trial import run_once
+from slipway_onnx_export.inspection.trial import read_graph, run_once
 from support.models.family_models import CASES, make_family_model
 from support.models.onnx_models import Exported
 from support.models.packaged_models import cached, empty_cache, padded_source, session

@@ -241,7 +241,7 @@ def test_the_reference_disagrees_with_a_runtime_that_computes_something_else(
     correct: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The runtime's results are those of other weights, which stands for a faulty kernel: no fault of a file divides the two."""
-    from slipway_onnx_export.checks import running
+    from slipway_onnx_export.checks import folder as running
 
     written = edited(correct, tmp_path / "copy", lambda *_: None)
     other = tmp_path / "other"

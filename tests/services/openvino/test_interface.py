@@ -9,9 +9,9 @@ import pytest
 
 from slipway.errors import OpenVinoExportError
 from slipway.model.families import DECODER, SEQUENCE_CLASSIFIER, Family
-from slipway_openvino.families import MODEL
 from slipway_openvino.graphs.interface import text_interface
 from slipway_openvino.library import ops, ov, said
+from slipway_openvino.params import MODEL
 from slipway_openvino.runtime import EXACT, ROUNDED, _Graph
 
 CACHE = [-1, 2, -1, 4]

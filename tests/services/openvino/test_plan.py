@@ -6,8 +6,8 @@ import pytest
 
 from slipway.formats import FormatRequest
 from slipway.model.configuration import ModelConfig
-from slipway_openvino.families import refusal_reason
 from slipway_openvino.format import FORMAT, OpenVinoConfiguration, plan
+from slipway_openvino.params import refusal_reason
 
 LEVELS = ("fp16", "int8", "int4")
 

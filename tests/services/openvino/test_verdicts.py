@@ -12,7 +12,7 @@ import pytest
 
 from slipway.validation.findings import OutputStatus, OutputValidation
 from slipway.validation.verdicts import Answer
-from slipway_openvino.families import DECODER_MODEL
+from slipway_openvino.params import DECODER_MODEL
 from slipway_validate.judging.yardsticks import Measured
 from support.models.judged_families import make
 from support.models.openvino_models import LEVELS, Ir, every_level, exported

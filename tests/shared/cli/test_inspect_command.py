@@ -52,8 +52,7 @@ def folder(tmp_path: Path) -> Path:
 
 def report(path: Path) -> GraphReport:
     """Inspect a graph in this process."""
-    from slipway_onnx_export.inspection.graph_file import read_graph
-    from slipway_onnx_export.inspection.trial import run_once
+    from slipway_onnx_export.inspection.trial import read_graph, run_once
 
     return run_once(read_graph(path), path, threads=1)
 
@@ -190,7 +189,7 @@ def _hidden(weight: TensorProto) -> onnx.ModelProto:
 def test_data_that_is_not_in_the_folder_is_refused(
     tmp_path: Path, make: Callable[[], onnx.ModelProto], said: str
 ) -> None:
-    from slipway_onnx_export.inspection.graph_file import read_graph
+    from slipway_onnx_export.inspection.trial import read_graph
 
     folder = tmp_path / "model"
     folder.mkdir()

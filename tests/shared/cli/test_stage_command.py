@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from slipway.cli.progress.display import LineDisplay
+from slipway.cli.progress.display import LineDisplay, StageReporter
 from slipway.cli.progress.lines import JsonLines
-from slipway.cli.progress.reporter import StageReporter
 from slipway.cli.stages.help import parameters, stage_help
 from slipway.errors import StageError
 from slipway.registry import load_stage, stage_names

@@ -14,8 +14,8 @@ import pytest
 
 from slipway.execution.child_process import GRACE_SECONDS
 from slipway.execution.execution import Execution
+from slipway.execution.failures import surroundings_of
 from slipway.execution.supervisor import Outcome, execute
-from slipway.execution.surroundings import surroundings_of
 from slipway.stage import Progress
 from slipway.stage_call import Limits, StageCall
 from support.harness.unhurried import unhurried

@@ -12,8 +12,8 @@ import pytest
 from pydantic import field_validator
 
 from slipway.artifacts import LocalStore
+from slipway.execution.failures import surroundings_of
 from slipway.execution.runner import TaskResult, TaskRunner
-from slipway.execution.surroundings import surroundings_of
 from slipway.stage import Stage, StageParams
 from slipway.stage_call import StageCall
 
@@ -107,7 +107,7 @@ KILLED = """
 import asyncio, sys
 from pathlib import Path
 from slipway.artifacts import LocalStore
-from slipway.execution.surroundings import surroundings_of
+from slipway.execution.failures import surroundings_of
 from slipway.execution.runner import TaskRunner
 from slipway.stage_call import StageCall
 root = Path(sys.argv[1])

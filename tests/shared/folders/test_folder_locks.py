@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 from slipway.folders.folder_locks import is_at, lock_folder, unheld
-from slipway.folders.unfinished import remove_abandoned, unfinished
+from slipway.folders.work_folders import remove_abandoned, unfinished
 
 
 def test_only_folders_that_nobody_holds_are_given_one_after_the_other(tmp_path: Path) -> None:

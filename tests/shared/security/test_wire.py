@@ -16,8 +16,8 @@ from slipway.security.access.access_file import Everyone
 from slipway.security.access.principals import OWNER
 from slipway.security.access.rules import Rule
 from slipway.security.channels import MAX_MESSAGE_BYTES
+from slipway.security.incoming import MOST_FIELDS, check_fields
 from slipway.security.interceptor import AccessInterceptor
-from slipway.security.wire import MOST_FIELDS, check_fields
 from slipway_protos.v1 import artifact_pb2, export_pb2, worker_pb2
 from support.harness.unhurried import unhurried
 

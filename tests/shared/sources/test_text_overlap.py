@@ -12,8 +12,8 @@ import pytest
 
 from slipway.configuration import parse
 from slipway.errors import ModelExportError, QuantizationError
-from slipway.export_sources import text_overlap
-from slipway.export_sources.text_overlap import check_apart
+from slipway.export_sources import text_files
+from slipway.export_sources.text_files import check_apart
 from slipway.settings import Settings
 from slipway.sources import SourceFolders
 
@@ -101,7 +101,7 @@ def test_text_that_cannot_be_read_is_refused_before_anything_runs(folders: Sourc
 def test_a_client_without_the_libraries_compares_files_alone(
     folders: SourceFolders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(text_overlap, "find_spec", lambda name: None)  # as in an installation of the client alone
+    monkeypatch.setattr(text_files, "find_spec", lambda name: None)  # as in an installation of the client alone
     train, held_out = (
         conversations(tmp_path / "train.jsonl", *range(40)),
         conversations(tmp_path / "eval.jsonl", *range(39)),

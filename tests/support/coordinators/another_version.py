@@ -10,7 +10,7 @@ import sys
 
 from dbos import DBOS
 
-from slipway_coordinator.main import main
+from slipway_coordinator.server import main
 from slipway_coordinator.service import coordinator_parser
 from slipway_coordinator.workflow import engine, workflow
 

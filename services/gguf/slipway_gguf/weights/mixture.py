@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from slipway.errors import GGUFExportError
 from slipway.model.safetensors_file import read_safetensors
 from slipway.model.weights.reading import mapped
-from slipway_gguf.levels import Level
+from slipway_gguf.params import Level
 from slipway_gguf.weights.tensors import Planned
 
 _BLOCK = re.compile(r"blk\.(\d+)\.")

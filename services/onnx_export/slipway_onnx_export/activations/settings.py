@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeGuard
 
 from pydantic import BeforeValidator
 
+from slipway.counts import counted
+from slipway.errors import ConfigurationError
+from slipway.estimates import FLOAT32_BYTES
 from slipway.formats import Text, wrong_value
-from slipway.model.activations.request import KINDS, MOST_LAYERS, is_layer
+from slipway.model.activations.request import CROSS, KINDS, MOST_LAYERS, ActivationRequest, Part, is_layer
+from slipway.model.configuration import ModelConfig
 from slipway.settings.problems import did_you_mean
+from slipway.sizes import format_size
 
 _NAMES = ("layers", "kinds")
 
@@ -48,3 +53,75 @@ Activations = Annotated[Mapping[str, tuple[Text, ...]], BeforeValidator(_checked
 def activation_params(settings: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
     """Return the stage's parameter; none without activations, so that plans made without them stay the same."""
     return {"activations": {name: list(part) for name, part in settings.items()}} if settings else {}
+
+
+_EXAMPLE_TOKENS = 512
+_SIZES = {
+    "layers": ("num_hidden_layers", "n_layer", "n_layers", "decoder_layers", "num_layers"),
+    "heads": ("num_attention_heads", "n_head", "n_heads", "decoder_attention_heads", "num_heads"),
+    "width": ("hidden_size", "n_embd", "d_model", "dim"),
+}
+_OF_PART: Mapping[Part, Mapping[str, tuple[str, ...]]] = {
+    "": _SIZES,
+    "encoder": {
+        **_SIZES,
+        "layers": ("encoder_layers", "num_layers"),
+        "heads": ("encoder_attention_heads", "num_heads"),
+    },
+    "decoder": {
+        **_SIZES,
+        "layers": ("decoder_layers", "num_decoder_layers", "num_layers"),
+        "heads": ("decoder_attention_heads", "num_heads"),
+    },
+}
+"""Names of the sizes of each part of a model in ``config.json``."""
+
+
+def describe_activations(params: Mapping[str, Any], config: ModelConfig) -> tuple[str, str] | None:
+    """Return the name of the check and the predicted size of a task's activations; None without activations.
+
+    Raises:
+        ConfigurationError: ``PARAMS_INVALID``: the model has no such layer, or no cross-attention.
+    """
+    request = ActivationRequest.of(params.get("activations") or {})
+    if request is None:
+        return None
+    text = config.text
+    parts: tuple[Part, ...] = ("encoder", "decoder") if text.get("is_encoder_decoder") is True else ("",)
+    if CROSS in request.kinds and "decoder" not in parts:
+        raise ConfigurationError(
+            f"{CROSS} are asked for, and the model is not made of an encoder and a decoder",
+            reason="PARAMS_INVALID",
+            remedy=f"leave {CROSS} out",
+            about={"key": "activations.kinds"},
+        )
+    sizes = [_sizes(text, _OF_PART[part]) for part in parts]
+    if not all(all(found.values()) for found in sizes):
+        return "activations", "their size is not known, because config.json has other names for the model's sizes"
+    most = max(found["layers"] for found in sizes)
+    count = token = pair = 0
+    for part, found in zip(parts, sizes, strict=True):
+        outputs = request.outputs(found["layers"], part, most=most)
+        maps = sum(each.kind in ("attentions", CROSS) for each in outputs)
+        count += len(outputs)
+        token += FLOAT32_BYTES * found["width"] * (len(outputs) - maps)
+        pair += FLOAT32_BYTES * found["heads"] * maps
+    said = [f"{format_size(token)} for each token"] if token else []
+    said += [f"{format_size(pair)} for each pair of tokens"] if pair else []
+    length = config.get("max_source_positions") if len(parts) > 1 else None
+    tokens = length if _is_count(length) else _EXAMPLE_TOKENS
+    whole = tokens * token + tokens**2 * pair
+    texts = "a text and its result" if len(parts) > 1 else "a text"
+    return "activations", (
+        f"{counted(count, 'output')} with {' and '.join(said)}: {format_size(whole)} for {texts} of {tokens} tokens"
+        f"{' each' if len(parts) > 1 else ''}; the folder grows by less than 1 MB"
+    )
+
+
+def _sizes(text: Mapping[str, Any], names: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
+    """Return the sizes of a part of a model; 0 where none of its names is there."""
+    return {name: next((text[key] for key in keys if _is_count(text.get(key))), 0) for name, keys in names.items()}
+
+
+def _is_count(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from slipway_onnx_export.checks.running import first_line, open_unoptimized
+from slipway_onnx_export.checks.folder import first_line, open_unoptimized
 from slipway_onnx_export.checks.written import FaultError, NotRunError, tokens
 from slipway_onnx_export.interface import (
     BRANCH,

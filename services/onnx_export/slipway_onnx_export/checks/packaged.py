@@ -12,8 +12,7 @@ import onnx
 from slipway.model.graphs.promise import Promise
 from slipway.sizes import format_size
 from slipway_onnx_export.checks.agreement import agree
-from slipway_onnx_export.checks.folder import CHECKS, read_names
-from slipway_onnx_export.checks.running import first_line
+from slipway_onnx_export.checks.folder import CHECKS, first_line, read_names
 from slipway_onnx_export.checks.written import FaultError, NotRunError, Written
 
 _CHECKS = ("opset", "paths", "valid", "shapes", "interface", "stored once", "metadata", "loads")

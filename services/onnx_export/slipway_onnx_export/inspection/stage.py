@@ -28,8 +28,7 @@ def run(inputs: Mapping[str, Path], params: InspectionParams, ctx: Context) -> d
         ONNXExportError: ``ONNX_INVALID`` if there is no graph, or one that cannot be read.
     """
     from slipway.errors import ONNXExportError
-    from slipway_onnx_export.inspection.graph_file import read_graph
-    from slipway_onnx_export.inspection.trial import limit_memory, run_once
+    from slipway_onnx_export.inspection.trial import limit_memory, read_graph, run_once
 
     limit_memory(ctx.max_memory_bytes)
     source = inputs["model"]

@@ -12,9 +12,9 @@ import torch
 from slipway.model.families import SEQUENCE_CLASSIFIER
 from slipway.model.generation import token_of
 from slipway.model.sentences import SENTENCE_EMBEDDING, Pooling, pool
+from slipway_onnx_export.components import pooling_of
 from slipway_onnx_export.parity.lengths import BEYOND, Lengths, Reach
 from slipway_onnx_export.parity.rows import Array, Session, random_rows
-from slipway_onnx_export.sentences import pooling_of
 from slipway_onnx_export.source import ModelSource
 
 CASES = (

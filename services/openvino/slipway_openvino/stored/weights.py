@@ -17,7 +17,7 @@ from torch import Tensor
 
 from slipway.files.links import file_in
 from slipway.model.configuration import ModelConfig
-from slipway_openvino.families import DECODER_MODEL, ENCODER_MODEL, MODEL, PAIRS
+from slipway_openvino.params import DECODER_MODEL, ENCODER_MODEL, MODEL, PAIRS
 from slipway_openvino.stored.decompression import decompression_of, require_readers
 from slipway_openvino.stored.description import Place, read_description
 from slipway_openvino.stored.values import (

@@ -29,8 +29,7 @@ from slipway_quantize.calibration.streaming.layers import Rounding
 from slipway_quantize.calibration.streaming.model import StreamedModel
 from slipway_quantize.calibration.streaming.walk import BlockWalk
 from slipway_quantize.calibration.tuning.divergence import compares_distributions, divergence
-from slipway_quantize.calibration.tuning.embedding import embedding_moments
-from slipway_quantize.calibration.tuning.tuning import Schedule, Tuning
+from slipway_quantize.calibration.tuning.tuning import Schedule, Tuning, embedding_moments
 from slipway_quantize.calibration.widths import rounding_costs, wide_layers
 from slipway_quantize.calibration.windows import LEAST_WINDOWS, Batch, Windows, read_windows
 from slipway_quantize.levels import WIDE

@@ -17,7 +17,7 @@ from torch import Tensor
 from slipway.files.json_documents import LARGEST_LIST, read_json_object
 from slipway.files.regular_file import sha256_of
 from slipway.model.safetensors_file import read_safetensors
-from slipway_quantize.reading.tensors import mapped
+from slipway_quantize.model_weights import mapped
 
 
 class Finished:

@@ -74,7 +74,7 @@ def rounding_costs(
     """Return the divergence per position that rounding each layer alone to a grid adds, as one pass forward and back estimates it.
 
     To second order, errors of weights add half of their Fisher information to the divergence (as in
-    :func:`~slipway_quantize.calibration.tuning.embedding.embedding_moments`). An error of a weight is as large as a uniform one within
+    :func:`~slipway_quantize.calibration.tuning.tuning.embedding_moments`). An error of a weight is as large as a uniform one within
     a step of its group's grid; inputs and gradients are taken as independent. This ranks layers, which is all that a choice needs.
 
     Args:

@@ -30,10 +30,19 @@ from slipway_quantize.forms.choice import Layers, form_of, least_width
 from slipway_quantize.forms.form import Form
 from slipway_quantize.forms.integers import PackedIntegers
 from slipway_quantize.levels import WIDE, WITHOUT_BUDGET, is_named, no_size_budget
+from slipway_quantize.model_weights import (
+    DTYPES,
+    LinearWeight,
+    Structure,
+    find_linear_layers,
+    model_config,
+    read_rows,
+    read_tensors,
+    require_family,
+    require_finite,
+)
 from slipway_quantize.pieces import PIECE_WEIGHTS, Pieces, Squares
 from slipway_quantize.quantizer import QuantizeRequest
-from slipway_quantize.reading.structure import LinearWeight, Structure, find_linear_layers, model_config, require_family
-from slipway_quantize.reading.tensors import DTYPES, read_rows, read_tensors, require_finite
 from slipway_quantize.report import KEPT, Outcome, warn_unaligned, warn_unknown
 
 _APART = "it should have more bits than the others, and transformers unpacks all weights of this model with the same"

@@ -12,8 +12,8 @@ from slipway.model.weights.reading import Weights, row_pieces
 from slipway.stage import Context
 from slipway_quantize.checkpoints.weights_file import WeightsFile
 from slipway_quantize.companions import read_json, write_json
+from slipway_quantize.model_weights import DTYPE_NAMES, cast_to_half, read_rows, read_tensors
 from slipway_quantize.pieces import PIECE_WEIGHTS
-from slipway_quantize.reading.tensors import DTYPE_NAMES, cast_to_half, read_rows, read_tensors
 from slipway_quantize.report import Outcome
 
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}

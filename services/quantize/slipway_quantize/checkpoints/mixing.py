@@ -15,9 +15,9 @@ from slipway_quantize.forms.integers import PackedIntegers
 from slipway_quantize.grid.search import Array
 from slipway_quantize.mixed.budget import SizeBudget
 from slipway_quantize.mixed.choice import Candidate, Choice, choose_bits
+from slipway_quantize.model_weights import as_array, read_rows
 from slipway_quantize.pieces import PIECE_WEIGHTS
 from slipway_quantize.quantizer import QuantizeRequest
-from slipway_quantize.reading.tensors import as_array, read_rows
 
 
 def choose_mixed(

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from slipway.model.safetensors_file import TensorInfo
 from slipway.model.safetensors_layout import PlannedFile, TensorSpec, index_file, plan_files
+from slipway_quantize.model_weights import DTYPE_NAMES
 from slipway_quantize.pieces import write_all
-from slipway_quantize.reading.tensors import DTYPE_NAMES
 
 
 class WeightsFile:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from slipway.errors import QuantizationError
 from slipway.model.safetensors_file import TensorInfo
 from slipway.model.weights.reading import Weights, row_pieces
+from slipway.stage import Context
 from slipway_quantize.calibrated import CalibratedWeight
-from slipway_quantize.forms.activations import input_ranges
-from slipway_quantize.forms.channels import Channels
+from slipway_quantize.calibration.streaming.layers import Layer
+from slipway_quantize.calibration.streaming.model import StreamedModel
+from slipway_quantize.calibration.windows import Batch, read_windows
 from slipway_quantize.forms.form import BEFORE_LOADING, Form
 from slipway_quantize.forms.fp4 import Mxfp4, Nvfp4, parent_of
-from slipway_quantize.forms.integers import PackedIntegers
+from slipway_quantize.forms.integers import Channels, PackedIntegers
+from slipway_quantize.model_weights import read_rows, require_finite
 from slipway_quantize.pieces import PIECE_WEIGHTS
 from slipway_quantize.quantizer import QuantizeRequest
-from slipway_quantize.reading.tensors import read_rows, require_finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,7 @@ def form_of(request: QuantizeRequest, layers: Layers) -> Form:
 
     Raises:
         QuantizationError: ``QUANTIZATION_UNSUPPORTED``: the model is unpacked while it loads, and the level rounds activations; the
-            reasons of :func:`~slipway_quantize.forms.activations.input_ranges`, and ``NON_FINITE_WEIGHTS``.
+            reasons of :func:`~slipway_quantize.forms.choice.input_ranges`, and ``NON_FINITE_WEIGHTS``.
     """
     level, scale_dtype = request.params.integers, layers.scale_dtype
     if level is not None:
@@ -110,3 +115,87 @@ def _nvfp4(layers: Layers, request: QuantizeRequest) -> Form:
             parent = parent_of(module)
             found[parent] = max(found.get(parent, 0.0), float(values.abs().max()))
     return Nvfp4(layers.scale_dtype, found)
+
+
+WINDOWS, WINDOW_TOKENS = 64, 128
+_AT_ONCE = 8
+"""Windows that are computed together."""
+
+
+def input_ranges(source: Path, inputs: Mapping[str, Path], modules: Sequence[str], ctx: Context) -> dict[str, float]:
+    """Return the largest magnitude that each layer is given on text. Weights stay in their files, results are not kept.
+
+    Args:
+        source: The model's folder, with its weights and tokenizer.
+        inputs: Inputs of the stage; ``data`` has the text.
+        modules: The linear layers.
+        ctx: Context of the stage.
+
+    Raises:
+        QuantizationError: ``CALIBRATION_DATA_INVALID``, ``CALIBRATION_UNSUPPORTED``, ``NON_FINITE_OUTPUT``.
+    """
+    if "data" not in inputs:
+        raise QuantizationError(
+            "fp8_static needs text to find the ranges of activations, and there is none",
+            reason="CALIBRATION_DATA_INVALID",
+            remedy="give text as the input data, or use fp8, which needs none",
+        )
+    model = StreamedModel(source, group_size=1, head=True)
+    windows = read_windows(
+        inputs["data"],
+        source,
+        model.family,
+        count=WINDOWS,
+        length=min(WINDOW_TOKENS, _most_tokens(model)),
+        vocabulary=model.vocabulary,
+        seed=0,
+    )
+    seen = [*windows.held_out, *windows.fit]
+    watch = _Largest()
+    for layer in model.layers.values():
+        layer.observe = watch
+    with torch.no_grad():
+        for start in range(0, len(seen), _AT_ONCE):
+            ctx.progress("ranges", done=start, total=len(seen), unit="windows")
+            watch.batch = windows.batch(list(seen[start : start + _AT_ONCE]))
+            model.outputs(watch.batch)
+    ctx.record(windows=len(seen), data_sha256=windows.digest)
+    return {module: _required(watch.found, module) for module in modules}
+
+
+def _most_tokens(model: StreamedModel) -> int:
+    most = getattr(model.model.config, "max_position_embeddings", None)
+    return max(1, most - 2) if isinstance(most, int) else WINDOW_TOKENS  # some tables of positions begin at 2
+
+
+class _Largest:
+    """Remembers the largest input of each layer at positions with text."""
+
+    batch: Batch
+
+    def __init__(self) -> None:
+        self.found: dict[str, float] = {}
+
+    def __call__(self, layer: Layer, inputs: Tensor) -> None:
+        mask = self.batch.mask
+        values = inputs[mask == 1] if inputs.shape[:-1] == mask.shape else inputs
+        largest = float(values.abs().max())
+        if not math.isfinite(largest):
+            raise QuantizationError(
+                f"an input of {layer.name} is NaN or infinite on the calibration text",
+                reason="NON_FINITE_OUTPUT",
+                remedy="the training diverged or the file is damaged: use an earlier checkpoint",
+                about={"tensor": layer.name},
+            )
+        self.found[layer.name] = max(self.found.get(layer.name, 0.0), largest)
+
+
+def _required(found: Mapping[str, float], module: str) -> float:
+    if f"{module}.weight" not in found:
+        raise QuantizationError(
+            f"text does not reach the layer {module}, so the range of its input is unknown",
+            reason="CALIBRATION_UNSUPPORTED",
+            remedy="name it in keep, or use level fp8, which needs no text",
+            about={"module": module},
+        )
+    return found[f"{module}.weight"]

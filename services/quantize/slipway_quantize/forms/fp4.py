@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from slipway_quantize.forms.form import Form, Part, StoredRows, as_bytes, squares_of
-from slipway_quantize.reading.tensors import require_finite
+from slipway_quantize.model_weights import require_finite
 
 LARGEST = 6.0
 _E4M3 = torch.float8_e4m3fn

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from slipway.model.dtypes import numpy_dtypes
 from slipway_quantize.calibrated import CalibratedWeight
-from slipway_quantize.forms.form import Form, Part, StoredRows
-from slipway_quantize.grid.rounding import round_weight
+from slipway_quantize.forms.form import Form, Part, StoredRows, as_bytes, squares_of
+from slipway_quantize.grid.rounding import overflow_error, round_weight
 from slipway_quantize.grid.search import pack_words
 from slipway_quantize.levels import IntLevel
-from slipway_quantize.reading.tensors import DTYPE_NAMES, as_array
+from slipway_quantize.model_weights import DTYPE_NAMES, as_array, require_finite
 
 
 class PackedIntegers(Form):
@@ -131,3 +131,61 @@ class PackedIntegers(Form):
             found = round_weight(exact, bits=bits, group_size=self.level.group_size, scale_dtype=scale_dtype, name=name)
         parts = {"weight_packed": found.packed, "weight_scale": found.scales}
         return StoredRows(parts, lambda: torch.from_numpy(found.values(bits)), (found.error, found.energy))
+
+
+_LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
+_STORED_AS = {torch.float8_e4m3fn: "F8_E4M3", torch.int8: "I8"}
+
+
+class Channels(Form):
+    """Weights in FP8 (E4M3) or int8; the scale of a row takes its largest weight to the largest code.
+
+    Args:
+        dtype: ``torch.float8_e4m3fn`` or ``torch.int8``.
+        scale_dtype: Type of the scales: the model's own, in which compressed-tensors loads them.
+        ranges: Largest input of each layer; None: each token's own range is found while the model runs.
+    """
+
+    def __init__(
+        self, dtype: torch.dtype, *, scale_dtype: torch.dtype, ranges: Mapping[str, float] | None = None
+    ) -> None:
+        self._dtype = dtype
+        self._scale_dtype = scale_dtype
+        self._ranges = ranges
+        integer = dtype is torch.int8
+        self.format = "int-quantized" if integer else "float-quantized"
+        plain = {"num_bits": 8, "type": "int" if integer else "float", "symmetric": True}
+        self.weights = {**plain, "strategy": "channel", "dynamic": False}
+        dynamic = ranges is None
+        self.activations = {**plain, "strategy": "token" if dynamic else "tensor", "dynamic": dynamic}
+
+    def parts(self, module: str, shape: tuple[int, ...]) -> dict[str, Part]:  # noqa: ARG002 - the same for all
+        """As :meth:`Form.parts`."""
+        scale = DTYPE_NAMES[self._scale_dtype]
+        parts: dict[str, Part] = {"weight": (_STORED_AS[self._dtype], shape), "weight_scale": (scale, (shape[0], 1))}
+        return parts if self._ranges is None else parts | {"input_scale": (scale, (1,))}
+
+    def whole(self, module: str, shape: tuple[int, ...]) -> dict[str, NDArray[Any]]:  # noqa: ARG002 - of any shape
+        """As :meth:`Form.whole`."""
+        if self._ranges is None:
+            return {}
+        return {"input_scale": as_bytes(self._scale(torch.tensor([self._ranges[module]]), module))}
+
+    def rounded(self, weight: Tensor, row: int, *, module: str, name: str) -> StoredRows:  # noqa: ARG002 - any row
+        """As :meth:`Form.rounded`."""
+        require_finite(weight, name)
+        exact = weight.float()
+        scale = self._scale(exact.abs().amax(dim=1, keepdim=True), name)  # (R, 1)
+        largest, wide = _LARGEST[self._dtype], scale.float()
+        scaled = (exact / wide).clamp_(-largest, largest)
+        codes = (scaled.round_() if self._dtype is torch.int8 else scaled).to(self._dtype)
+        values = codes.float() * wide
+        parts = {"weight": as_bytes(codes), "weight_scale": as_bytes(scale)}
+        return StoredRows(parts, lambda: values, squares_of(exact, values))
+
+    def _scale(self, largest: Tensor, name: str) -> Tensor:
+        """Return the scales at which float32 magnitudes become the largest code; never 0, by which nothing can be divided."""
+        scale = (largest / _LARGEST[self._dtype]).to(self._scale_dtype)
+        if not bool(torch.isfinite(scale).all()):
+            raise overflow_error(largest.numpy(), np.atleast_1d(as_array(scale)), name)
+        return scale.clamp_(min=torch.finfo(self._scale_dtype).tiny)

@@ -24,7 +24,7 @@ from slipway.distribution.extras import require
 from slipway.errors import ArtifactError, ConfigurationError
 from slipway.files.checksums import verify_directory, without_checksums
 from slipway.files.local_folders import check_local
-from slipway.folders.kept import UNUSED_SECONDS, remove_unused
+from slipway.folders.work_folders import UNUSED_SECONDS, remove_unused
 from slipway.formats.registry import runtimes_to_try
 from slipway.results.delivery import LINEAGE
 from slipway.settings import Settings

@@ -7,9 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from slipway.cli.progress.display import showing
+from slipway.cli.progress.display import StageReporter, showing
 from slipway.cli.progress.forms import ProgressForm
-from slipway.cli.progress.reporter import StageReporter
 from slipway.stage import Progress
 
 Show = Callable[[int], Callable[[int], None]]

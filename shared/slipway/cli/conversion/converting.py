@@ -16,7 +16,7 @@ from slipway.counts import counted
 from slipway.errors import ArtifactError
 from slipway.files.local_folders import check_local
 from slipway.files.regular_file import check_regular
-from slipway.folders.unfinished import publish, unfinished
+from slipway.folders.work_folders import publish, unfinished
 from slipway.machine.cgroup import ControlGroup, available_memory, usable_cores
 from slipway.model.weights.conversion import Conversion, ConvertedWeights
 from slipway.registry import stage_of

@@ -116,7 +116,7 @@ def stage(  # noqa: PLR0917 - typer calls it by name
     )
     validation = None
     if "validation" in done["outputs"]:
-        from slipway.cli.stages.view import figures, read_validation
+        from slipway.cli.stages.running import figures, read_validation
 
         validation = read_validation(done)
     if as_json:
@@ -151,8 +151,7 @@ def sample(  # noqa: PLR0917 - typer calls it by name
     from slipway.distribution.extras import require
 
     require("sample", what="slipway sample")
-    from slipway.cli.progress.display import showing
-    from slipway.cli.progress.reporter import StageReporter
+    from slipway.cli.progress.display import StageReporter, showing
     from slipway.cli.terminal.console import print_answer
     from slipway.files.local_folders import check_local
     from slipway.sample import make_sample

@@ -10,19 +10,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slipway.cli.progress.display import showing
+from rich.console import Group, RenderableType
+
+from slipway.cli.export import summary
+from slipway.cli.progress.display import StageReporter, showing
 from slipway.cli.progress.forms import ProgressForm
-from slipway.cli.progress.reporter import StageReporter
+from slipway.cli.terminal.columns import Column, FittedTable, Prose
 from slipway.errors import ArtifactError, ConfigurationError
 from slipway.execution.execution import Execution
 from slipway.execution.supervisor import Outcome, execute
 from slipway.files.json_documents import parse_json
 from slipway.files.links import all_files
 from slipway.files.local_folders import check_local
-from slipway.folders.unfinished import publish, unfinished
+from slipway.folders.work_folders import publish, unfinished
 from slipway.machine.cgroup import ControlGroup, available_memory, usable_cores
 from slipway.registry import load_stage
+from slipway.results.outcome import format_result
 from slipway.stage_call import Limits, StageCall
+from slipway.validation.findings import FILE_NAME, ValidationReport
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -150,3 +155,34 @@ def _value(text: str) -> Any:
         return parse_json(text.encode())
     except ValueError:
         return text
+
+
+_COLUMNS = (
+    Column("output", style="bold"),
+    Column("validation"),
+    Column("perplexity", rank=5, right=True),
+    *summary.COLUMNS,
+)
+
+
+def read_validation(done: dict[str, Any]) -> ValidationReport | None:
+    """Read the validation report among a stage's outputs; None if the stage does not validate."""
+    folder = done["outputs"].get("validation")
+    file = Path(folder) / FILE_NAME if folder else None
+    return ValidationReport.read(file.parent) if file is not None and file.is_file() else None
+
+
+def figures(report: ValidationReport) -> RenderableType:
+    """Show the measurements of each output as a row, and below them why outputs failed or were not run."""
+    table = FittedTable(*_COLUMNS)
+    for output in report.outputs:
+        entry = format_result(size_bytes=output.size_bytes, found=output)
+        perplexity = summary.shown(output.perplexity, "{:.2f}")
+        table.add_row(output.name, summary.state(entry.status), perplexity, *summary.cells(entry))
+    reasons = [
+        Prose(f"{output.name}: ", "bold", said)
+        for output in report.outputs
+        if (said := output.explanation or output.status_reason)
+    ]
+    warnings = [Prose("warning ", "yellow", warning) for warning in report.warnings]
+    return Group(table, *reasons, *warnings)

@@ -12,7 +12,7 @@ from hashlib import file_digest
 from pathlib import Path
 
 from slipway.errors import ArtifactError, ServiceError
-from slipway.folders.unfinished import unfinished
+from slipway.folders.work_folders import unfinished
 from slipway.machine.python_process import python_module
 from slipway.stage import Progress
 

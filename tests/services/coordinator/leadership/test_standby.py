@@ -23,7 +23,7 @@ from slipway.errors import ModelExportError, ServiceError
 from slipway.security.access.tokens import new_token, token_hash
 from slipway.settings.security import Security
 from slipway_coordinator.leadership.locks import AdvisoryLock
-from slipway_coordinator.main import migrate
+from slipway_coordinator.server import migrate
 from slipway_coordinator.storage.database import Database
 from slipway_coordinator.storage.database_address import PostgresState, state_at
 from support.commands.cli import SLIPWAY

@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from slipway.errors import ModelExportError
-from slipway_coordinator.main import migrate
+from slipway_coordinator.server import migrate
 from slipway_coordinator.storage import migrations, schema
 from slipway_coordinator.storage.database import Database
 from slipway_coordinator.storage.database_address import state_at

@@ -12,7 +12,7 @@ import pytest
 from slipway.client import Client
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ModelExportError
-from slipway_coordinator.main import migrate
+from slipway_coordinator.server import migrate
 from slipway_coordinator.storage.database import Database
 from slipway_coordinator.storage.database_address import state_at
 from support.commands.cli import SLIPWAY

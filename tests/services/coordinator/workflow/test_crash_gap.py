@@ -18,7 +18,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from slipway.configuration import parse
 from slipway.rpc.configuration_messages import configuration_message
-from slipway_coordinator.main import migrate
+from slipway_coordinator.server import migrate
 from slipway_coordinator.storage.database_address import state_at
 from slipway_protos.v1 import export_pb2, export_pb2_grpc, worker_pb2, worker_pb2_grpc
 from support.commands.cli import SLIPWAY

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from slipway.client import Client
 from slipway.configuration import parse
 from slipway.errors import ModelExportError
-from slipway_coordinator.main import migrate
+from slipway_coordinator.server import migrate
 from slipway_coordinator.storage import schema
 from slipway_coordinator.storage.database import Database
 from slipway_coordinator.storage.database_address import state_at

@@ -13,10 +13,17 @@ import transformers as tf
 from torch import Tensor
 
 from slipway_quantize.calibration.finished import Finished
-from slipway_quantize.calibration.rounding.drift import SHARE, Corrected, correction
 from slipway_quantize.calibration.rounding.gptq import damped, error_factors
 from slipway_quantize.calibration.rounding.grid import Grid
-from slipway_quantize.calibration.rounding.methods import BY_INPUTS, best_method, read_rounded, round_layer
+from slipway_quantize.calibration.rounding.methods import (
+    BY_INPUTS,
+    SHARE,
+    Corrected,
+    best_method,
+    correction,
+    read_rounded,
+    round_layer,
+)
 from slipway_quantize.calibration.rounding.rounds import Rounds, _passes
 from slipway_quantize.calibration.streaming import layers
 from slipway_quantize.calibration.streaming.crew import Crew

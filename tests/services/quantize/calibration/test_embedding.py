@@ -15,7 +15,7 @@ from slipway.model.families import DECODER
 from slipway.stage import Context
 from slipway_quantize.calibration.streaming.crew import Crew
 from slipway_quantize.calibration.streaming.model import StreamedModel
-from slipway_quantize.calibration.tuning.embedding import embedding_moments
+from slipway_quantize.calibration.tuning.tuning import embedding_moments
 from slipway_quantize.calibration.windows import Windows, read_windows
 from support.models.calibrated_models import Material, rounded_divergence
 

@@ -14,10 +14,9 @@ from compressed_tensors.quantization.quant_scheme import preset_name_to_scheme
 
 from slipway.errors import QuantizationError
 from slipway.model.dtypes import torch_dtypes
-from slipway_quantize.forms.channels import Channels
 from slipway_quantize.forms.form import Form
 from slipway_quantize.forms.fp4 import Mxfp4, Nvfp4, nearest, nearest_codes
-from slipway_quantize.forms.integers import PackedIntegers
+from slipway_quantize.forms.integers import Channels, PackedIntegers
 from slipway_quantize.grid.search import pack_codes, pack_words, unpack_codes
 from slipway_quantize.levels import IntLevel
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from slipway_quantize.calibration.rounding.gptq import DAMPING, damped, descend, gptq, refit
 from slipway_quantize.calibration.rounding.grid import Fitted, Grid
 from slipway_quantize.calibration.rounding.roundings import Fixed
-from slipway_quantize.calibration.streaming.layers import Layer, Weight
+from slipway_quantize.calibration.streaming.layers import Layer, Weight, multiply
 
 NEAREST = "rtn"
 BY_INPUTS = (NEAREST, "awq", "gptq")
@@ -115,3 +115,44 @@ def read_rounded(tensors: Mapping[str, Tensor], name: str, method: str, grid: Gr
     fitted = Fitted(tensors[f"{start}.scales"], tensors.get(f"{start}.zeros"))
     codes = tensors[f"{start}.codes"]
     return Rounded(Fixed(grid, codes, fitted), tensors.get(f"{start}.places"))
+
+
+SHARE = 0.5
+"""Share of the drift that a layer makes up for; the least-squares weight would fit the noise of a text of usual length, too."""
+
+
+def correction(drift: Tensor, order: Tensor, factors: Tensor) -> Tensor:
+    """Return the matrix A by which a weight W is corrected to W + W · A: a share of D · M⁻¹ (K, K).
+
+    Args:
+        drift: D: the sum of products of what the exact inputs are more than the inputs (rows) and the inputs (columns). (K, K)
+        order: Order of the columns, and
+        factors: the upper Cholesky factor of the inverse of the inputs' damped second moments M, both as
+            :func:`~slipway_quantize.calibration.rounding.gptq.error_factors` returns them.
+    """
+    found = torch.empty_like(drift)
+    found[:, order] = multiply(multiply(drift[:, order].contiguous(), factors), factors.T.contiguous()).mul_(SHARE)
+    return found
+
+
+class Corrected:
+    """A layer's weight, changed so that its results make up for a share of the drift of its inputs.
+
+    Args:
+        weight: The layer's own weight. (N, K)
+        change: As :func:`correction` returns it. (K, K)
+    """
+
+    def __init__(self, weight: Weight, change: Tensor) -> None:
+        self._weight = weight
+        self._change = change.T.contiguous()
+
+    @property
+    def pieces(self) -> tuple[slice, ...]:
+        """The rows that are worked on at once."""
+        return self._weight.pieces
+
+    def exact(self, rows: slice) -> Tensor:
+        """Return rows of the corrected weight in float32."""
+        own = self._weight.exact(rows)
+        return own + multiply(own, self._change)

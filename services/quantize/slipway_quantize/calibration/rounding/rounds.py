@@ -12,10 +12,18 @@ from torch import Tensor
 from slipway.errors import CheckpointValidationError, QuantizationError
 from slipway.model.safetensors_file import read_safetensors
 from slipway_quantize.calibration.finished import Finished
-from slipway_quantize.calibration.rounding.drift import Corrected, correction
 from slipway_quantize.calibration.rounding.gptq import error_factors
 from slipway_quantize.calibration.rounding.grid import Grid
-from slipway_quantize.calibration.rounding.methods import NEAREST, Candidates, Rounded, best_method, round_layer, stored
+from slipway_quantize.calibration.rounding.methods import (
+    NEAREST,
+    Candidates,
+    Corrected,
+    Rounded,
+    best_method,
+    correction,
+    round_layer,
+    stored,
+)
 from slipway_quantize.calibration.rounding.roundings import Fixed
 from slipway_quantize.calibration.streaming.crew import Crew
 from slipway_quantize.calibration.streaming.layers import Layer

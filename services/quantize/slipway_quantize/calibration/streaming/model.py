@@ -23,8 +23,15 @@ from slipway.model.safetensors_file import TensorInfo
 from slipway.model.weights.reading import open_weights, row_pieces
 from slipway_quantize.calibration.streaming.layers import Layer, Rounding, Table, walk
 from slipway_quantize.calibration.windows import Batch
-from slipway_quantize.reading.structure import find_linear_layers, model_config, require_family
-from slipway_quantize.reading.tensors import mapped, read_rows, read_tensors, require_finite
+from slipway_quantize.model_weights import (
+    find_linear_layers,
+    mapped,
+    model_config,
+    read_rows,
+    read_tensors,
+    require_family,
+    require_finite,
+)
 
 
 class StreamedModel:

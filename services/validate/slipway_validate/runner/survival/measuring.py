@@ -18,9 +18,8 @@ from slipway.formats.registry import runtime_of_output
 from slipway.validation.survival import AdapterSurvival, ModuleSurvival
 from slipway_validate.protocol.messages import SurvivalSpec
 from slipway_validate.runner.model import Unusable
-from slipway_validate.runner.survival.adapted import AdaptedModule, adapted_modules
+from slipway_validate.runner.survival.adapted import AdaptedModule, BaseWeights, Original, adapted_modules
 from slipway_validate.runner.survival.checkpoints import Checkpoint
-from slipway_validate.runner.survival.originals import BaseWeights, Original
 from slipway_validate.runner.survival.stored import Names, NotUnderstoodError, StoredModel, StoredWeight
 from slipway_validate.runner.survival.sums import Both, Sums
 

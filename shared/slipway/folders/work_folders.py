@@ -1,8 +1,4 @@
-"""Folders that outlast an attempt: the next attempt of the same action reuses what an interrupted one finished.
-
-They lie beside the work folders and are named by action key, so their content belongs to the same inputs, parameters and versions.
-A stage that remembers has one for all of its actions. A running attempt holds its folder's lock. The folder is removed with the action's result, or after a few days without use.
-"""
+"""Folders of work: those that end with their process, and those that outlast an attempt."""
 
 from __future__ import annotations
 
@@ -10,6 +6,7 @@ import contextlib
 import os
 import shutil
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +18,7 @@ UNUSED_SECONDS = 3 * 86_400
 MEMORY = "memory"
 """Stands for the action key in the name of the folder of a stage that remembers."""
 
-_MARK = ".slipway-kept-"
+_KEPT = ".slipway-kept-"
 
 
 @contextlib.contextmanager
@@ -30,7 +27,7 @@ def kept_folder(scratch: Path, stage: str, key: str) -> Iterator[Path | None]:
 
     Remove the folder at the end if it is empty. First remove other folders that have not been used for long.
     """
-    folder = scratch / f".{stage}{_MARK}{key}"
+    folder = scratch / f".{stage}{_KEPT}{key}"
     lock = lock_folder(folder)
     remove_unused(scratch, seconds=UNUSED_SECONDS)
     if lock is None:
@@ -57,7 +54,7 @@ def remove_unused(scratch: Path, *, seconds: float, dry_run: bool = False) -> di
         dry_run: Only report them.
     """
     removed = {}
-    for folder in unheld(scratch, f".*{_MARK}*"):
+    for folder in unheld(scratch, f".*{_KEPT}*"):
         if time.time() - folder.stat().st_mtime >= seconds or not any(folder.iterdir()):
             removed[folder.name] = _own_bytes(folder)
             if not dry_run:
@@ -69,3 +66,52 @@ def _own_bytes(folder: Path) -> int:
     """Return the bytes that removing a folder frees: those of files without another hard link."""
     stats = [path.lstat() for path in folder.rglob("*") if not path.is_dir()]
     return sum(stat.st_size for stat in stats if stat.st_nlink == 1)
+
+
+_UNFINISHED = ".slipway-partial-"
+
+
+@contextlib.contextmanager
+def unfinished(target: Path) -> Iterator[Path]:
+    """Yield a hidden, locked sibling of ``target``; remove it at the end unless it was renamed.
+
+    First remove leftovers of killed processes beside the target.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    remove_abandoned(target.parent)
+    folder, lock = _locked(target)
+    try:
+        yield folder
+    finally:
+        os.close(lock)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def publish(folder: Path, target: Path) -> None:
+    """Rename a finished folder to its target; remove the old target only afterwards."""
+    if not target.exists():
+        folder.rename(target)
+        return
+    old = target.parent / f".{target.name}{_UNFINISHED}old-{uuid.uuid4().hex[:8]}"
+    target.rename(old)
+    try:
+        folder.rename(target)
+    except OSError:
+        old.rename(target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Remove unfinished folders whose process is gone; a running process holds its folder's lock."""
+    for folder in unheld(parent, f".*{_UNFINISHED}*"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _locked(target: Path) -> tuple[Path, int]:
+    """Return a new sibling and the descriptor that locks it."""
+    while True:
+        folder = target.parent / f".{target.name}{_UNFINISHED}{uuid.uuid4().hex[:8]}"
+        lock = lock_folder(folder)
+        if lock is not None:  # None: another process took the new folder for an abandoned one
+            return folder, lock
