@@ -27,7 +27,7 @@ from slipway.model.weights.reading import Weights, has_weights, open_weights
 from slipway_onnx_export.params import refusal_reason
 
 WINDOW_LIMIT = 512
-"""Longest attention window, in tokens, beyond which the parity check runs a text; see ``parity/reach.py`` for longer ones."""
+"""Longest attention window, in tokens, beyond which the parity check runs a text; see ``parity/lengths.py`` for longer ones."""
 
 SMALL_BYTES = 64 << 10
 """Largest tensor that is read at once from a folder that leaves its weights out."""

@@ -37,7 +37,7 @@ for name, (command, lines) in remote.COMMANDS.items():
     app.command(name, cls=ConnectedCommand, rich_help_panel=_COORDINATOR, epilog=examples(*lines))(command)
 for name, service in services.COMMANDS.items():
     app.command(name, rich_help_panel=_SERVICES, **services.SETTINGS)(service)
-app.command(rich_help_panel=_SERVICES, epilog=services.EXAMPLES)(services.token)
+app.command(rich_help_panel=_SERVICES, epilog=services.TOKEN_EXAMPLES)(services.token)
 app.command(rich_help_panel=_HERE, epilog=inspection.DOCTOR_EXAMPLES)(inspection.doctor)
 app.command(cls=ConnectedCommand, rich_help_panel=_HERE, epilog=inspection.CHECKPOINTS_EXAMPLES)(inspection.checkpoints)
 app.command(rich_help_panel=_HERE, epilog=inspection.INSPECT_EXAMPLES)(inspection.inspect)

@@ -80,7 +80,7 @@ def _run(main: Any, arguments: argparse.Namespace) -> int:
     return int(main(arguments))
 
 
-EXAMPLES = examples(
+TOKEN_EXAMPLES = examples(
     "slipway token --name ci --role submitter --project research --token-file ci.token",
     "slipway token --name workers --role worker --token-file workers.token",
 )

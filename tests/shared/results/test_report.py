@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from slipway.cli.export.summary import cells as measured_cells
+from slipway.cli.export.summary import figure_cells as measured_cells
 from slipway.results.report import figures, write_report
 from slipway.results.report.plots import Bar, bar_chart
 from slipway.results.result import ExportResult, FailedFormat

@@ -1,6 +1,6 @@
 """Plan the merge before a byte is read: the source of every output tensor, and the update added to it.
 
-Every base tensor becomes one output tensor, every adapter tensor is used once, and every shape is compared (``fitting.py``), so the
+Every base tensor becomes one output tensor, every adapter tensor is used once, and every shape is compared (``adapter/checks.py``), so the
 plan is known to fit before writing begins.
 """
 

@@ -1,4 +1,4 @@
-"""Decide how the comparison passes the lengths beyond which a model computes otherwise; see ``reach.py`` for attention windows.
+"""Decide how the comparison passes the lengths beyond which a model computes otherwise.
 
 A graph that ignores such a length gives right results for every shorter text, so a comparison of short texts proves nothing about it.
 """

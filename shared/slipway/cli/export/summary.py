@@ -12,7 +12,7 @@ from slipway.results.report.figures import MISSING
 from slipway.results.result import ExportResult, FailedFormat, FormatResult
 from slipway.sizes import format_size
 
-COLUMNS = (
+FIGURE_COLUMNS = (
     Column("KL", rank=4, right=True),
     Column("top-1", rank=5, right=True),
     Column("prefill", rank=7, right=True),
@@ -30,7 +30,7 @@ _STYLES = {
 }
 
 
-def cells(entry: FormatResult) -> tuple[str, ...]:
+def figure_cells(entry: FormatResult) -> tuple[str, ...]:
     """Return one cell for each of the columns."""
     memory = entry.memory_usage_mb
     return (
@@ -46,21 +46,21 @@ def _distance(entry: FormatResult) -> str:
     """Format the KL; for values, which have no KL, the relative error with its name."""
     if entry.relative_error is not None:
         return f"{entry.relative_error:.1e} relative error"
-    return shown(entry.mean_kl, "{:.1e}")
+    return format_figure(entry.mean_kl, "{:.1e}")
 
 
 def _agreement(entry: FormatResult) -> str:
     if entry.cosine_distance is not None:
         return f"{entry.cosine_distance:.1e} cosine distance"
-    return shown(None if entry.top1_agreement is None else 100 * entry.top1_agreement, "{:.1f} %")
+    return format_figure(None if entry.top1_agreement is None else 100 * entry.top1_agreement, "{:.1f} %")
 
 
-def state(name: str) -> Text:
+def state_label(name: str) -> Text:
     """Format the state of an output in its colour."""
     return Text(name.replace("_", " "), style=_STYLES.get(name, ""))
 
 
-def shown(value: float | None, form: str) -> str:
+def format_figure(value: float | None, form: str) -> str:
     """Format a figure, or write a dash for a missing one."""
     return figures.MISSING if value is None else form.format(value)
 
@@ -70,7 +70,7 @@ _COLUMNS = (
     Column("state"),
     Column("size", rank=1, right=True),
     Column("smaller by", rank=3, right=True),
-    *COLUMNS,
+    *FIGURE_COLUMNS,
     Column("merged", rank=9, right=True),
 )
 _REASON = Column("reason", rank=2)
@@ -140,14 +140,14 @@ def _reason(result: ExportResult, name: str) -> str:
 
 
 def _missing(failed: FailedFormat) -> tuple[RenderableType, ...]:
-    return (state(failed.state), *[MISSING] * (len(_COLUMNS) - 2))
+    return (state_label(failed.state), *[MISSING] * (len(_COLUMNS) - 2))
 
 
 def _figures(result: ExportResult, entry: FormatResult) -> tuple[RenderableType, ...]:
     return (
-        state(entry.status),
+        state_label(entry.status),
         format_size(entry.size_bytes),
-        shown(entry.reduction_percent, "{:.0f} %"),
-        *cells(entry),
+        format_figure(entry.reduction_percent, "{:.0f} %"),
+        *figure_cells(entry),
         format_size(result.original_size_bytes) if result.original_size_bytes else MISSING,
     )

@@ -12,7 +12,6 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 
-from slipway.cli.export import summary
 from slipway.cli.progress.display import StageReporter, showing
 from slipway.cli.progress.forms import ProgressForm
 from slipway.cli.terminal.columns import Column, FittedTable, Prose
@@ -161,7 +160,7 @@ _COLUMNS = (
     Column("output", style="bold"),
     Column("validation"),
     Column("perplexity", rank=5, right=True),
-    *summary.COLUMNS,
+    *summary.FIGURE_COLUMNS,
 )
 
 
@@ -177,8 +176,8 @@ def figures(report: ValidationReport) -> RenderableType:
     table = FittedTable(*_COLUMNS)
     for output in report.outputs:
         entry = format_result(size_bytes=output.size_bytes, found=output)
-        perplexity = summary.shown(output.perplexity, "{:.2f}")
-        table.add_row(output.name, summary.state(entry.status), perplexity, *summary.cells(entry))
+        perplexity = summary.format_figure(output.perplexity, "{:.2f}")
+        table.add_row(output.name, summary.state_label(entry.status), perplexity, *summary.figure_cells(entry))
     reasons = [
         Prose(f"{output.name}: ", "bold", said)
         for output in report.outputs
