@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 
+from slipway.cli.export import summary
 from slipway.cli.progress.display import StageReporter, showing
 from slipway.cli.progress.forms import ProgressForm
 from slipway.cli.terminal.columns import Column, FittedTable, Prose
