@@ -26,7 +26,9 @@ from slipway.model.generation import token_of
 from slipway.model.sentences import SENTENCE_EMBEDDING, Pooling, UnknownPoolingError, pool, read_pooling
 from slipway.stage import Context
 from slipway_onnx_export.forms.cacheless import cacheless_components, sound
-from slipway_onnx_export.interface import (
+from slipway_onnx_export.interface import Call, Component, Port, ids
+from slipway_onnx_export.loading.trial_run import integers, try_out
+from slipway_onnx_export.names import (
     BATCH,
     FEATURES,
     IDS,
@@ -39,12 +41,7 @@ from slipway_onnx_export.interface import (
     SOURCE_MASK,
     TOTAL,
     TYPES,
-    Call,
-    Component,
-    Port,
-    ids,
 )
-from slipway_onnx_export.loading.trial_run import integers, try_out
 from slipway_onnx_export.source import ModelSource
 
 Tensors = dict[str, torch.Tensor]

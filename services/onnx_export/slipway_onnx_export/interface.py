@@ -13,23 +13,7 @@ import torch
 
 from slipway.model.activations.request import Activation
 from slipway.model.graphs.promise import EVERY_CALL, Promise
-
-BATCH, SEQUENCE, PAST, TOTAL, SOURCE = (
-    "batch",
-    "sequence",
-    "past_sequence",
-    "total_sequence",
-    "encoder_sequence",
-)
-"""Names of the axes that vary. total_sequence is past_sequence + sequence."""
-
-IDS, MASK, POSITIONS, TYPES = "input_ids", "attention_mask", "position_ids", "token_type_ids"
-FEATURES, SOURCE_MASK, LOGITS = "input_features", "encoder_attention_mask", "logits"
-ENCODED = "encoder_hidden_states"
-HIDDEN, BRANCH = "last_hidden_state", "use_cache_branch"
-CACHE, PRESENT = "past_key_values.", "present."
-"""What the names of caches begin with, among the inputs and the outputs."""
-
+from slipway_onnx_export.names import BATCH, MASK, PAST, POSITIONS, SEQUENCE, SOURCE, TOTAL
 
 SAMPLE_SIZES = {BATCH: 2, SEQUENCE: 3, PAST: 5, TOTAL: 8, SOURCE: 7}
 """Sizes in the traced sample: different, and above 1, so that a tracer neither confuses axes nor fixes one as a constant."""

@@ -167,10 +167,6 @@ def _yield_memory_first() -> None:
         Path("/proc/self/oom_score_adj").write_text("500")
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
-
-
 Send = Callable[..., None]
 
 
@@ -228,3 +224,7 @@ def _below(traceparent: str) -> str:
         return ""
     _, trace_id, _, flags = traceparent.split("-")
     return f"00-{trace_id}-{os.urandom(8).hex()}-{flags}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

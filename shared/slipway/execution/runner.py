@@ -19,7 +19,7 @@ from slipway.artifacts import ActionResult, ArtifactStore, LocalStore, action_ke
 from slipway.errors import Failure, ModelExportError, StageError
 from slipway.execution.execution import Execution
 from slipway.execution.failures import failure_of, with_named_places, with_surroundings
-from slipway.execution.memory import MemoryOverTime
+from slipway.execution.memory_curve import MemoryOverTime
 from slipway.execution.supervisor import OnLog, OnProgress, execute
 from slipway.files.local_folders import user_path
 from slipway.folders.work_folders import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slipway.execution.memory import MOST_SAMPLES, MemoryCurve
+from slipway.execution.memory_curve import MOST_SAMPLES, MemoryCurve
 
 
 @pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 127, 128, 1000, 86_400])

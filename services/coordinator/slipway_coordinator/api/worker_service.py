@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from slipway.artifacts.digests import is_digest
 from slipway.errors import Failure, ServiceError, StageError
-from slipway.execution.memory import MOST_SAMPLES, MemoryOverTime
+from slipway.execution.memory_curve import MOST_SAMPLES, MemoryOverTime
 from slipway.planning.attempt_keys import AttemptKey
 from slipway.rpc.serving import LONGEST_POLL_SECONDS, unary
 from slipway.rpc.statuses import failure_of_status

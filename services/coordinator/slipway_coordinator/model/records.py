@@ -12,7 +12,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from slipway.errors import Failure
-from slipway.execution.memory import MemoryOverTime
+from slipway.execution.memory_curve import MemoryOverTime
 from slipway.formats.tasks import PlannedTask
 from slipway.requirements import Requirements
 from slipway_coordinator.model.states import ExportState, TaskState, check_export_move, check_task_move

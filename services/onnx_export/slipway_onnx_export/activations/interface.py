@@ -11,8 +11,9 @@ import torch
 from slipway.model.activations.contract import ActivationContract, ContractOutput, GraphContract
 from slipway.model.activations.request import CROSS, ActivationRequest, Part
 from slipway_onnx_export.activations.recording import Place, layers_of, places_of, recording, unsupported
-from slipway_onnx_export.interface import ENCODED, IDS, MASK, SAMPLE_SIZES, Component, Observed, Port
+from slipway_onnx_export.interface import SAMPLE_SIZES, Component, Observed, Port
 from slipway_onnx_export.loading.trial_run import try_out
+from slipway_onnx_export.names import ENCODED, IDS, MASK
 
 Tensors = dict[str, torch.Tensor]
 Axis = str | int | None

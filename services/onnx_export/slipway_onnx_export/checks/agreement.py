@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from slipway_onnx_export.checks.folder import first_line, open_unoptimized
 from slipway_onnx_export.checks.written import FaultError, NotRunError, tokens
-from slipway_onnx_export.interface import (
+from slipway_onnx_export.names import (
     BRANCH,
     CACHE,
     ENCODED,

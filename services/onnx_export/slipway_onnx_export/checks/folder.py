@@ -17,7 +17,7 @@ from onnx.reference import ReferenceEvaluator
 
 from slipway.errors import ONNXExportError
 from slipway_onnx_export.checks.written import Described, FaultError, NotRunError, Written
-from slipway_onnx_export.interface import PAST, PRESENT
+from slipway_onnx_export.names import PAST, PRESENT
 from slipway_onnx_export.parity.ort_errors import ort_failures
 from slipway_onnx_export.writing.weights import INLINE_BYTES
 

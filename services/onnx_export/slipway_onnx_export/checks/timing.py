@@ -18,7 +18,7 @@ from slipway_onnx_export.checks.written import UnknownAxisError, make_feed
 from slipway_onnx_export.engine_graph import EngineGraph, GraphRequest
 from slipway_onnx_export.engines import Engine
 from slipway_onnx_export.forms.shapes import room_of
-from slipway_onnx_export.interface import BATCH, CACHE, PAST, SEQUENCE, SOURCE, TOTAL
+from slipway_onnx_export.names import BATCH, CACHE, PAST, SEQUENCE, SOURCE, TOTAL
 from slipway_onnx_export.parity.ort_errors import ORT_ERRORS
 from slipway_onnx_export.serving.variant import serve
 from slipway_onnx_export.source import ModelSource

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import onnx
 
 from slipway.model.graphs.promise import Promise
-from slipway_onnx_export.interface import BATCH, CACHE, FEATURES, PAST, SEQUENCE, SOURCE, TOTAL
+from slipway_onnx_export.names import BATCH, CACHE, FEATURES, PAST, SEQUENCE, SOURCE, TOTAL
 
 TINY_BYTES, TINY_NODES = 4 << 20, 3000
 """Sizes up to which graphs are run by the checks: then it takes a fraction of a second."""

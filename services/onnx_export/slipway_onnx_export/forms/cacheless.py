@@ -9,7 +9,9 @@ import torch
 from transformers.modeling_outputs import BaseModelOutput
 
 from slipway.model.families import DECODER, SPEECH, Family
-from slipway_onnx_export.interface import (
+from slipway_onnx_export.interface import Component, Port, ids
+from slipway_onnx_export.loading.trial_run import integers
+from slipway_onnx_export.names import (
     BATCH,
     ENCODED,
     FEATURES,
@@ -20,11 +22,7 @@ from slipway_onnx_export.interface import (
     SEQUENCE,
     SOURCE,
     SOURCE_MASK,
-    Component,
-    Port,
-    ids,
 )
-from slipway_onnx_export.loading.trial_run import integers
 
 Tensors = dict[str, torch.Tensor]
 

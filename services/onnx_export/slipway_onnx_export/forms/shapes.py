@@ -8,7 +8,7 @@ from slipway.errors import ONNXExportError
 from slipway.model.config.lengths import position_thresholds
 from slipway.model.families import DECODER, ENCODER_DECODER, SPEECH
 from slipway.model.generation import token_of
-from slipway_onnx_export.interface import BATCH, PAST, SEQUENCE, SOURCE, TOTAL
+from slipway_onnx_export.names import BATCH, PAST, SEQUENCE, SOURCE, TOTAL
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.source import ModelSource
 

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from slipway.formats import wrong_value
 from slipway.settings.sections import Listed
-from slipway_onnx_export.interface import (
+from slipway_onnx_export.names import (
     BATCH,
     FEATURES,
     IDS,

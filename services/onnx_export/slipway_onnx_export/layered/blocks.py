@@ -16,8 +16,9 @@ import transformers
 
 from slipway.errors import ONNXExportError
 from slipway_onnx_export.activations.recording import layers_of
-from slipway_onnx_export.interface import BATCH, LOGITS, PAST, SAMPLE_SIZES, SEQUENCE, TOTAL, Component, Port
+from slipway_onnx_export.interface import SAMPLE_SIZES, Component, Port
 from slipway_onnx_export.layered.calls import LayerCall, Place, Tensors, answering, is_cache, replaced, watch
+from slipway_onnx_export.names import BATCH, LOGITS, PAST, SEQUENCE, TOTAL
 
 FIRST, LAYER, LAST = "embedding", "layer", "head"
 HIDDEN, NEXT, SHARED = "hidden_states", "next_hidden_states", "shared."

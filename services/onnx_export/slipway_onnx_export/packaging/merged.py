@@ -13,7 +13,7 @@ from pathlib import Path
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from slipway_onnx_export.interface import BRANCH, ENCODED, HIDDEN
+from slipway_onnx_export.names import BRANCH, ENCODED, HIDDEN
 from slipway_onnx_export.packaging.graphs import load_graph
 from slipway_onnx_export.packaging.kinds import NotPackagedError
 

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from slipway.model.families import DECODER
 from slipway.model.model_files import copy_companions
-from slipway_onnx_export.interface import ENCODED
+from slipway_onnx_export.names import ENCODED
 from slipway_onnx_export.packaging.graphs import link, load_graph, rename_axes
 from slipway_onnx_export.packaging.kinds import NotPackagedError, Packaged
 from slipway_onnx_export.packaging.merged import ENCODER, PAST, Pair, by_layer, encoder_alone, replace_uses

@@ -26,8 +26,8 @@ from slipway.model.pytorch.wide_layers import widen_while_computing
 from slipway.model.safetensors_file import read_weights
 from slipway_onnx_export.activations.recording import Wanted
 from slipway_onnx_export.forms.shapes import room_of
-from slipway_onnx_export.interface import BATCH, PAST, SEQUENCE
 from slipway_onnx_export.layered.blocks import FIRST
+from slipway_onnx_export.names import BATCH, PAST, SEQUENCE
 from slipway_onnx_export.parity.activations import Watch
 from slipway_onnx_export.parity.conversations import conversations_of
 from slipway_onnx_export.parity.lengths import Lengths, Reach, lengths_of, reach_of, room_beyond

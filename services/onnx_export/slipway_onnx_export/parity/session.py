@@ -14,8 +14,8 @@ from slipway.machine.onnx_runtime import Opened, ProviderChoice, open_session
 from slipway.machine.threads import session_options
 from slipway.model.families import DECODER, SEQUENCE_CLASSIFIER, Family
 from slipway.model.graphs.fixed_graph import FixedGraph
-from slipway_onnx_export.interface import IDS, MASK, POSITIONS
 from slipway_onnx_export.layered.blocks import FIRST, HIDDEN, LAST, LAYER, NEXT
+from slipway_onnx_export.names import IDS, MASK, POSITIONS
 from slipway_onnx_export.parity.ort_errors import ort_failures
 from slipway_onnx_export.parity.rows import Array, Session
 

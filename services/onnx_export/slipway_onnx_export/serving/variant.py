@@ -17,8 +17,9 @@ from slipway.errors import ONNXExportError
 from slipway.model.families import DECODER
 from slipway.model.graphs.promise import EVERY_CALL, Promise
 from slipway_onnx_export.engine_graph import EngineGraph
-from slipway_onnx_export.interface import IDS, LOGITS, MASK, POSITIONS, Component
+from slipway_onnx_export.interface import Component
 from slipway_onnx_export.loading.conversion import Weight
+from slipway_onnx_export.names import IDS, LOGITS, MASK, POSITIONS
 from slipway_onnx_export.serving.projections import join_projections
 from slipway_onnx_export.serving.shared_buffer import OPERATOR
 from slipway_onnx_export.source import ModelSource

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from slipway.errors import ModelExportError, StageError
-from slipway.execution.memory import MemoryOverTime
+from slipway.execution.memory_curve import MemoryOverTime
 from slipway.planning.plan import plan
 from slipway.rpc.configuration_messages import configuration_message
 from slipway.rpc.statuses import failure_of_status, status_of
