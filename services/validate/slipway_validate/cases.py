@@ -24,6 +24,7 @@ LENGTH = 32
 DECODE = "decode"
 """Name of the case that goes through the cache token by token."""
 DECODE_STEPS = 6
+DEFAULT_VOCABULARY = 1 << 18
 
 
 def family_named(name: str) -> Family:
@@ -111,6 +112,19 @@ def longest_text(model: ModelConfig, family: Family) -> int:
     if family.comparison is not Comparison.NEXT_TOKEN and longest - counted_from >= MIN_LENGTH:
         longest -= counted_from
     return longest
+
+
+def values_per_token(config: Mapping[str, Any], family: Family) -> int:
+    """Return the largest number of values that a model gives for each token."""
+    match family.comparison:
+        case Comparison.CLASSES:
+            labels = config.get("id2label")
+            return max(2, len(labels) if isinstance(labels, dict) else 0)
+        case Comparison.SPANS:
+            return 2
+        case Comparison.EMBEDDINGS:
+            return size_of(config, "hidden_size") or size_of(config, "d_model") or DEFAULT_VOCABULARY
+    return size_of(config, "vocab_size") or DEFAULT_VOCABULARY
 
 
 def size_of(config: Mapping[str, Any], name: str) -> int:

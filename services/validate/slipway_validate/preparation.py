@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -24,7 +23,7 @@ from slipway.validation.findings import ValidationInputs
 from slipway.validation.inputs import TEST_INPUTS
 from slipway_validate.answers.own_text import write_own_text
 from slipway_validate.answers.records import answered_records, write_records
-from slipway_validate.cases import MIN_LENGTH, longest_text, shape_cases, size_of
+from slipway_validate.cases import DEFAULT_VOCABULARY, MIN_LENGTH, longest_text, shape_cases, size_of, values_per_token
 from slipway_validate.params import SampleParams, ValidateParams
 from slipway_validate.protocol import process
 from slipway_validate.protocol.messages import Benchmark, LongSpec, RunResult, RunSpec, Spec, TokenizeSpec
@@ -32,7 +31,6 @@ from slipway_validate.samples import OWN_FILE, Samples
 
 LOGIT_FILES = 4
 """Sets of logits on disk at the same time: reference, base, merged model and the current output."""
-DEFAULT_VOCABULARY = 1 << 18
 PROMPT_TOKENS = 16
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
@@ -269,19 +267,6 @@ def _affordable(config: ModelConfig, family: Family, params: SampleParams) -> tu
     tokens = max(MIN_LENGTH, params.logit_bytes // (LOGIT_FILES * values * 4))
     length = max(MIN_LENGTH, min(params.sequence_length, longest, tokens))
     return max(1, min(params.windows, tokens // length)), length
-
-
-def values_per_token(config: Mapping[str, Any], family: Family) -> int:
-    """Return the largest number of values that a model gives for each token."""
-    match family.comparison:
-        case Comparison.CLASSES:
-            labels = config.get("id2label")
-            return max(2, len(labels) if isinstance(labels, dict) else 0)
-        case Comparison.SPANS:
-            return 2
-        case Comparison.EMBEDDINGS:
-            return size_of(config, "hidden_size") or size_of(config, "d_model") or DEFAULT_VOCABULARY
-    return size_of(config, "vocab_size") or DEFAULT_VOCABULARY
 
 
 LEAST_TOKENS = 16
