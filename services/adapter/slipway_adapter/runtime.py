@@ -11,9 +11,9 @@ from peft.utils import load_peft_weights, set_peft_model_state_dict
 from slipway.errors import CheckpointValidationError
 from slipway.model.model_files import ADAPTER_WEIGHTS
 from slipway.model.safetensors_file import read_safetensors
-from slipway_validate.folders import stored_dtype
-from slipway_validate.runner.model import Unusable
-from slipway_validate.runner.runtime_transformers import TransformersModel, from_pretrained, known_pooling
+from slipway.proof.precision import stored_dtype
+from slipway.proof.runtime import Unusable
+from slipway.proof.transformers_runtime import TransformersModel, from_pretrained, known_pooling
 
 
 def load(folder: Path, base: Path, *, threads: int) -> TransformersModel:

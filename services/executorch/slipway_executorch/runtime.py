@@ -18,20 +18,13 @@ from executorch.runtime import Runtime
 from slipway.distribution.installed import installed_version
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import DECODER, Family
+from slipway.proof.numerics import Logits
+from slipway.proof.precision import read_json, stored_dtype
+from slipway.proof.runtime import Bounds, LanguageModel, NotRunnable, Step, Unusable, read_config
+from slipway.proof.text_models import RowDecoder, TextReader
 from slipway.texts import one_line, shortened
 from slipway.validation.speed import Engine
 from slipway_executorch.params import DESCRIPTION, PROGRAM
-from slipway_validate.folders import read_json, stored_dtype
-from slipway_validate.numerics import Logits
-from slipway_validate.runner.model import (
-    Bounds,
-    LanguageModel,
-    NotRunnable,
-    Step,
-    Unusable,
-    read_config,
-)
-from slipway_validate.runner.text_models import RowDecoder, TextReader
 
 FORWARD = "forward"
 _LONGEST_MESSAGE = 300
@@ -108,11 +101,11 @@ class ExecutorchDecoder(RowDecoder, _Model):
         self._held: list[int] = []
 
     def empty(self) -> list[int]:
-        """As :meth:`slipway_validate.runner.text_models.RowDecoder.empty`."""
+        """As :meth:`slipway.proof.text_models.RowDecoder.empty`."""
         return []
 
     def extend(self, state: list[int], start: int, tokens: list[int]) -> tuple[Logits, list[int]]:
-        """As :meth:`slipway_validate.runner.text_models.RowDecoder.extend`; the tokens before are computed again if the cache lacks them."""
+        """As :meth:`slipway.proof.text_models.RowDecoder.extend`; the tokens before are computed again if the cache lacks them."""
         if self._held[:start] != state:
             self._feed(0, state)
         found = self._feed(start, tokens)
@@ -139,7 +132,7 @@ class ExecutorchText(TextReader, _Model):
         super().__init__(program, Bounds(1, program.longest, 0), stored=stored)
 
     def results(self, step: Step, names: tuple[str, ...]) -> list[Logits]:
-        """As :meth:`slipway_validate.runner.text_models.TextReader.results`."""
+        """As :meth:`slipway.proof.text_models.TextReader.results`."""
         tokens = step.input_ids.shape[1]
         if tokens > self._program.longest:
             raise NotRunnable(f"the program takes {self._program.longest} tokens, and the samples have {tokens}")

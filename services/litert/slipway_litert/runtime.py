@@ -13,20 +13,13 @@ import numpy as np
 from slipway.distribution.installed import installed_version
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import DECODER, Family
+from slipway.proof.numerics import Logits
+from slipway.proof.precision import stored_dtype
+from slipway.proof.runtime import Bounds, LanguageModel, NotRunnable, Step, Unusable, read_config
+from slipway.proof.text_models import RowDecoder, TextReader
 from slipway.validation.speed import Engine
 from slipway_litert.params import PROGRAM
 from slipway_litert.program import BadProgramError, DecoderProgram, Program, TextProgram
-from slipway_validate.folders import stored_dtype
-from slipway_validate.numerics import Logits
-from slipway_validate.runner.model import (
-    Bounds,
-    LanguageModel,
-    NotRunnable,
-    Step,
-    Unusable,
-    read_config,
-)
-from slipway_validate.runner.text_models import RowDecoder, TextReader
 
 
 class _Model(LanguageModel):
@@ -51,11 +44,11 @@ class LitertDecoder(RowDecoder, _Model):
         super().__init__(Bounds(1, program.length, program.length - 1), stored=stored)
 
     def empty(self) -> Any:
-        """As :meth:`slipway_validate.runner.text_models.RowDecoder.empty`."""
+        """As :meth:`slipway.proof.text_models.RowDecoder.empty`."""
         return self._program.empty()
 
     def extend(self, state: Any, start: int, tokens: list[int]) -> tuple[Logits, Any]:
-        """As :meth:`slipway_validate.runner.text_models.RowDecoder.extend`."""
+        """As :meth:`slipway.proof.text_models.RowDecoder.extend`."""
         try:
             return self._program.run(tokens, start, state)
         except BadProgramError as error:
@@ -71,7 +64,7 @@ class LitertText(TextReader, _Model):
         super().__init__(Bounds(1, program.longest, 0), stored=stored)
 
     def results(self, step: Step, names: tuple[str, ...]) -> list[Logits]:
-        """As :meth:`slipway_validate.runner.text_models.TextReader.results`."""
+        """As :meth:`slipway.proof.text_models.TextReader.results`."""
         tokens = step.input_ids.shape[1]
         if tokens > self._program.longest:
             raise NotRunnable(f"the program takes {self._program.longest} tokens, and the samples have {tokens}")

@@ -59,7 +59,7 @@ FORMAT = Format(
         families=None,
         name="transformers",
         files=("*.safetensors",),
-        load="slipway_validate.runner.runtime_transformers:load",
+        load="slipway.proof.transformers_runtime:load",
         # compressed-tensors rounds inputs per token, or in ranges that lie in the output.
         rounds={"w8a8": "int8/row", "fp8": "float8/row", "fp8_static": "static"},
     ),

@@ -10,14 +10,14 @@ import numpy as np
 
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import DECODER, Family
+from slipway.proof.numerics import Logits
+from slipway.proof.precision import stored_dtype
+from slipway.proof.runtime import Bounds, LanguageModel, Past, Step, Unusable, read_config
+from slipway.proof.text_models import TextReader
 from slipway.validation.speed import Engine
 from slipway_openvino.graphs.state import ENCODED, GIVEN
 from slipway_openvino.library import ov, said
 from slipway_openvino.params import DECODER_MODEL, ENCODER_MODEL, MODEL, PAIRS
-from slipway_validate.folders import stored_dtype
-from slipway_validate.numerics import Logits
-from slipway_validate.runner.model import Bounds, LanguageModel, Past, Step, Unusable, read_config
-from slipway_validate.runner.text_models import TextReader
 
 EXACT: Mapping[str, str] = {
     "INFERENCE_PRECISION_HINT": "f32",
@@ -81,7 +81,7 @@ class _Graph:
 
 
 class OpenVinoModel(LanguageModel):
-    """A model of one IR or two, of which the last gives the results; see :class:`slipway_validate.runner.model.LanguageModel`."""
+    """A model of one IR or two, of which the last gives the results; see :class:`slipway.proof.runtime.LanguageModel`."""
 
     def __init__(self, folder: Path, *graphs: _Graph, has_cache: bool) -> None:
         self._graphs = graphs
@@ -97,12 +97,12 @@ class OpenVinoModel(LanguageModel):
         )
 
     def prepare_comparison(self) -> None:
-        """As :meth:`slipway_validate.runner.model.LanguageModel.prepare_comparison`."""
+        """As :meth:`slipway.proof.runtime.LanguageModel.prepare_comparison`."""
         for graph in self._graphs:
             graph.compile(exact=True)
 
     def leave_comparison(self) -> None:
-        """As :meth:`slipway_validate.runner.model.LanguageModel.leave_comparison`."""
+        """As :meth:`slipway.proof.runtime.LanguageModel.leave_comparison`."""
         for graph in self._graphs:
             graph.compile(exact=False)
 
@@ -135,7 +135,7 @@ class Decoder(OpenVinoModel):
         self._last: Past = None
 
     def forward(self, step: Step) -> tuple[Logits, Past]:
-        """As :meth:`slipway_validate.runner.model.LanguageModel.forward`."""
+        """As :meth:`slipway.proof.runtime.LanguageModel.forward`."""
         if step.past is None:
             self._graph.request.reset_state()
         else:
@@ -164,7 +164,7 @@ class Pair(OpenVinoModel):
         self._last: Past = None
 
     def forward(self, step: Step) -> tuple[Logits, Past]:
-        """As :meth:`slipway_validate.runner.model.LanguageModel.forward`; a past is good for one call, as that of a decoder is."""
+        """As :meth:`slipway.proof.runtime.LanguageModel.forward`; a past is good for one call, as that of a decoder is."""
         assert step.source is not None
         mask = {} if step.source.mask is None else {"attention_mask": step.source.mask}
         if step.past is None:
@@ -193,7 +193,7 @@ class Text(TextReader, OpenVinoModel):
         self.read_as(family, config, graph.outputs)
 
     def results(self, step: Step, names: tuple[str, ...]) -> list[Logits]:
-        """As :meth:`slipway_validate.runner.text_models.TextReader.results`."""
+        """As :meth:`slipway.proof.text_models.TextReader.results`."""
         given = {
             "input_ids": step.input_ids,
             "attention_mask": step.attention_mask,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slipway_validate.runner.model import LanguageModel, NotRunnable
+from slipway.proof.runtime import LanguageModel, NotRunnable
 
 
 def load(folder: Path, *, threads: int) -> LanguageModel:

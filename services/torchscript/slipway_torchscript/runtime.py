@@ -14,12 +14,12 @@ from slipway.files.regular_file import sha256_of
 from slipway.machine.environment import variable_set
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import DECODER, Family
+from slipway.proof.numerics import Logits
+from slipway.proof.precision import read_json, stored_dtype
+from slipway.proof.runtime import Bounds, LanguageModel, Past, Step, Unusable, read_config
+from slipway.proof.text_models import TextReader
 from slipway.validation.speed import Engine
 from slipway_torchscript.params import DESCRIPTIONS, PROGRAM, SCRIPT
-from slipway_validate.folders import read_json, stored_dtype
-from slipway_validate.numerics import Logits
-from slipway_validate.runner.model import Bounds, LanguageModel, Past, Step, Unusable, read_config
-from slipway_validate.runner.text_models import TextReader
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _MOST_PARTS, _LARGEST_AXIS = 1 << 12, 1 << 16
@@ -72,10 +72,10 @@ class _GraphModel(LanguageModel):
 
 
 class GraphDecoder(_GraphModel):
-    """A decoder with its cache as inputs and outputs; see :class:`slipway_validate.runner.model.LanguageModel`."""
+    """A decoder with its cache as inputs and outputs; see :class:`slipway.proof.runtime.LanguageModel`."""
 
     def forward(self, step: Step) -> tuple[Logits, Past]:
-        """As :meth:`slipway_validate.runner.model.LanguageModel.forward`."""
+        """As :meth:`slipway.proof.runtime.LanguageModel.forward`."""
         past = step.past
         if past is None:
             rows = len(step.input_ids)
@@ -93,7 +93,7 @@ class GraphText(TextReader, _GraphModel):
         self.read_as(family, config, graph.outputs)
 
     def results(self, step: Step, names: tuple[str, ...]) -> list[Logits]:
-        """As :meth:`slipway_validate.runner.text_models.TextReader.results`."""
+        """As :meth:`slipway.proof.text_models.TextReader.results`."""
         ids, mask = _tensor(step.input_ids), _tensor(step.attention_mask)
         given = (ids, mask, torch.zeros_like(ids))[: len(self._graph.inputs)]
         found = self._graph.run(*given)

@@ -4,31 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections import Counter
 from pathlib import Path
-from typing import Any
 
 from slipway.errors import CheckpointValidationError
-from slipway.files import json_documents
 from slipway.files.regular_file import distinct_bytes
 from slipway.formats import Runtime
 from slipway.formats.registry import format_of_output, runtime_of_output, runtimes_to_try, split_output
-from slipway.levels import LEVELS
 from slipway.model.configuration import ModelConfig
-from slipway.model.dtypes import DTYPES
 from slipway.model.families import Family
 from slipway.model.model_files import CONFIG
 from slipway.model.safetensors_file import read_safetensors
 from slipway.model.sentences import as_used
+from slipway.proof.precision import read_json
 from slipway_validate.protocol.messages import RunResult
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file; empty if the file is missing or holds anything else."""
-    try:
-        return json_documents.read_json_object(path, largest=json_documents.LARGEST_LIST, lenient=True)
-    except (OSError, ValueError):
-        return {}
 
 
 def size_bytes(folder: Path) -> int:
@@ -92,42 +80,3 @@ def float32_bytes(folder: Path) -> int:
         with contextlib.suppress(CheckpointValidationError):  # loading the model will report the error
             total += sum(4 * math.prod(tensor.shape) for tensor in read_safetensors(path).tensors.values())
     return total
-
-
-def stored_dtype(folder: Path) -> str:
-    """Return the data type of the stored weights, from headers and JSON files.
-
-    The level of a quantized folder (in ``quantization.json``), otherwise the type of most bytes in its safetensors files,
-    otherwise the precision in a file of its format. Empty if unknown.
-    """
-    noted = read_json(folder / "quantization.json").get("level")
-    if isinstance(noted, str) and noted in LEVELS:
-        return LEVELS[noted].dtype
-    safetensors = safetensors_dtype(folder)
-    if safetensors:
-        return safetensors
-    runtimes = [runtime for _, runtime in reversed(runtimes_to_try())]
-    for runtime in runtimes:
-        noted = read_json(folder / runtime.precision_file).get("precision") if runtime.precision_file else None
-        if noted:
-            known = LEVELS.get(str(noted))
-            return known.dtype if known else {"fp32": "float32"}.get(str(noted), str(noted))
-    return next(
-        (runtime.stored_dtype for runtime in runtimes if runtime.stored_dtype and runtime.recognises(folder)), ""
-    )
-
-
-def safetensors_dtype(folder: Path) -> str:
-    """Return the data type of most bytes in a folder's safetensors files; empty without such files."""
-    counts: Counter[str] = Counter()
-    for path in sorted(folder.glob("*.safetensors")):
-        try:
-            tensors = read_safetensors(path).tensors
-        except CheckpointValidationError:  # loading the model will report the error
-            continue
-        for tensor in tensors.values():
-            counts[tensor.dtype] += tensor.nbytes
-    if not counts:
-        return ""
-    most = max(sorted(counts), key=lambda dtype: counts[dtype])
-    return DTYPES[most].torch or most.lower()

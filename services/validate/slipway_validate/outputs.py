@@ -12,10 +12,11 @@ from typing import Any
 from slipway.formats import Runtime
 from slipway.machine.cgroup import ControlGroup, available_memory
 from slipway.model.model_files import CONFIG
+from slipway.proof.precision import read_json
 from slipway.stage import Context
 from slipway.validation.findings import OutputStatus, OutputValidation
 from slipway.validation.speed import Speed
-from slipway_validate.folders import read_json, runtime_for, why_not_run
+from slipway_validate.folders import runtime_for, why_not_run
 from slipway_validate.judging import texts
 from slipway_validate.params import ValidateParams
 from slipway_validate.preparation import Prepared, benchmark_of
@@ -200,7 +201,7 @@ class OutputRuns:
         return start_runner(Spec(run=spec), one.folder, self._ctx, label=one.label, timeout_seconds=timeout)
 
 
-REFERENCE_CODE = "slipway_validate.runner.runtime_transformers:load"
+REFERENCE_CODE = "slipway.proof.transformers_runtime:load"
 SAME_CODE = "the reference runs the same code with the same configuration, and was compared with itself in this shape"
 _ABOUT_WEIGHTS = frozenset(
     {"_name_or_path", "dtype", "quantization_config", "tie_word_embeddings", "torch_dtype", "transformers_version"}

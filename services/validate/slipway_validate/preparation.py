@@ -18,6 +18,7 @@ from slipway.model.folder import ModelFolder
 from slipway.model.model_files import CONFIG, copy_companions
 from slipway.model.sentences import UnknownPoolingError, read_pooling
 from slipway.model.trained import trained_model
+from slipway.proof.samples import OWN_FILE, Samples
 from slipway.stage import Context
 from slipway.validation.findings import ValidationInputs
 from slipway.validation.inputs import TEST_INPUTS
@@ -27,7 +28,6 @@ from slipway_validate.cases import DEFAULT_VOCABULARY, MIN_LENGTH, longest_text,
 from slipway_validate.params import SampleParams, ValidateParams
 from slipway_validate.protocol import process
 from slipway_validate.protocol.messages import Benchmark, LongSpec, RunResult, RunSpec, Spec, TokenizeSpec
-from slipway_validate.samples import OWN_FILE, Samples
 
 LOGIT_FILES = 4
 """Sets of logits on disk at the same time: reference, base, merged model and the current output."""

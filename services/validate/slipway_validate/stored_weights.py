@@ -7,11 +7,12 @@ from functools import cached_property
 from pathlib import Path
 
 from slipway.files.json_documents import LARGEST_LIST, read_json_object
+from slipway.proof.precision import stored_dtype
 from slipway.stage import Context
 from slipway.validation.inputs import NOT_OUTPUTS, input_of, output_of
 from slipway.validation.limit_overrides import Limits
 from slipway.validation.survival import AdapterSurvival
-from slipway_validate.folders import stands_beside, stored_dtype
+from slipway_validate.folders import stands_beside
 from slipway_validate.judging.limits import level_of
 from slipway_validate.judging.reference_run import ReferenceRun
 from slipway_validate.judging.yardsticks import Measured, read_measured

@@ -59,7 +59,7 @@ class Runtime:
     Attributes:
         name: Name of the runtime, for reports.
         files: File patterns; a folder with a file that matches any of them holds an output of this format.
-        load: ``module:attribute`` of a function ``load(folder, *, threads) -> LanguageModel`` (``slipway_validate.runner.model``). Only
+        load: ``module:attribute`` of a function ``load(folder, *, threads) -> LanguageModel`` (``slipway.proof.runtime``). Only
             the process that runs the output imports it; an ImportError there means that this machine cannot run it.
         on_base: Whether its outputs hold the adapter alone: the function is ``load(folder, base, *, threads)``, with the folder of the base model.
         families: Names of the model families that it runs (``slipway.model.families``); outputs of other families are not run. None: all.
@@ -71,7 +71,7 @@ class Runtime:
         explain: ``module:attribute`` of a function ``explain(folder, model)`` that says in words how the weights of an output differ from the
             merged model's, asked if its results do; with ``exact=False`` where the export delivers no merged model: then the model is the base,
             of which the adapter's layers differ rightly. Empty for none.
-        stored: ``module:attribute`` of a function ``stored(folder, model, rows) -> StoredModel`` (``slipway_validate.runner.survival.stored``) that
+        stored: ``module:attribute`` of a function ``stored(folder, model, rows) -> StoredModel`` (``slipway.proof.stored_weights``) that
             reads the weights which an output stores, by the names that the model in ``model`` gives them; ``rows(name)`` is the number of output
             features of one of its weights, 0 if it has none of this name. Empty where the validation reads them itself, or nothing does.
         rounds: How the runtime rounds values while results are compared, by level; ``""`` stands for all other levels. What goes into a product:

@@ -17,10 +17,10 @@ import transformers as tf
 from peft import PeftModel
 
 from slipway.errors import AdapterExportError, ModelExportError
+from slipway.proof.runtime import plain_step
 from slipway.stage import Context
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.stage import STAGE as EXPORT
-from slipway_validate.runner.model import plain_step
 from slipway_validate.runner.onnx_graphs.load import load
 from support.models.judged_families import make
 from support.models.merge_cases import TOKENS

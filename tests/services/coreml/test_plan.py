@@ -58,8 +58,8 @@ def test_models_are_refused_by_name(config: dict[str, object], why: str) -> None
 
 
 def test_validation_is_told_why_it_cannot_run_a_package(tmp_path: Path) -> None:
+    from slipway.proof.runtime import NotRunnable
     from slipway_coreml.runtime import load
-    from slipway_validate.runner.model import NotRunnable
 
     with pytest.raises(NotRunnable, match="coreml-int4 needs Core ML, which only macOS 15"):
         load(tmp_path / "coreml-int4", threads=1)

@@ -52,7 +52,7 @@ def loaded(folder: Path) -> Any:
 
 def step(ids: np.ndarray, mask: np.ndarray, start: int = 0, past: Any = None) -> Any:
     """Return the call of columns from ``start`` on."""
-    from slipway_validate.runner.model import Step, positions_of
+    from slipway.proof.runtime import Step, positions_of
 
     return Step(ids[:, start:], mask, positions_of(mask)[:, start:], past)
 
@@ -97,7 +97,7 @@ def test_a_decoder_answers_as_pytorch_however_it_is_called(tmp_path: Path, expor
 
 @pytest.mark.slow
 def test_a_text_beyond_the_cache_is_not_run(tmp_path: Path, export: Export) -> None:
-    from slipway_validate.runner.model import NotRunnable
+    from slipway.proof.runtime import NotRunnable
 
     folder, _ = export(save_tiny(tmp_path / "source"), max_length=8)
     ids = tokens(1, 9)

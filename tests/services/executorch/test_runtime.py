@@ -33,8 +33,8 @@ def test_a_table_that_stays_float32_is_named(width: int, kept: tuple[str, ...]) 
 @pytest.mark.slow
 def test_what_the_runtime_says_of_no_program_is_one_short_line(tmp_path: Path) -> None:
     pytest.importorskip("executorch", reason="the extra executorch is not installed")
+    from slipway.proof.runtime import Unusable
     from slipway_executorch.runtime import Program
-    from slipway_validate.runner.model import Unusable
 
     (tmp_path / "model.pte").write_bytes(b"no program")
     with pytest.raises(Unusable, match=r"cannot load model\.pte") as caught:

@@ -19,8 +19,8 @@ from safetensors.torch import load_file
 
 pytest.importorskip("xllamacpp", reason="llama.cpp runs the files: pip install 'slipway-ml[gguf]'")
 from slipway.errors import ModelExportError
+from slipway.proof.runtime import Unusable
 from slipway_gguf.runtime.beside import load as load_beside
-from slipway_validate.runner.model import Unusable
 from support.models.gguf_models import (
     FAMILIES,
     VOCABULARY,

@@ -11,13 +11,13 @@ import pytest
 pytest.importorskip("xllamacpp", reason="llama.cpp runs the files: pip install 'slipway-ml[gguf]'")
 import transformers
 
+from slipway.proof.runtime import Unusable
 from slipway.stage import Context
 from slipway_gguf.lora.stage import STAGE
 from slipway_gguf.params import AdapterParams
 from slipway_gguf.runtime.beside import load as load_beside
 from slipway_validate.params import ValidateParams
 from slipway_validate.protocol.messages import TextSpec
-from slipway_validate.runner.model import Unusable
 from slipway_validate.runner.texts import compare_texts, write_texts
 from slipway_validate.stage import STAGE as VALIDATE
 from support.models.gguf_faults import HEADS, KV_HEADS, Tensors, faulty, save_models

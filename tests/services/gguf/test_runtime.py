@@ -14,12 +14,12 @@ pytest.importorskip("xllamacpp", reason="llama.cpp runs the files: pip install '
 import torch
 import transformers
 
+from slipway.proof.runtime import NotRunnable, Step, Unusable, plain_step, positions_of, run_segments
 from slipway.stage import Context
 from slipway_gguf.params import GGUFParams
 from slipway_gguf.runtime import llama as bindings
 from slipway_gguf.runtime import load
 from slipway_gguf.stage import STAGE
-from slipway_validate.runner.model import NotRunnable, Step, Unusable, plain_step, positions_of, run_segments
 from support.models.gguf_faults import ROWS, save_models
 
 pytestmark = pytest.mark.own_process

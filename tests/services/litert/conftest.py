@@ -30,8 +30,8 @@ def export(tmp_path: Path) -> Export:
 
 def torch_results(folder: Path, ids: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
     """Return PyTorch's results for rows of tokens, as validation compares them."""
-    from slipway_validate.runner.model import Step, positions_of
-    from slipway_validate.runner.runtime_transformers import load
+    from slipway.proof.runtime import Step, positions_of
+    from slipway.proof.transformers_runtime import load
 
     mask = np.ones_like(ids) if mask is None else mask
     model = load(folder, threads=1)

@@ -33,7 +33,7 @@ def loaded(folder: Path) -> Any:
 
 def step(ids: np.ndarray, mask: np.ndarray, start: int = 0, past: Any = None) -> Any:
     """Return the call of columns from ``start`` on."""
-    from slipway_validate.runner.model import Step, positions_of
+    from slipway.proof.runtime import Step, positions_of
 
     return Step(ids[:, start:], mask, positions_of(mask)[:, start:], past)
 

@@ -27,7 +27,7 @@ def loaded(folder: Path) -> Any:
 
 def step(ids: np.ndarray, mask: np.ndarray, start: int = 0, past: Any = None) -> Any:
     """Return the call of columns from ``start`` on."""
-    from slipway_validate.runner.model import Step, positions_of
+    from slipway.proof.runtime import Step, positions_of
 
     return Step(ids[:, start:], mask, positions_of(mask)[:, start:], past)
 
@@ -61,7 +61,7 @@ def test_texts_of_classes_with_padding() -> None:
 
 
 def test_texts_beyond_the_program_are_not_run() -> None:
-    from slipway_validate.runner.model import NotRunnable
+    from slipway.proof.runtime import NotRunnable
 
     ids = tokens(1, PLACES + 1)
     with pytest.raises(NotRunnable, match="room for 12 tokens, and the samples have 13: set max_length"):
@@ -81,7 +81,7 @@ def test_texts_beyond_the_program_are_not_run() -> None:
     ],
 )
 def test_what_is_no_program_of_the_model_is_unusable(tmp_path: Path, fault: str, says: str) -> None:
-    from slipway_validate.runner.model import Unusable
+    from slipway.proof.runtime import Unusable
 
     folder = shutil.copytree(FOLDER / "classes", tmp_path / "litert")
     file, config = folder / "model.tflite", folder / "config.json"

@@ -276,7 +276,7 @@ def test_the_example_prints_the_same_for_every_form(
 def test_validation_runs_a_static_graph_as_any_other(
     family: Callable[[str], Path], export: Callable[..., Exported]
 ) -> None:
-    from slipway_validate.runner.model import NotRunnable, run_segments
+    from slipway.proof.runtime import NotRunnable, run_segments
     from slipway_validate.runner.onnx_graphs.load import load
 
     source = family("qwen3-tied")

@@ -29,7 +29,7 @@ def test_each_layer_is_a_graph_and_a_program_runs_them(tmp_path: Path, export: C
     import torch
     from transformers import AutoModelForCausalLM
 
-    from slipway_validate.runner.model import Step
+    from slipway.proof.runtime import Step
     from slipway_validate.runner.onnx_graphs.load import load
 
     source = row("SmolLM3", tmp_path / "model")  # its second layer has no rotation
@@ -102,7 +102,7 @@ def test_layers_that_differ_in_weights_alone_are_traced_once(tmp_path: Path) -> 
 
 def test_layers_are_numbered_so_that_names_sort_in_their_order(tmp_path: Path, export: Callable[..., Exported]) -> None:
     """Twelve layers, each with weights of its own: in another order the results are others."""
-    from slipway_validate.runner.model import Step
+    from slipway.proof.runtime import Step
     from slipway_validate.runner.onnx_graphs.load import load
 
     found = next(each for each in ROWS if each.name == "Llama")
@@ -157,7 +157,7 @@ def test_a_model_in_layers_is_not_quantized_by_name(tmp_path: Path, export: Call
 )
 def test_layers_of_fixed_shapes(tmp_path: Path, export: Callable[..., Exported], sizes: dict[str, Any]) -> None:
     """Comparison, validation and the example fit texts of any length to them; a prompt is longer than a call."""
-    from slipway_validate.runner.model import Step
+    from slipway.proof.runtime import Step
     from slipway_validate.runner.onnx_graphs.load import load
 
     source = row("Llama", tmp_path / "model")

@@ -12,8 +12,8 @@ import torch
 
 from slipway.errors import ONNXExportError, OpenVinoExportError
 from slipway.model.families import DECODER, auto_model, family_of
+from slipway.proof.runtime import Source, Step, positions_of
 from slipway_openvino.runtime import load
-from slipway_validate.runner.model import Source, Step, positions_of
 from support.models.openvino_models import converted, exported
 from support.models.table_models import ROWS, Row, make_row
 

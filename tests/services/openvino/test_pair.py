@@ -12,12 +12,12 @@ import pytest
 from onnx import helper
 
 from slipway.errors import OpenVinoExportError
+from slipway.proof.runtime import Source, Step, Unusable
 from slipway.stage import Context
 from slipway_openvino.library import ov
 from slipway_openvino.params import DECODER_MODEL, ENCODER_MODEL
 from slipway_openvino.runtime import EXACT, load
 from slipway_quantize.stage import STAGE as QUANTIZE
-from slipway_validate.runner.model import Source, Step, Unusable
 from support.models.judged_families import make
 from support.models.openvino_models import converted, exported
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from slipway.errors import OpenVinoExportError
+from slipway.proof.runtime import Step, Unusable, plain_step
 from slipway.stage import Context
 from slipway_openvino.runtime import load
 from slipway_quantize.stage import STAGE as QUANTIZE
-from slipway_validate.runner.model import Step, Unusable, plain_step
 from support.models.openvino_models import converted, exported, held_types
 from support.models.quantize_models import onnx_logits, prompt, torch_logits
 

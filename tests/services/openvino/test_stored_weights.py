@@ -12,13 +12,13 @@ import onnx_ir
 import pytest
 import torch
 
+from slipway.proof.stored_weights import Names, NotUnderstoodError
 from slipway_openvino.graphs.integers import sign_integers
 from slipway_openvino.graphs.lookups import readable_graph
 from slipway_openvino.library import ops, ov
 from slipway_openvino.stored import description
 from slipway_openvino.stored.weights import stored
 from slipway_validate.runner.survival.checkpoints import Checkpoint
-from slipway_validate.runner.survival.stored import Names, NotUnderstoodError
 from support.models.judged_families import make
 from support.models.openvino_models import Ir, converted, every_level, exported, rounded, tied_graph
 from support.models.stored_survival import survival_of

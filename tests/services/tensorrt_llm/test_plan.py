@@ -54,8 +54,8 @@ def test_an_estimate_is_from_above(tp: int, tmp_path: Path) -> None:
 
 
 def test_validation_is_told_why_it_cannot_run_a_checkpoint(tmp_path: Path) -> None:
+    from slipway.proof.runtime import NotRunnable
     from slipway_tensorrt_llm.runtime import load
-    from slipway_validate.runner.model import NotRunnable
 
     with pytest.raises(NotRunnable, match=r"tensorrt_llm needs an engine that TensorRT-LLM 1.2 or earlier builds"):
         load(tmp_path / "tensorrt_llm", threads=1)

@@ -30,8 +30,8 @@ def export(tmp_path: Path) -> Export:
 
 def torch_results(folder: Path, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """Return PyTorch's results for rows of tokens, as validation compares them."""
-    from slipway_validate.runner.model import Step, positions_of
-    from slipway_validate.runner.runtime_transformers import load
+    from slipway.proof.runtime import Step, positions_of
+    from slipway.proof.transformers_runtime import load
 
     model = load(folder, threads=1)
     model.prepare_comparison()
@@ -40,7 +40,7 @@ def torch_results(folder: Path, ids: np.ndarray, mask: np.ndarray) -> np.ndarray
 
 def step(ids: np.ndarray, mask: np.ndarray, start: int = 0, past: Any = None) -> Any:
     """Return the call of columns from ``start`` on."""
-    from slipway_validate.runner.model import Step, positions_of
+    from slipway.proof.runtime import Step, positions_of
 
     return Step(ids[:, start:], mask, positions_of(mask)[:, start:], past)
 

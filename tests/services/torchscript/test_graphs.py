@@ -71,7 +71,7 @@ def test_a_decoder_answers_as_pytorch_however_it_is_called(tmp_path: Path, expor
 
 
 def test_a_file_of_unknown_origin_is_not_loaded(tmp_path: Path, export: Export) -> None:
-    from slipway_validate.runner.model import Unusable
+    from slipway.proof.runtime import Unusable
 
     folder, _ = export(save_tiny(tmp_path / "source"))
     with (folder / "model.pt").open("ab") as file:
@@ -96,8 +96,8 @@ def test_a_pickle_in_a_program_is_not_run(tmp_path: Path, monkeypatch: pytest.Mo
 
     import torch
 
+    from slipway.proof.runtime import Unusable
     from slipway_torchscript import runtime
-    from slipway_validate.runner.model import Unusable
 
     monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "0")
     folder = save_tiny(tmp_path / "folder")

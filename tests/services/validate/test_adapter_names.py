@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from slipway.proof.runtime import UnplacedTensors, Unusable, padded, run_segments
 from slipway_validate.runner.main import _failed
-from slipway_validate.runner.model import UnplacedTensors, Unusable, padded, run_segments
 from slipway_validate.runner.runtime_reference import load, match_names
 from support.models import tiny_models
 

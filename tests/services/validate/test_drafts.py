@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slipway.proof.numerics import Logits
+from slipway.proof.runtime import Bounds, Past, Step
+from slipway.proof.samples import Samples
 from slipway.validation.speed import Engine
-from slipway_validate.numerics import Logits
 from slipway_validate.params import EVIDENCE
 from slipway_validate.runner.generation.generating import continue_greedily
-from slipway_validate.runner.model import Bounds, Past, Step
-from slipway_validate.samples import Samples
 
 VALUES = 32
 PROMPTS = ((1, 2, 3), (7, 8, 9), (20, 21, 22))

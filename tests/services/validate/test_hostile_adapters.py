@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slipway_validate.runner.model import Unusable
+from slipway.proof.runtime import Unusable
 from slipway_validate.runner.runtime_reference import load
 from support.models import tiny_models
 

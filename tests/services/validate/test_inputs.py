@@ -15,15 +15,16 @@ from slipway.documents.heldout import HeldOutText
 from slipway.documents.reading import Document
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import DECODER, ENCODER_DECODER, FEATURE_EXTRACTION, SEQUENCE_CLASSIFIER
+from slipway.proof import precision
+from slipway.proof.runtime import Bounds, Unusable, padded, positions_of, segments_within
+from slipway.proof.transformers_runtime import from_pretrained
 from slipway_validate import folders
 from slipway_validate.cases import shape_cases
 from slipway_validate.params import ValidateParams
 from slipway_validate.preparation import _affordable, decoder, padding_token
 from slipway_validate.protocol.messages import Spec, TokenizeSpec
 from slipway_validate.runner.main import execute
-from slipway_validate.runner.model import Bounds, Unusable, padded, positions_of, segments_within
 from slipway_validate.runner.runtime_tensorrt import NotRunnable, choose_engine, deserialise
-from slipway_validate.runner.runtime_transformers import from_pretrained
 from slipway_validate.runner.sampling.audio import make_features
 from slipway_validate.runner.sampling.windows import cut, load_tokenizer
 from support.models.tiny_models import describe_a_layer_more, make_base
@@ -170,11 +171,11 @@ def test_an_expression_of_the_tokenizer_that_never_ends_is_a_failure_with_a_reas
 
 
 def test_dtypes_from_headers(tiny: Models, tmp_path: Path) -> None:
-    assert folders.stored_dtype(tiny.merged) == "float32"
+    assert precision.stored_dtype(tiny.merged) == "float32"
     (tmp_path / "model.onnx").write_bytes(b"")
-    assert folders.stored_dtype(tmp_path) == "float32"
+    assert precision.stored_dtype(tmp_path) == "float32"
     (tmp_path / "quantization.json").write_text(json.dumps({"level": "int8"}))
-    assert folders.stored_dtype(tmp_path) == "int8"
+    assert precision.stored_dtype(tmp_path) == "int8"
     assert folders.format_and_level("onnx-int8") == ("onnx", "int8")
     assert folders.format_and_level("pytorch") == ("pytorch", "none")
 

@@ -13,8 +13,8 @@ import torch
 import transformers as tf
 from safetensors.torch import load_file, save_file
 
+from slipway.proof.runtime import Unusable
 from slipway_merge.verify.reload_check import reload_check
-from slipway_validate.runner.model import Unusable
 from slipway_validate.runner.runtime_reference import adapted, load
 from slipway_validate.runner.survival.adapted import adapted_modules
 

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from slipway.model.configuration import ModelConfig
+from slipway.proof.runtime import Bounds, LanguageModel, Past, Step
+from slipway.proof.transformers_runtime import load
 from slipway.stage import Context
 from slipway.validation.answers import LongContinuation
 from slipway.validation.findings import ValidationReport
@@ -17,8 +19,6 @@ from slipway_validate.params import SampleParams, ValidateParams
 from slipway_validate.preparation import long_spec, prepare
 from slipway_validate.protocol.messages import LongResult, LongSpec
 from slipway_validate.runner.generation.generating import continue_long, generate
-from slipway_validate.runner.model import Bounds, LanguageModel, Past, Step
-from slipway_validate.runner.runtime_transformers import load
 from slipway_validate.stage import STAGE
 from support.models.validation_models import Models
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slipway_validate.runner.model import plain_step
+from slipway.proof.runtime import plain_step
 from slipway_validate.runner.onnx_graphs.load import load
 
 

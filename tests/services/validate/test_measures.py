@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from slipway.model.families import Comparison
+from slipway.proof.numerics import LogitComparer, adapter_strength
 from slipway_validate.judging.measures import VectorComparer, choose_measure, distance_of
 from slipway_validate.judging.together import Together, compare_together
-from slipway_validate.numerics import LogitComparer, adapter_strength
 from slipway_validate.runner.collect import NOWHERE, join_rows
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_validate import numerics
-from slipway_validate.numerics import (
+from slipway.proof import numerics
+from slipway.proof.numerics import (
     Block,
     LogitComparer,
     adapter_strength,

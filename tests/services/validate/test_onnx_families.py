@@ -10,12 +10,12 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+from slipway.proof.runtime import Step
 from slipway.stage import Context
 from slipway_onnx_export.params import OnnxExportParams
 from slipway_onnx_export.stage import STAGE as EXPORT
 from slipway_quantize.params import QuantizeParams
 from slipway_quantize.stage import STAGE as QUANTIZE
-from slipway_validate.runner.model import Step
 from slipway_validate.runner.onnx_graphs.load import load
 from support.models import judged_families
 from support.models.sentence_models import write_modules

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import FEATURE_EXTRACTION
-from slipway_validate.runner.model import Step
+from slipway.proof.runtime import Step
 from slipway_validate.runner.onnx_graphs.load import OnnxText
 
 

@@ -19,12 +19,12 @@ import psutil
 import pytest
 
 from slipway.errors import ModelExportError
+from slipway.proof.samples import Samples
 from slipway.stage import Context
 from slipway.validation.findings import OutputStatus, ValidationReport
 from slipway_validate.params import ValidateParams
 from slipway_validate.protocol import process
 from slipway_validate.protocol.messages import Benchmark, RunSpec, Spec
-from slipway_validate.samples import Samples
 from slipway_validate.speed.stopwatch import Stopwatch
 from slipway_validate.stage import STAGE
 from support.coordinators.harness import wait_for
@@ -32,7 +32,7 @@ from support.models.validation_models import Models
 
 PARAMS = ValidateParams(sequence_length=48, test_samples=2, compare_outputs=False, benchmark_decode_steps=4096)
 
-TRANSFORMERS = "slipway_validate.runner.runtime_transformers:load"
+TRANSFORMERS = "slipway.proof.transformers_runtime:load"
 
 
 def runner_of(process: psutil.Process, workdir: Path) -> psutil.Process | None:

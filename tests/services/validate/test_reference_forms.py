@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from slipway_validate.runner.model import padded, run_segments
+from slipway.proof.runtime import padded, run_segments
 from slipway_validate.runner.runtime_reference import load
 from support.models import tiny_models
 

@@ -18,6 +18,7 @@ from transformers import AutoTokenizer, WhisperFeatureExtractor
 from slipway.errors import ConfigurationError, ModelExportError, ValidationError
 from slipway.export_sources.test_inputs import find_sounds
 from slipway.model.families import SPEECH
+from slipway.proof.runtime import UnusableInput
 from slipway.stage import Context
 from slipway.validation.answers import Score
 from slipway.validation.findings import ValidationReport
@@ -29,7 +30,6 @@ from slipway_validate.protocol.messages import SOUNDS_FILE, EncodedInputs, Token
 from slipway_validate.reference.stage import STAGE as REFERENCE
 from slipway_validate.runner.encoding.records import encode_inputs
 from slipway_validate.runner.encoding.sounds import UnusableSoundError, read_sound
-from slipway_validate.runner.model import UnusableInput
 from slipway_validate.stage import STAGE
 from support.models.family_models import CASES, make_family_adapter, make_family_model
 from support.models.tiny_models import save_tokenizer

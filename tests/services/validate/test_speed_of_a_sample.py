@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from slipway.proof import transformers_runtime
+from slipway.proof.runtime import plain_step
 from slipway.stage import Context
 from slipway.validation.findings import ValidationReport
 from slipway.validation.speed import Speed
@@ -15,8 +17,6 @@ from slipway_merge.stage import STAGE as MERGE
 from slipway_quantize.params import QuantizeParams
 from slipway_quantize.stage import STAGE as QUANTIZE
 from slipway_validate.params import ValidateParams
-from slipway_validate.runner import runtime_transformers
-from slipway_validate.runner.model import plain_step
 from slipway_validate.stage import STAGE
 
 ROUNDS = 5
@@ -48,7 +48,7 @@ def outputs(sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["pytorch-bf16", "pytorch-int4"])
 def test_after_the_comparison_a_model_computes_as_it_is_served(outputs: dict[str, Path], name: str) -> None:
-    model = runtime_transformers.load(outputs[name], threads=1)
+    model = transformers_runtime.load(outputs[name], threads=1)
     step = plain_step([5, 6, 7, 8], past=None, past_length=0)
     before, _ = model.forward(step)
     tensors = {key: tensor.clone() for key, tensor in model._tensors()}

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from slipway.proof.runtime import Step
+from slipway.proof.stored_weights import Coded, Turned
+from slipway.proof.transformers_runtime import load
 from slipway.registry import load_stage
 from slipway.stage import Context
 from slipway_validate.judging import survival
 from slipway_validate.judging.limits import LIMITS
-from slipway_validate.runner.model import Step
-from slipway_validate.runner.runtime_transformers import load
 from slipway_validate.runner.survival import measuring
 from slipway_validate.runner.survival.checkpoints import Checkpoint
-from slipway_validate.runner.survival.stored import Coded, Turned
 from support.models import judged_families
 from support.models.stored_survival import survival_of
 from support.models.validated_here import Validated

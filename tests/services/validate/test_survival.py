@@ -15,16 +15,16 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.torch import load_file, save_file
 
+from slipway.proof.precision import stored_dtype
+from slipway.proof.stored_weights import Names
 from slipway.registry import load_stage
 from slipway.stage import Context
 from slipway.validation.findings import OutputStatus, ValidationReport
 from slipway.validation.survival import AdapterSurvival, ModuleSurvival
-from slipway_validate.folders import stored_dtype
 from slipway_validate.judging import survival
 from slipway_validate.judging.limits import LIMITS, level_of
 from slipway_validate.params import ValidateParams
 from slipway_validate.runner.survival.adapted import _without_values
-from slipway_validate.runner.survival.stored import Names
 from slipway_validate.stage import STAGE
 from support.models.compiler_variables import compiler_kept
 from support.models.judged_families import MAKERS, make

@@ -24,6 +24,7 @@ from slipway.model.families import (
     TOKEN_CLASSIFIER,
     Family,
 )
+from slipway.proof.runtime import Unusable, UnusableInput
 from slipway.stage import Context
 from slipway.validation.findings import ValidationReport
 from slipway_validate.answers import scores
@@ -39,7 +40,6 @@ from slipway_validate.judging.answers import Scorer
 from slipway_validate.params import ValidateParams
 from slipway_validate.protocol.messages import Answers, EncodedInput, EncodedInputs, TextSpec, TokenizeSpec
 from slipway_validate.runner.encoding.records import encode_inputs
-from slipway_validate.runner.model import Unusable, UnusableInput
 from slipway_validate.runner.texts import write_texts
 from slipway_validate.stage import STAGE
 from support.hostile.endless import GROWS, HALVES

@@ -19,11 +19,11 @@ from torch import nn
 from slipway.model.adapters.saved import is_plain_lora
 from slipway.model.pytorch import wide_layers
 from slipway.model.pytorch.wide_layers import WideLinear, widen_while_computing
+from slipway.proof import transformers_runtime
+from slipway.proof.runtime import padded, plain_step, run_segments
 from slipway.stage import Context
 from slipway_quantize.params import QuantizeParams
 from slipway_quantize.stage import run as quantize
-from slipway_validate.runner import runtime_transformers
-from slipway_validate.runner.model import padded, plain_step, run_segments
 from slipway_validate.runner.runtime_reference import load
 from support.models.validation_models import Models
 
@@ -151,7 +151,7 @@ def test_a_packed_folder_is_widened_after_it_is_decompressed(
     found: list[Any] = []
     for smallest in (1 << 6, 1 << 30):
         monkeypatch.setattr(wide_layers, "SMALLEST_VALUES", smallest)
-        model = runtime_transformers.load(folder, threads=1)
+        model = transformers_runtime.load(folder, threads=1)
         before = model.forward(plain_step([3, 4], past=None, past_length=0))[0]  # decompresses
         model.prepare_comparison()
         wide = [layer for layer in model.module.modules() if type(layer) is WideLinear]

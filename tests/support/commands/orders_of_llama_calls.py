@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
+from slipway.proof.runtime import plain_step
 from slipway_gguf.runtime import load
 from slipway_gguf.runtime.model import GGUFModel
-from slipway_validate.runner.model import plain_step
 
 CONVERSATION = [{"role": "user", "content": "What is a list?"}]
 

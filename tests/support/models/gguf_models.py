@@ -184,9 +184,9 @@ def write_adapter(base: Path, adapter: Path, workdir: Path, **context: Any) -> t
 
 def llama_distributions(file: Path, tokens: Sequence[int], *, adapter: Path | None = None) -> np.ndarray:
     """Return llama.cpp's log probabilities of the next token behind each token. (tokens, vocabulary)."""
+    from slipway.proof.runtime import Step
     from slipway_gguf.runtime.llama import Llama
     from slipway_gguf.runtime.model import Beside, GGUFModel
-    from slipway_validate.runner.model import Step
 
     ids = np.array([list(tokens)])
     model = GGUFModel(Llama(), file, threads=1, stored="", beside=Beside(adapter) if adapter else None)

@@ -8,9 +8,11 @@ from typing import Any
 
 from slipway.documents.heldout import HeldOutText
 from slipway.documents.reading import Document
+from slipway.proof.precision import stored_dtype
+from slipway.proof.samples import Samples
 from slipway.stage import Context
 from slipway.validation.findings import OutputValidation
-from slipway_validate.folders import runtime_for, stored_dtype, why_not_run
+from slipway_validate.folders import runtime_for, why_not_run
 from slipway_validate.judging.compare import CaseResults, compare_case
 from slipway_validate.judging.evaluate import Evaluator
 from slipway_validate.judging.limits import LIMITS, level_of
@@ -23,7 +25,6 @@ from slipway_validate.protocol.messages import RunResult, RunSpec, Spec, Tokeniz
 from slipway_validate.reference.running import RUNTIME
 from slipway_validate.runner.main import execute
 from slipway_validate.runner.yardsticks.computing import compute_yardsticks
-from slipway_validate.samples import Samples
 from support.models.stored_survival import survival_of
 from support.models.validation_models import TEXT
 

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from slipway.errors import ModelExportError
+from slipway.proof.runtime import Unusable
 from slipway.stage import Context
 from slipway_gguf.export import export_model
 from slipway_gguf.lora.export import PATTERN, missing_weights
@@ -14,7 +15,6 @@ from slipway_gguf.params import GGUFParams
 from slipway_gguf.runtime.llama import Llama
 from slipway_gguf.runtime.model import Beside, GGUFModel, only_file
 from slipway_gguf.vocabulary.documents import DEFAULT, read_files, templates_of
-from slipway_validate.runner.model import Unusable
 
 STORED = "float16"
 """Type of the base's weights beside which an adapter is run: that of the format's unquantized file."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from slipway_validate.runner.model import NotRunnable, Unusable
+from slipway.proof.runtime import NotRunnable, Unusable
 
 VERSIONS = ("2026.10.11549",)
 """Versions of xllamacpp whose header has the structs below."""

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from slipway.proof.numerics import Logits
+from slipway.proof.precision import stored_dtype
+from slipway.proof.runtime import Bounds, LanguageModel, Past, Step, Unusable
 from slipway.validation.speed import Engine
 from slipway_gguf.metadata import BETWEEN, DIFFERS
 from slipway_gguf.runtime.llama import AUTO_FLASH, F16, F32, NO_FLASH, Batch, ChatServer, Llama
-from slipway_validate.folders import stored_dtype
-from slipway_validate.numerics import Logits
-from slipway_validate.runner.model import Bounds, LanguageModel, Past, Step, Unusable
 
 _CALL = 128
 """Tokens that llama.cpp computes at once: it keeps logits for each of them."""
@@ -88,7 +88,7 @@ class GGUFModel(LanguageModel):
         )
 
     def forward(self, step: Step) -> tuple[Logits, Past]:
-        """As :meth:`slipway_validate.runner.model.LanguageModel.forward`, for one row; padding gets zeros."""
+        """As :meth:`slipway.proof.runtime.LanguageModel.forward`, for one row; padding gets zeros."""
         if len(step.input_ids) != 1:
             raise Unusable(f"it computes one row at a time, and got {len(step.input_ids)}")
         width = step.input_ids.shape[1]

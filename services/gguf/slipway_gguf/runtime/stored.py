@@ -11,15 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from slipway.proof.stored_weights import Dense, NotUnderstoodError, Rows, StoredWeight, Turned, count_non_finite
 from slipway_gguf.weights.tensors import Array, Planned, plan_file, transposed
-from slipway_validate.runner.survival.stored import (
-    Dense,
-    NotUnderstoodError,
-    Rows,
-    StoredWeight,
-    Turned,
-    count_non_finite,
-)
 
 _MATRIX = 2
 _EXACT = {
@@ -48,7 +41,7 @@ def stored(folder: Path, model: Path, _rows: Callable[[str], int]) -> StoredFile
 
 
 class StoredFile:
-    """The weights of a file, as :class:`slipway_validate.runner.survival.stored.StoredModel`.
+    """The weights of a file, as :class:`slipway.proof.stored_weights.StoredModel`.
 
     Args:
         file: The file.
@@ -66,7 +59,7 @@ class StoredFile:
         self.names = frozenset(self._planned)
 
     def weight(self, name: str, *, turned: bool) -> StoredWeight:
-        """As :meth:`slipway_validate.runner.survival.stored.StoredModel.weight`."""
+        """As :meth:`slipway.proof.stored_weights.StoredModel.weight`."""
         planned = self._planned[name]
         tensor = self._tensors[planned.name]
         if tuple(int(size) for size in reversed(tensor.shape)) != planned.shape:
@@ -76,7 +69,7 @@ class StoredFile:
         return whole if turned == is_turned else Turned(whole)
 
     def non_finite(self) -> dict[str, int]:
-        """As :meth:`slipway_validate.runner.survival.stored.StoredModel.non_finite`."""
+        """As :meth:`slipway.proof.stored_weights.StoredModel.non_finite`."""
         floats = {
             name: torch.from_numpy(np.array(each.data)).view(_EXACT[each.tensor_type])
             for name, each in self._tensors.items()

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from slipway.proof.stored_weights import NotUnderstoodError
 from slipway_openvino.stored.description import Layer, Place
 from slipway_openvino.stored.values import Values, shown
-from slipway_validate.runner.survival.stored import NotUnderstoodError
 
 _DEEPEST = 3
 """Operations between scales or zero points and their constant."""

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 from xml.parsers import expat
 
+from slipway.proof.stored_weights import NotUnderstoodError
 from slipway.texts import printable
-from slipway_validate.runner.survival.stored import NotUnderstoodError
 
 LARGEST_BYTES = 1 << 28
 """Largest description. Those of the largest models have a few tens of MB."""

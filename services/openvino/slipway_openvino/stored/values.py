@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from slipway.proof.stored_weights import Dense, NotUnderstoodError, Rows
 from slipway.texts import printable
 from slipway_openvino.stored.description import Place
-from slipway_validate.runner.survival.stored import Dense, NotUnderstoodError, Rows
 
 FLOATS: dict[str, tuple[Any, torch.dtype]] = {
     "f32": (np.float32, torch.float32),
@@ -103,7 +103,7 @@ class Values:
 
 
 class FloatRows:
-    """A matrix of floats, (N, K), as :class:`slipway_validate.runner.survival.stored.StoredWeight`.
+    """A matrix of floats, (N, K), as :class:`slipway.proof.stored_weights.StoredWeight`.
 
     Args:
         values: As :meth:`Values.floats` returns it, (N, K) or turned to it.

@@ -1,6 +1,6 @@
 """Read the weights of an OpenVINO folder: constants of products and lookups, dense, or integers with the scales that decompress them.
 
-Constants have the names that the ONNX graph gave them (``slipway_validate.runner.survival.constants``). ``save_model`` adds ``_compressed`` to
+Constants have the names that the ONNX graph gave them (``slipway.proof.constants``). ``save_model`` adds ``_compressed`` to
 those that it rounds to float16, and ``graphs/lookups.py`` adds ``.rows`` and a shape to those whose rows are looked up.
 
 Axes: N output features, K input features, G groups of a row.
@@ -17,6 +17,8 @@ from torch import Tensor
 
 from slipway.files.links import file_in
 from slipway.model.configuration import ModelConfig
+from slipway.proof.constants import NamedConstants
+from slipway.proof.stored_weights import Coded, NotUnderstoodError, StoredWeight, count_non_finite
 from slipway_openvino.params import DECODER_MODEL, ENCODER_MODEL, MODEL, PAIRS
 from slipway_openvino.stored.decompression import decompression_of, require_readers
 from slipway_openvino.stored.description import Place, read_description
@@ -30,8 +32,6 @@ from slipway_openvino.stored.values import (
     pieces_of,
     shown,
 )
-from slipway_validate.runner.survival.constants import NamedConstants
-from slipway_validate.runner.survival.stored import Coded, NotUnderstoodError, StoredWeight, count_non_finite
 
 _ADDED = re.compile(r"(?:\.rows\.[0-9]+(?:x[0-9]+)*)?(?:_compressed)?$")
 
@@ -53,7 +53,7 @@ def stored(folder: Path, _model: Path, rows: Callable[[str], int]) -> StoredIr:
 
 
 class StoredIr:
-    """The weights of the models of a folder, as :class:`slipway_validate.runner.survival.stored.StoredModel`.
+    """The weights of the models of a folder, as :class:`slipway.proof.stored_weights.StoredModel`.
 
     Args:
         models: The models; of two that hold a weight, the first one's is read, as it is of graphs.
@@ -69,7 +69,7 @@ class StoredIr:
         self.names = self._named.names
 
     def weight(self, name: str, *, turned: bool) -> StoredWeight:
-        """As :meth:`slipway_validate.runner.survival.stored.StoredModel.weight`."""
+        """As :meth:`slipway.proof.stored_weights.StoredModel.weight`."""
         constant = self._named[name]
         model = self._models[constant.name]
         if model.place(constant.name).kind in INTEGERS:
@@ -79,7 +79,7 @@ class StoredIr:
         return self._named.part(name, whole)
 
     def non_finite(self) -> dict[str, int]:
-        """As :meth:`slipway_validate.runner.survival.stored.StoredModel.non_finite`: of weights, biases and scales; masks hold infinity rightly."""
+        """As :meth:`slipway.proof.stored_weights.StoredModel.non_finite`: of weights, biases and scales; masks hold infinity rightly."""
         found: dict[str, int] = {}
         holders = {self._named[name].name for name in self.names}
         for name, model in self._models.items():

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from slipway.proof.numerics import LogitComparer, Logits, common_prefix
 from slipway.validation.answers import LongContinuation
 from slipway.validation.comparisons import GreedyComparison, LogitComparison, ShapeCase
 from slipway_validate.judging.measures import Measure
-from slipway_validate.numerics import LogitComparer, Logits, common_prefix
 from slipway_validate.protocol.messages import LOGITS_FILE, Case, LongResult, case_file, long_file, plain_file
 
 

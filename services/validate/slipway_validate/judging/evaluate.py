@@ -11,6 +11,7 @@ from pathlib import Path
 from slipway.formats.registry import merged_output
 from slipway.levels import LEVELS
 from slipway.model.families import DECODER, Family
+from slipway.proof.numerics import Logits
 from slipway.validation.comparisons import GreedyComparison, LogitComparison, ShapeCase
 from slipway.validation.findings import OutputStatus, OutputValidation
 from slipway.validation.limit_overrides import Limits
@@ -37,7 +38,6 @@ from slipway_validate.judging.measures import choose_measure, distance_of
 from slipway_validate.judging.reference_run import ReferenceRun
 from slipway_validate.judging.together import Together, compare_together
 from slipway_validate.judging.yardsticks import HALVES, STATIC, Measured, computing_in, is_own_code, rounding_of
-from slipway_validate.numerics import Logits
 from slipway_validate.protocol.messages import LOGITS_FILE, RunResult, RunSpec
 
 MERGED = merged_output()

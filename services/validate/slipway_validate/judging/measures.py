@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from slipway.model.families import Comparison
+from slipway.proof.numerics import Floats, LogitComparer, Logits, blocks, finite
 from slipway.validation.comparisons import LogitComparison
-from slipway_validate.numerics import Floats, LogitComparer, Logits, blocks, finite
 
 
 class VectorComparer:

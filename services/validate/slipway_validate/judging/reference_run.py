@@ -9,14 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from slipway.model.families import SPEECH, Family
+from slipway.proof.numerics import finite, logit_scale, perplexity_of, window_losses
+from slipway.proof.samples import Samples
 from slipway.validation.comparisons import LogitComparison, ShapeCase
 from slipway.validation.findings import AdapterEvidence
 from slipway_validate.judging.compare import compare_windows, load_logits
 from slipway_validate.judging.limits import MAX_NOISE_SHARE
 from slipway_validate.judging.measures import Measure, choose_measure
-from slipway_validate.numerics import finite, logit_scale, perplexity_of, window_losses
 from slipway_validate.protocol.messages import BASE_LOGITS_FILE, LOGITS_FILE, RunResult
-from slipway_validate.samples import Samples
 
 UNSTEADY = "the reference itself gives other results in this shape, so it cannot judge an output"
 

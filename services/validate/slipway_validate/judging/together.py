@@ -7,10 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from slipway.validation.comparisons import LogitComparison
-from slipway_validate.judging.compare import compare_windows
-from slipway_validate.judging.measures import Measure
-from slipway_validate.numerics import (
+from slipway.proof.numerics import (
     Block,
     Ints,
     LogitComparer,
@@ -21,6 +18,9 @@ from slipway_validate.numerics import (
     parts,
     perplexity_of,
 )
+from slipway.validation.comparisons import LogitComparison
+from slipway_validate.judging.compare import compare_windows
+from slipway_validate.judging.measures import Measure
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slipway.files.json_documents import LARGEST_LIST, read_json_object
-from slipway_validate.folders import format_and_level, runtime_for, stands_beside, stored_dtype
+from slipway.proof.numerics import Logits
+from slipway.proof.precision import stored_dtype
+from slipway_validate.folders import format_and_level, runtime_for, stands_beside
 from slipway_validate.judging.compare import compare_windows, load_logits
 from slipway_validate.judging.limits import level_of
 from slipway_validate.judging.measures import distance_of
 from slipway_validate.judging.reference_run import ReferenceRun
-from slipway_validate.numerics import Logits
 from slipway_validate.protocol.messages import YARDSTICKS_FILE, Pass, RunSpec, Yardsticks, pass_file
 
 MOST_WINDOWS = 4
@@ -20,7 +21,7 @@ MOST_WINDOWS = 4
 HALVES = ("float16", "bfloat16")
 STATIC = "static"
 """Rounding of inputs in ranges that lie in the output, which are not read."""
-_OURS = "slipway_validate.runner.runtime_transformers:load"
+_OURS = "slipway.proof.transformers_runtime:load"
 _COSTS = {
     "float16": ("float16", ""),
     "bfloat16": ("bfloat16", ""),

@@ -21,6 +21,7 @@ from slipway.errors import ValidationError
 from slipway.files.json_documents import LARGEST_LIST
 from slipway.files.regular_file import check_regular, read_regular
 from slipway.model.families import FAMILIES, SPEECH, Family
+from slipway.proof.samples import Samples
 from slipway.stage import Context
 from slipway.validation.comparisons import LogitComparison
 from slipway.validation.findings import AdapterEvidence
@@ -39,7 +40,6 @@ from slipway_validate.protocol.messages import (
     long_file,
     plain_file,
 )
-from slipway_validate.samples import Samples
 
 FILE = "reference.json"
 SAMPLES = "samples"

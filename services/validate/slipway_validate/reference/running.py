@@ -10,10 +10,11 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from slipway.model.configuration import ModelConfig
+from slipway.proof.precision import stored_dtype
+from slipway.proof.samples import EVIDENCE_FILE
 from slipway.stage import Context
 from slipway.validation.findings import AdapterEvidence, Reference
 from slipway.validation.speed import Engine, Speed
-from slipway_validate.folders import stored_dtype
 from slipway_validate.judging.compare import CaseResults, compare_case
 from slipway_validate.judging.evaluate import MERGED
 from slipway_validate.judging.limits import level_of
@@ -24,7 +25,6 @@ from slipway_validate.preparation import Prepared, long_spec, open_trained, prep
 from slipway_validate.protocol import process
 from slipway_validate.protocol.messages import Benchmark, RunResult, RunSpec, Spec, SurvivalSpec, Yardsticks
 from slipway_validate.reference.files import NoReferenceError, write_nothing, write_reference
-from slipway_validate.samples import EVIDENCE_FILE
 
 _EVIDENCE = TypeAdapter(tuple[AdapterEvidence, ...])
 RUNTIME = "slipway_validate.runner.runtime_reference:load"

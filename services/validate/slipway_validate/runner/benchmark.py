@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from slipway.proof.runtime import LanguageModel, Past, Step, plain_step, source_of
+from slipway.proof.samples import Samples
 from slipway_validate.protocol.messages import Benchmark, Round
-from slipway_validate.runner.model import LanguageModel, Past, Step, plain_step, source_of
-from slipway_validate.samples import Samples
 
 WARM_UP_STEPS = 2
 """Decode steps that are not timed, because earlier work, perhaps of another process, has filled the processor's caches."""

@@ -11,11 +11,8 @@ import numpy as np
 from numpy.lib.format import open_memmap
 
 from slipway.model.families import DECODER, SEQUENCE_CLASSIFIER, Comparison, Family
-from slipway_validate.cases import DECODE, family_named, native_case
-from slipway_validate.numerics import Ints, Logits
-from slipway_validate.protocol.messages import Case, CaseRow, LongResult, LongSpec, RunSpec, case_file, plain_file
-from slipway_validate.runner.generation.generating import continue_greedily, continue_long
-from slipway_validate.runner.model import (
+from slipway.proof.numerics import Ints, Logits
+from slipway.proof.runtime import (
     LanguageModel,
     Source,
     Step,
@@ -26,7 +23,10 @@ from slipway_validate.runner.model import (
     segments_within,
     source_of,
 )
-from slipway_validate.samples import Samples
+from slipway.proof.samples import Samples
+from slipway_validate.cases import DECODE, family_named, native_case
+from slipway_validate.protocol.messages import Case, CaseRow, LongResult, LongSpec, RunSpec, case_file, plain_file
+from slipway_validate.runner.generation.generating import continue_greedily, continue_long
 
 BATCH_VALUES = 1 << 24
 """Largest number of results per call, which bounds memory; a call computes at least one window."""

@@ -24,6 +24,8 @@ import numpy as np
 
 from slipway.errors import ModelExportError
 from slipway.folders.disk_full import is_disk_full
+from slipway.proof.runtime import LanguageModel, NotRunnable, UnplacedTensors, Unusable, UnusableInput
+from slipway.proof.samples import OWN_FILE, OWN_FOLDER, Samples
 from slipway.validation.speed import Memory
 from slipway.validation.survival import AdapterSurvival
 from slipway.validation.texts import TextComparison
@@ -57,10 +59,8 @@ from slipway_validate.runner import guard
 from slipway_validate.runner.benchmark import time_round
 from slipway_validate.runner.collect import Collector
 from slipway_validate.runner.generation.answering import answer_inputs
-from slipway_validate.runner.model import LanguageModel, NotRunnable, UnplacedTensors, Unusable, UnusableInput
 from slipway_validate.runner.own_text import make_own_samples, measure_own_text
 from slipway_validate.runner.texts import compare_texts
-from slipway_validate.samples import OWN_FILE, OWN_FOLDER, Samples
 
 
 def loader(spec: RunSpec) -> Callable[[], LanguageModel]:

@@ -16,14 +16,14 @@ from slipway.documents.rendering import Contents, Renderer, Writer
 from slipway.files.json_documents import LARGEST_LIST, read_json
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import Comparison
+from slipway.proof.numerics import Ints, Logits, finite, perplexity_of, window_losses
+from slipway.proof.samples import EVIDENCE_FILE, OWN_FILE, OWN_FOLDER, Samples
 from slipway.validation.findings import AdapterEvidence
 from slipway_validate.cases import family_named, longest_text
-from slipway_validate.numerics import Ints, Logits, finite, perplexity_of, window_losses
 from slipway_validate.protocol.messages import RunSpec, TokenizeSpec
 from slipway_validate.runner.collect import Collector
 from slipway_validate.runner.sampling.making import decoder_inputs, masked
 from slipway_validate.runner.sampling.windows import cut
-from slipway_validate.samples import EVIDENCE_FILE, OWN_FILE, OWN_FOLDER, Samples
 
 _RESULTS = "own.npy"
 

@@ -27,9 +27,9 @@ from slipway.model.runs.checkpoints import read_adapter_config
 from slipway.model.safetensors_file import read_safetensors
 from slipway.model.sentences import Pooling
 from slipway.model.trained import TrainedModel, trained_model
-from slipway_validate.folders import stored_dtype
-from slipway_validate.runner.model import UnplacedTensors, Unusable
-from slipway_validate.runner.runtime_transformers import TransformersModel, from_pretrained, known_pooling
+from slipway.proof.precision import stored_dtype
+from slipway.proof.runtime import UnplacedTensors, Unusable
+from slipway.proof.transformers_runtime import TransformersModel, from_pretrained, known_pooling
 
 #: Parts that peft inserts between the name of a layer and that of its weight.
 _WRAPPER = re.compile(r"\.(modules_to_save|original_module|token_adapter|base_layer)(?:\.default)?(?=\.)")

@@ -11,19 +11,10 @@ from typing import Any
 import numpy as np
 
 from slipway.model.dtypes import DTYPES, torch_dtypes
+from slipway.proof.numerics import Logits
+from slipway.proof.precision import read_json, stored_dtype
+from slipway.proof.runtime import PAST_PREFIX, PRESENT_PREFIX, Bounds, LanguageModel, NotRunnable, Past, Step, Unusable
 from slipway.validation.speed import Engine
-from slipway_validate.folders import read_json, stored_dtype
-from slipway_validate.numerics import Logits
-from slipway_validate.runner.model import (
-    PAST_PREFIX,
-    PRESENT_PREFIX,
-    Bounds,
-    LanguageModel,
-    NotRunnable,
-    Past,
-    Step,
-    Unusable,
-)
 
 MODULES = {"tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt_rtx"}
 """Python module of each builder that ``engine.json`` may name."""
@@ -104,7 +95,7 @@ class TensorRTModel(LanguageModel):
         )
 
     def forward(self, step: Step) -> tuple[Logits, Past]:
-        """As :meth:`slipway_validate.runner.model.LanguageModel.forward`."""
+        """As :meth:`slipway.proof.runtime.LanguageModel.forward`."""
         feeds = {"input_ids": step.input_ids, "attention_mask": step.attention_mask, "position_ids": step.position_ids}
         values = {name: self._to_device(name, feeds[name]) for name in self._inputs if name in feeds}
         values.update(self._past_values(step.past, batch=len(step.input_ids)))

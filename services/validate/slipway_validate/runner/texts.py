@@ -10,10 +10,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from slipway.model.chat_templates import ChatTemplates, EndlessTemplateError, TemplateError
+from slipway.proof.runtime import LanguageModel, Unusable
 from slipway.texts import shortened
 from slipway.validation.texts import CONVERSATIONS, TEXTS, TextComparison, TextKind
 from slipway_validate.protocol.messages import TextSpec
-from slipway_validate.runner.model import LanguageModel, Unusable
 from slipway_validate.runner.sampling.windows import trained_tokenizer
 
 _MOST_SPECIAL = 24

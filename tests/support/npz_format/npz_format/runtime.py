@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from slipway_validate.folders import stored_dtype
-from slipway_validate.runner.runtime_transformers import TransformersModel
+from slipway.proof.precision import stored_dtype
+from slipway.proof.transformers_runtime import TransformersModel
 
 
 def load(folder: Path, *, threads: int) -> TransformersModel:

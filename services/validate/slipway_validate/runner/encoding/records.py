@@ -20,10 +20,10 @@ from slipway.model.families import (
     Family,
 )
 from slipway.model.generation import generation_settings
+from slipway.proof.runtime import UnusableInput
 from slipway_validate.cases import family_named, longest_text
 from slipway_validate.protocol.messages import EncodedInput, EncodedInputs, TokenizeSpec
 from slipway_validate.runner.encoding.sounds import opening, write_sounds
-from slipway_validate.runner.model import UnusableInput
 from slipway_validate.runner.sampling.making import opening_token
 
 Encode = Callable[[Any, Mapping[str, Any], int], EncodedInput]

@@ -15,10 +15,10 @@ from numpy.lib.format import open_memmap
 from slipway.errors import ArtifactError
 from slipway.files.links import real_file
 from slipway.files.regular_file import read_regular
+from slipway.proof.runtime import UnusableInput
 from slipway.texts import quoted
 from slipway.validation.inputs import LARGEST_SOUND
 from slipway_validate.protocol.messages import SOUNDS_FILE, EncodedInput, TokenizeSpec
-from slipway_validate.runner.model import UnusableInput
 from slipway_validate.runner.sampling.audio import SoundFeatures
 from slipway_validate.runner.sampling.making import opening_token
 

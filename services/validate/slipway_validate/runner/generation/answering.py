@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from slipway.model.families import SEQUENCE_CLASSIFIER, SPEECH, Comparison, Family
-from slipway_validate.numerics import Ints, Logits
+from slipway.proof.numerics import Ints, Logits
+from slipway.proof.runtime import LanguageModel, Source, Step, positions_of
+from slipway.proof.samples import Values
 from slipway_validate.protocol.messages import Answers, EncodedInput, EncodedInputs
 from slipway_validate.runner.generation.generating import generate
-from slipway_validate.runner.model import LanguageModel, Source, Step, positions_of
-from slipway_validate.samples import Values
 
 LONGEST_SPAN = 30
 """Most tokens of an answer within a text, as usual for SQuAD."""

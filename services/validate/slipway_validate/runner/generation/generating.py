@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.lib.format import open_memmap
 
-from slipway_validate.numerics import Ints, LogitComparer, Logits
-from slipway_validate.protocol.messages import LongResult, LongSpec, long_file
-from slipway_validate.runner.model import (
+from slipway.proof.numerics import Ints, LogitComparer, Logits
+from slipway.proof.runtime import (
     LanguageModel,
     Past,
     Source,
@@ -20,7 +19,8 @@ from slipway_validate.runner.model import (
     segments_within,
     source_of,
 )
-from slipway_validate.samples import Samples
+from slipway.proof.samples import Samples
+from slipway_validate.protocol.messages import LongResult, LongSpec, long_file
 
 OnLogits = Callable[[Logits, str], None]
 """Function that is called with the logits of each call and their place."""

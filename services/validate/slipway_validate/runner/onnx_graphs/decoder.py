@@ -7,15 +7,15 @@ from functools import partial
 
 import numpy as np
 
-from slipway_validate.numerics import Ints, Logits
-from slipway_validate.runner.model import PAST_PREFIX, PRESENT_PREFIX, NotRunnable, Past, Step
+from slipway.proof.numerics import Ints, Logits
+from slipway.proof.runtime import PAST_PREFIX, PRESENT_PREFIX, NotRunnable, Past, Step
 from slipway_validate.runner.onnx_graphs.session import Graph, GraphModel, Value
 
 _TEXT = {"input_ids", "attention_mask", "position_ids"}
 
 
 class OnnxDecoder(GraphModel):
-    """A decoder graph with the usual names of inputs and outputs; see :class:`slipway_validate.runner.model.LanguageModel`."""
+    """A decoder graph with the usual names of inputs and outputs; see :class:`slipway.proof.runtime.LanguageModel`."""
 
     def __init__(self, graph: Graph, *, stored: str) -> None:
         self._graph = graph
@@ -25,7 +25,7 @@ class OnnxDecoder(GraphModel):
         super().__init__(partial(graph.engine, "logits", stored=stored), graph.bounds(), has_cache=bool(self._past))
 
     def forward(self, step: Step) -> tuple[Logits, Past]:
-        """As :meth:`slipway_validate.runner.model.LanguageModel.forward`.
+        """As :meth:`slipway.proof.runtime.LanguageModel.forward`.
 
         A graph that returns logits of the last token only computes the other tokens one at a time, each after those before it.
         """
@@ -114,7 +114,7 @@ class SharedBufferDecoder(OnnxDecoder):
     """
 
     def forward(self, step: Step) -> tuple[Logits, Past]:
-        """As :meth:`slipway_validate.runner.model.LanguageModel.forward`.
+        """As :meth:`slipway.proof.runtime.LanguageModel.forward`.
 
         Raises:
             NotRunnable: The call has several tokens after a past in a batch, or a row without tokens.

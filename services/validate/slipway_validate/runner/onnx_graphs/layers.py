@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from slipway.model.graphs.fixed_graph import FixedGraph, TooLongError
-from slipway_validate.numerics import Logits
-from slipway_validate.runner.model import PAST_PREFIX, PRESENT_PREFIX, Bounds, NotRunnable, Past, Step, Unusable
+from slipway.proof.numerics import Logits
+from slipway.proof.runtime import PAST_PREFIX, PRESENT_PREFIX, Bounds, NotRunnable, Past, Step, Unusable
 from slipway_validate.runner.onnx_graphs.session import Graph, GraphModel, Value
 
 FOLDER = "onnx-layered"
@@ -21,7 +21,7 @@ _HIDDEN, _NEXT = "hidden_states", "next_hidden_states"
 
 
 class OnnxLayers(GraphModel):
-    """Graphs that pass on hidden states, and what the first computes for all; see :class:`slipway_validate.runner.model.LanguageModel`."""
+    """Graphs that pass on hidden states, and what the first computes for all; see :class:`slipway.proof.runtime.LanguageModel`."""
 
     def __init__(self, folder: Path, *, threads: int, stored: str) -> None:
         names = ["embedding", *sorted(path.stem for path in folder.glob("layer_*.onnx")), "head"]
@@ -43,7 +43,7 @@ class OnnxLayers(GraphModel):
         super().__init__(partial(last.engine, "logits", stored=stored), bounds, has_cache=True)
 
     def forward(self, step: Step) -> tuple[Logits, Past]:
-        """As :meth:`slipway_validate.runner.model.LanguageModel.forward`."""
+        """As :meth:`slipway.proof.runtime.LanguageModel.forward`."""
         if self._fixed is not None:
             return self._forward_fixed(step, self._fixed)
         found: dict[str, Value] = {

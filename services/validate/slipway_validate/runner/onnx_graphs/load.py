@@ -11,14 +11,14 @@ from slipway.errors import CheckpointValidationError
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import DECODER, ENCODER_DECODER, SEQUENCE_CLASSIFIER, SPEECH, Family
 from slipway.model.sentences import SENTENCE_EMBEDDING
-from slipway_validate.folders import stored_dtype
-from slipway_validate.numerics import Logits
-from slipway_validate.runner.model import LanguageModel, Step, known_family
+from slipway.proof.numerics import Logits
+from slipway.proof.precision import stored_dtype
+from slipway.proof.runtime import LanguageModel, Step, known_family
+from slipway.proof.text_models import TextReader
 from slipway_validate.runner.onnx_graphs.decoder import OnnxDecoder, SharedBufferDecoder
 from slipway_validate.runner.onnx_graphs.layers import FOLDER, OnnxLayers
 from slipway_validate.runner.onnx_graphs.pair import OnnxPair
 from slipway_validate.runner.onnx_graphs.session import Graph, GraphModel
-from slipway_validate.runner.text_models import TextReader
 
 
 def load(folder: Path, *, threads: int) -> LanguageModel:
@@ -44,7 +44,7 @@ def load(folder: Path, *, threads: int) -> LanguageModel:
 
 
 class OnnxText(TextReader, GraphModel):
-    """A graph without a cache; see :class:`slipway_validate.runner.model.LanguageModel`."""
+    """A graph without a cache; see :class:`slipway.proof.runtime.LanguageModel`."""
 
     def __init__(self, folder: Path, family: Family, config: ModelConfig, *, threads: int, stored: str) -> None:
         tokens = family is not SEQUENCE_CLASSIFIER
@@ -55,7 +55,7 @@ class OnnxText(TextReader, GraphModel):
         super().__init__(partial(graph.engine, family.outputs[0], stored=stored), graph.bounds(), has_cache=False)
 
     def results(self, step: Step, names: tuple[str, ...]) -> list[Logits]:
-        """As :meth:`slipway_validate.runner.text_models.TextReader.results`."""
+        """As :meth:`slipway.proof.text_models.TextReader.results`."""
         given = {
             "input_ids": step.input_ids,
             "attention_mask": step.attention_mask,

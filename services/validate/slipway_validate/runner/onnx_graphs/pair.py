@@ -7,15 +7,15 @@ from pathlib import Path
 
 import numpy as np
 
-from slipway_validate.numerics import Logits
-from slipway_validate.runner.model import PAST_PREFIX, PRESENT_PREFIX, Past, Step
+from slipway.proof.numerics import Logits
+from slipway.proof.runtime import PAST_PREFIX, PRESENT_PREFIX, Past, Step
 from slipway_validate.runner.onnx_graphs.session import Graph, GraphModel, Value
 
 _MASK, _ENCODED = "encoder_attention_mask", "encoder_hidden_states"
 
 
 class OnnxPair(GraphModel):
-    """An encoder and a decoder; see :class:`slipway_validate.runner.model.LanguageModel`.
+    """An encoder and a decoder; see :class:`slipway.proof.runtime.LanguageModel`.
 
     The encoder also gives keys and values of the cross-attention, which every step of the decoder takes. A decoder without a cache
     takes what the encoder computed from the text instead, and reads its own text again at each step.
@@ -35,7 +35,7 @@ class OnnxPair(GraphModel):
         super().__init__(partial(decoder.engine, "logits", stored=stored), decoder.bounds(), has_cache=bool(cached))
 
     def forward(self, step: Step) -> tuple[Logits, Past]:
-        """As :meth:`slipway_validate.runner.model.LanguageModel.forward`."""
+        """As :meth:`slipway.proof.runtime.LanguageModel.forward`."""
         assert step.source is not None
         mask = step.source.mask
         if step.past is None:

@@ -16,9 +16,9 @@ from slipway.machine.threads import session_options
 from slipway.model.dtypes import DTYPES, numpy_dtypes
 from slipway.model.graphs.fixed_graph import FixedGraph, TooLongError
 from slipway.model.graphs.promise import Promise
+from slipway.proof.precision import read_json, stored_dtype
+from slipway.proof.runtime import Bounds, LanguageModel, NotRunnable, Unusable
 from slipway.validation.speed import Engine
-from slipway_validate.folders import read_json, stored_dtype
-from slipway_validate.runner.model import Bounds, LanguageModel, NotRunnable, Unusable
 
 NUMPY_TYPES = {
     f"tensor({DTYPES[name].onnx.lower()})": dtype

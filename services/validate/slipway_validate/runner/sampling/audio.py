@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from slipway_validate.runner.model import Unusable
+from slipway.proof.runtime import Unusable
 
 TONES = 4
 LOWEST, HIGHEST = 100.0, 3500.0

@@ -12,12 +12,12 @@ from slipway.documents.heldout import read_written, rendered
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import SEQUENCE_CLASSIFIER, SPEECH, Comparison
 from slipway.model.generation import NO_FIRST_TOKEN, first_token, generation_settings
+from slipway.proof.numerics import Ints
+from slipway.proof.runtime import Unusable
+from slipway.proof.samples import Samples
 from slipway_validate.cases import family_named
-from slipway_validate.numerics import Ints
 from slipway_validate.protocol.messages import TokenizeSpec
-from slipway_validate.runner.model import Unusable
 from slipway_validate.runner.sampling.windows import cut, tokens_around, trained_tokenizer
-from slipway_validate.samples import Samples
 
 MASKED_SHARE = 0.15
 """Share of masked tokens, as in the training of these models (BERT, arXiv 1810.04805)."""

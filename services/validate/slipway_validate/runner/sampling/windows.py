@@ -10,10 +10,10 @@ import numpy as np
 from slipway.counts import counted
 from slipway.model.families import DECODER
 from slipway.model.model_files import has_chat_template
+from slipway.proof.numerics import Ints
+from slipway.proof.runtime import Unusable
 from slipway_validate.cases import MIN_LENGTH
-from slipway_validate.numerics import Ints
 from slipway_validate.protocol.messages import TokenizeSpec
-from slipway_validate.runner.model import Unusable
 
 
 def load_tokenizer(folder: Path) -> Any:

@@ -23,9 +23,9 @@ from slipway.model.model_files import ADAPTER_WEIGHTS
 from slipway.model.runs.checkpoints import read_adapter_config
 from slipway.model.safetensors_file import read_safetensors
 from slipway.model.trained import trained_model
+from slipway.proof.stored_weights import Dense, Names, NotUnderstoodError
 from slipway_validate.runner.runtime_reference import adapted
 from slipway_validate.runner.survival.checkpoints import Checkpoint
-from slipway_validate.runner.survival.stored import Dense, Names, NotUnderstoodError
 from slipway_validate.runner.survival.sums import Both
 
 _PREFIX = re.compile(r"^base_model\.model\.")

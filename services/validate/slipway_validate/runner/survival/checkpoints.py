@@ -14,14 +14,7 @@ from torch import Tensor
 from slipway.model.dtypes import DTYPES, FLOATS, torch_dtypes
 from slipway.model.safetensors_file import TensorInfo, read_weights
 from slipway.model.weights import reading
-from slipway_validate.runner.survival.stored import (
-    Coded,
-    Dense,
-    NotUnderstoodError,
-    StoredWeight,
-    Turned,
-    count_non_finite,
-)
+from slipway.proof.stored_weights import Coded, Dense, NotUnderstoodError, StoredWeight, Turned, count_non_finite
 
 _STORED = re.compile(r"(?P<weight>.+\.weight)(?P<part>_packed|)")
 _BITS = (3, 4, 8)
@@ -45,14 +38,14 @@ class Checkpoint:
         self.names = frozenset(found["weight"] for name in self._tensors if (found := _STORED.fullmatch(name)))
 
     def weight(self, name: str, *, turned: bool) -> StoredWeight:
-        """As :meth:`slipway_validate.runner.survival.stored.StoredModel.weight`."""
+        """As :meth:`slipway.proof.stored_weights.StoredModel.weight`."""
         found = self._stored(name)
         if len(found.shape) != 2:
             raise NotUnderstoodError(f"its shape is {found.shape}")
         return Turned(found) if turned else found
 
     def non_finite(self) -> dict[str, int]:
-        """As :meth:`slipway_validate.runner.survival.stored.StoredModel.non_finite`."""
+        """As :meth:`slipway.proof.stored_weights.StoredModel.non_finite`."""
         return count_non_finite({name: mapped(info) for name, info in self._tensors.items() if info.dtype in FLOATS})
 
     def _stored(self, name: str) -> StoredWeight:

@@ -14,15 +14,8 @@ from onnx_ir.serde import SerdeError
 from torch import Tensor
 
 from slipway.files.links import file_in
-from slipway_validate.runner.survival.constants import Constant, NamedConstants
-from slipway_validate.runner.survival.stored import (
-    Coded,
-    Dense,
-    NotUnderstoodError,
-    Smoothed,
-    StoredWeight,
-    count_non_finite,
-)
+from slipway.proof.constants import Constant, NamedConstants
+from slipway.proof.stored_weights import Coded, Dense, NotUnderstoodError, Smoothed, StoredWeight, count_non_finite
 
 _FLOATS = {
     ir.DataType.FLOAT: torch.float32,
@@ -57,7 +50,7 @@ class Graphs:
         self.names = self._constants.names
 
     def weight(self, name: str, *, turned: bool) -> StoredWeight:
-        """As :meth:`slipway_validate.runner.survival.stored.StoredModel.weight`."""
+        """As :meth:`slipway.proof.stored_weights.StoredModel.weight`."""
         constant = self._constants[name]
         if constant.bits:
             whole = self._blocks(constant)  # always (N, K)
@@ -71,7 +64,7 @@ class Graphs:
         return self._constants.part(name, whole)
 
     def non_finite(self) -> dict[str, int]:
-        """As :meth:`slipway_validate.runner.survival.stored.StoredModel.non_finite`."""
+        """As :meth:`slipway.proof.stored_weights.StoredModel.non_finite`."""
         return count_non_finite(
             {name: self._values(name) for name, tensor in self._tensors.items() if tensor.dtype in _FLOATS}
         )

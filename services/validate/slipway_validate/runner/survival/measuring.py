@@ -15,12 +15,12 @@ from torch import Tensor
 from slipway.errors import ModelExportError
 from slipway.formats import Runtime
 from slipway.formats.registry import runtime_of_output
+from slipway.proof.runtime import Unusable
+from slipway.proof.stored_weights import Names, NotUnderstoodError, StoredModel, StoredWeight
 from slipway.validation.survival import AdapterSurvival, ModuleSurvival
 from slipway_validate.protocol.messages import SurvivalSpec
-from slipway_validate.runner.model import Unusable
 from slipway_validate.runner.survival.adapted import AdaptedModule, BaseWeights, Original, adapted_modules
 from slipway_validate.runner.survival.checkpoints import Checkpoint
-from slipway_validate.runner.survival.stored import Names, NotUnderstoodError, StoredModel, StoredWeight
 from slipway_validate.runner.survival.sums import Both, Sums
 
 MOST_VALUES = 1 << 20

@@ -16,16 +16,16 @@ from transformers.activations import GELUActivation
 from slipway.errors import ModelExportError
 from slipway.formats.registry import runtime_of_output
 from slipway.model.adapters.saved import is_plain_lora
-from slipway_validate.folders import read_json
+from slipway.proof.precision import read_json
+from slipway.proof.runtime import Unusable
+from slipway.proof.samples import Samples
+from slipway.proof.stored_weights import NotUnderstoodError
 from slipway_validate.protocol.messages import YARDSTICKS_FILE, Pass, Yardsticks, pass_file
 from slipway_validate.runner.collect import Collector
-from slipway_validate.runner.model import Unusable
 from slipway_validate.runner.runtime_reference import ReferenceModel, load
 from slipway_validate.runner.survival.measuring import open_stored
-from slipway_validate.runner.survival.stored import NotUnderstoodError
 from slipway_validate.runner.yardsticks.roundings import RESULTS, RoundedResults, input_rounding, weight_rounding
 from slipway_validate.runner.yardsticks.weights import Products
-from slipway_validate.samples import Samples
 
 _FAULTS = (
     NotUnderstoodError,

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from slipway.model.pytorch.wide_layers import WideEmbedding
-from slipway_validate.runner.survival.stored import Names, NotUnderstoodError, StoredModel, StoredWeight
+from slipway.proof.stored_weights import Names, NotUnderstoodError, StoredModel, StoredWeight
 from slipway_validate.runner.yardsticks.roundings import Rounding
 
 _WRAPPERS = re.compile(r"\.(?:base_layer|modules_to_save|original_module)(?:\.default)?(?=\.|$)")

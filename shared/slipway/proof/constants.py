@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from slipway_validate.runner.survival.stored import NotUnderstoodError, Part, StoredWeight
+from slipway.proof.stored_weights import NotUnderstoodError, Part, StoredWeight
 
 _NAME = re.compile(r"(?P<weight>.+?)(?P<turned>\.T)?(?:\.(?:q(?P<bits>4|8)|(?P<channels>i8)|fp16))?", re.DOTALL)
 _JOINED = re.compile(r"(?P<path>(?:.+\.)?)(?P<modules>[^.+]+(?:\+[^.+]+)+)\.weight", re.DOTALL)

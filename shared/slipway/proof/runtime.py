@@ -15,9 +15,9 @@ import numpy as np
 from slipway.errors import CheckpointValidationError
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import Family
+from slipway.proof.numerics import Ints, Logits
+from slipway.proof.samples import Samples, Values
 from slipway.validation.speed import Engine
-from slipway_validate.numerics import Ints, Logits
-from slipway_validate.samples import Samples, Values
 
 PAST_PREFIX, PRESENT_PREFIX = "past_key_values.", "present."
 """Prefixes of the names of a graph's cache inputs and cache outputs."""

@@ -21,10 +21,10 @@ from slipway.model.model_facts import CannotBuildError, check_loadable, configur
 from slipway.model.pytorch.wide_layers import widen_while_computing
 from slipway.model.sentences import Pooling, UnknownPoolingError, pool, read_pooling
 from slipway.model.trained import TrainedModel
+from slipway.proof.numerics import Logits
+from slipway.proof.precision import stored_dtype
+from slipway.proof.runtime import Bounds, Past, Step, Unusable, known_family
 from slipway.validation.speed import Engine
-from slipway_validate.folders import stored_dtype
-from slipway_validate.numerics import Logits
-from slipway_validate.runner.model import Bounds, Past, Step, Unusable, known_family
 
 LIMITS_OF_LENGTH = ("max_target_positions", "max_position_embeddings")
 """Settings with the largest number of tokens; the decoder's, if the encoder has its own."""
@@ -33,7 +33,7 @@ _COMPUTED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 class TransformersModel:
-    """A model in PyTorch on the CPU; see :class:`slipway_validate.runner.model.LanguageModel`."""
+    """A model in PyTorch on the CPU; see :class:`slipway.proof.runtime.LanguageModel`."""
 
     device = "cpu"
     preparation_seconds = 0.0
@@ -66,13 +66,13 @@ class TransformersModel:
 
     @torch.no_grad()  # not inference_mode: compressed-tensors decompresses in the first call and converts later
     def forward(self, step: Step) -> tuple[Logits, Past]:
-        """As :meth:`slipway_validate.runner.model.LanguageModel.forward`."""
+        """As :meth:`slipway.proof.runtime.LanguageModel.forward`."""
         results, past = self._call(self._called, step)
         return results.float().numpy(), past
 
     @torch.no_grad()
     def embed(self, step: Step) -> Logits:
-        """As :meth:`slipway_validate.runner.model.LanguageModel.embed`."""
+        """As :meth:`slipway.proof.runtime.LanguageModel.embed`."""
         assert self._pooling is not None
         results, _ = self._call(self._called, step)
         vectors: Logits = pool(results.float(), torch.from_numpy(step.attention_mask), self._pooling).numpy()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from slipway_validate.numerics import Ints
+from slipway.proof.numerics import Ints
 
 OWN_FILE, OWN_FOLDER, EVIDENCE_FILE = "own_text.json", "own_text", "own_evidence.json"
 """File of the texts to judge the adapter on, beside the text of the samples; folder of their samples, beside the samples' folder; and file of

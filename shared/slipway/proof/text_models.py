@@ -1,6 +1,6 @@
 """Models of text of which a runtime only has to say how one call is computed.
 
-Axes as in :mod:`slipway_validate.runner.model`.
+Axes as in :mod:`slipway.proof.runtime`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import Comparison, Family
 from slipway.model.sentences import SENTENCE_EMBEDDING
-from slipway_validate.numerics import Logits
-from slipway_validate.runner.model import LanguageModel, NotRunnable, Past, Step, class_results
+from slipway.proof.numerics import Logits
+from slipway.proof.runtime import LanguageModel, NotRunnable, Past, Step, class_results
 
 
 class TextReader(LanguageModel):
@@ -39,7 +39,7 @@ class TextReader(LanguageModel):
         """Return outputs of one call by name, in float32."""
 
     def forward(self, step: Step) -> tuple[Logits, Past]:
-        """As :meth:`slipway_validate.runner.model.LanguageModel.forward`."""
+        """As :meth:`slipway.proof.runtime.LanguageModel.forward`."""
         values = self.results(step, self._family.outputs)
         if self._family.comparison is Comparison.SPANS:
             return np.stack(values, axis=1), None
@@ -48,7 +48,7 @@ class TextReader(LanguageModel):
         return values[0], None
 
     def embed(self, step: Step) -> Logits:
-        """As :meth:`slipway_validate.runner.model.LanguageModel.embed`."""
+        """As :meth:`slipway.proof.runtime.LanguageModel.embed`."""
         return self.results(step, (SENTENCE_EMBEDDING,))[0][:, None]
 
 
@@ -67,7 +67,7 @@ class RowDecoder(LanguageModel):
         """Return logits, (S, V), of the tokens at the places from ``start`` on, and the state of the row with them."""
 
     def forward(self, step: Step) -> tuple[Logits, Past]:
-        """As :meth:`slipway_validate.runner.model.LanguageModel.forward`."""
+        """As :meth:`slipway.proof.runtime.LanguageModel.forward`."""
         new = step.attention_mask[:, -step.input_ids.shape[1] :].astype(bool)
         before = step.past or [(0, self.empty()) for _ in new]
         results, past = [], []
