@@ -8,9 +8,8 @@ import torch
 
 from slipway.model.families import DECODER
 from slipway.model.pytorch.text_model import TextModel, has_token_types
+from slipway.proof.differences import LIMITS, difference
 
-LIMIT = 1e-4
-"""Largest difference, relative to the largest result; both compute in float32."""
 _LONGEST = 96
 _SEED = 5
 
@@ -22,7 +21,7 @@ def check_program(traced: Any, source: TextModel, *, length: int, call_length: i
     lengths, and with padding.
 
     Raises:
-        ValueError: It is more than :data:`LIMIT`.
+        ValueError: It is more than the arithmetic of float32 explains.
     """
     program = traced.module()
     if source.model._can_set_attn_implementation():
@@ -39,7 +38,7 @@ def check_program(traced: Any, source: TextModel, *, length: int, call_length: i
                 for many in dict.fromkeys(min(many, length) for many in (_LONGEST, 7, 1))
             )
         )
-    if not worst <= LIMIT:
+    if worst > LIMITS["float32"]:
         raise ValueError(f"the traced program's results are off by {worst:.1e} of the largest one")
     return worst
 
@@ -51,7 +50,7 @@ def _decoded(program: Any, model: Any, tokens: torch.Tensor, most: int) -> float
         ids = tokens[:, place : place + many]
         parts.append(program(ids, torch.arange(place, place + ids.shape[1])))
         place, many = place + ids.shape[1], 1 if many > 1 else max(1, most // 2)
-    return _difference(torch.cat(parts, dim=1), wanted)
+    return _share(torch.cat(parts, dim=1), wanted)
 
 
 def _read(program: Any, source: TextModel, tokens: torch.Tensor) -> float:
@@ -66,11 +65,9 @@ def _read(program: Any, source: TextModel, tokens: torch.Tensor) -> float:
             whole = getattr(wanted, name)
             real = each[0].bool()
             by_token = whole.dim() > 1 and whole.shape[1] == tokens.shape[1]
-            worst = max(worst, _difference(value[:, real], whole[:, real]) if by_token else _difference(value, whole))
+            worst = max(worst, _share(value[:, real], whole[:, real]) if by_token else _share(value, whole))
     return worst
 
 
-def _difference(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    if found.shape != wanted.shape or not bool(torch.isfinite(found).all()):
-        return float("inf")
-    return float((found - wanted).abs().max() / wanted.abs().max().clamp(min=1.0))
+def _share(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return difference(found.numpy(), wanted.numpy()).share

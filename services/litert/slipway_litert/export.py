@@ -13,11 +13,12 @@ import torch
 
 from slipway.model.families import DECODER
 from slipway.model.pytorch.text_model import TextModel, describe_program, file_digest
+from slipway.proof.differences import LIMITS
 from slipway.stage import Context
 from slipway_litert.loading import open_source
 from slipway_litert.modules import StaticDecoder, TextReader
 from slipway_litert.params import DECODE, DESCRIPTION, LEVEL, PREFILL, PROGRAM, TEXT, LitertParams, text_lengths
-from slipway_litert.parity import LIMIT, failed, largest_difference
+from slipway_litert.parity import failed, largest_difference
 from slipway_litert.program import Program
 
 LIBRARIES = ("ai-edge-litert", "ai-edge-quantizer", "litert-converter", "litert-torch", "torch", "transformers")
@@ -84,11 +85,11 @@ def _proven(source: TextModel, module: torch.nn.Module, file: Path, ctx: Context
     """
     found = largest_difference(source, module, file, threads=ctx.threads)
     worst = max(found, key=lambda name: found[name])
-    if found[worst] > LIMIT:
+    if found[worst] > (limit := LIMITS["float32"]):
         raise failed(
-            f"the program is not what PyTorch computes: results of a {worst} differ by {found[worst]:.1e}, and {LIMIT:.0e} is allowed",
+            f"the program is not what PyTorch computes: results of a {worst} differ by {found[worst]:.1e}, and {limit:.0e} is allowed",
             case=worst,
-            allowed=LIMIT,
+            allowed=limit,
         )
     return found
 

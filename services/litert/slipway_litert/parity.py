@@ -14,12 +14,11 @@ import torch
 from slipway.errors import LiteRtExportError
 from slipway.model.families import DECODER
 from slipway.model.pytorch.text_model import TextModel
+from slipway.proof.differences import difference
 from slipway_litert.loading import padding_of, use_own_attention
 from slipway_litert.params import TEXT, text_lengths
 from slipway_litert.program import Array, BadProgramError, DecoderProgram, Program, TextProgram
 
-LIMIT = 1e-4
-"""Largest difference in float32, as a share of the largest result and of 1."""
 _LONGEST = 512
 """Most tokens of a text that a decoder's proof takes."""
 _STEPS = 3
@@ -37,7 +36,7 @@ def largest_difference(source: TextModel, module: torch.nn.Module, file: Path, *
     try:
         program = Program(file, threads=threads)
         cases = _texts(source, DecoderProgram(program)) if source.family is DECODER else _rows(source, module, program)
-        found = {name: max(_difference(one, other) for one, other in pairs) for name, pairs in cases}
+        found = {name: max(difference(one, other).share for one, other in pairs) for name, pairs in cases}
     except BadProgramError as error:
         raise failed(f"the program cannot be run: {error}") from error
     odd = next((name for name, value in found.items() if not np.isfinite(value)), None)
@@ -99,7 +98,3 @@ def _tokens(source: TextModel, count: int, *, seed: int) -> list[int]:
     ids = np.random.default_rng(seed).integers(min(3, vocabulary - 1), vocabulary, count)
     padding = padding_of(source)
     return [int(each) if each != padding else (padding + 1) % vocabulary for each in ids]
-
-
-def _difference(one: Array, other: Array) -> float:
-    return float(np.abs(one - other).max() / max(1.0, float(np.abs(other).max())))

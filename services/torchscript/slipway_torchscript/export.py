@@ -12,9 +12,9 @@ from slipway.errors import TorchGraphError
 from slipway.model.families import FEATURE_EXTRACTION
 from slipway.model.pytorch.rotary import compute_frequencies_in_graph
 from slipway.model.pytorch.text_model import TextModel, describe_program, file_digest
+from slipway.proof.cases import cases, sample, unproven
 from slipway.stage import Context
 from slipway_torchscript import capture, tracing
-from slipway_torchscript.cases import cases, sample, unproven
 from slipway_torchscript.interface import LONGEST_PROOF, Interface, interface_of, open_source
 from slipway_torchscript.params import (
     COMPILED,

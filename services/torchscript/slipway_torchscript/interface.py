@@ -26,7 +26,7 @@ from slipway.model.families import (
 from slipway.model.generation import token_of
 from slipway.model.pytorch.text_model import TextModel, open_text_model
 from slipway.model.sentences import SENTENCE_EMBEDDING, Pooling, pool
-from slipway_torchscript.cases import Case
+from slipway.proof.cases import Case
 from slipway_torchscript.params import refusal_reason
 
 Tensors = tuple[Any, ...]

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 
 from slipway.errors import TorchGraphError
-from slipway_torchscript.cases import Case
+from slipway.proof.cases import Case
+from slipway.proof.differences import LIMITS, Difference, difference, largest
 from slipway_torchscript.interface import Interface, Tensors
 
-LIMITS = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-"""Largest difference, as a share of the largest result and of 1."""
 Run = Callable[..., Any]
 
 
@@ -49,21 +48,23 @@ def compare(run: Run, expected: list[Expected], *, per_token: frozenset[str], dt
     Raises:
         TorchGraphError: ``EXPORT_PARITY_FAILED`` for the first case that differs or that the graph cannot run.
     """
+    allowed = LIMITS[str(dtype).removeprefix("torch.")]
     found = {}
     for each in expected:
         try:
             results = run(*each.feeds)
         except Exception as error:  # a graph raises errors of any class where its sample's shape is part of it
             raise _failed(each.case, f"the graph cannot run it: {' '.join(str(error).split())[-300:]}") from error
-        wrong, worst = 0.0, 0.0
         if (found_shapes := _shapes(results)) != (shapes := _shapes(list(each.results.values()))):
             raise _failed(each.case, f"results have the shapes {found_shapes} instead of {shapes}")
-        for (name, wanted), result in zip(each.results.items(), results, strict=True):
-            difference, scale = _difference(name, result, wanted, each.feeds[1], per_token=per_token)
-            worst = max(worst, difference / scale)
-            wrong = max(wrong, difference)
-        if not worst <= LIMITS[dtype]:  # also a difference that is not a number
-            raise _failed(each.case, f"results differ by {wrong:.2e}", max_abs_diff=wrong, allowed=LIMITS[dtype])
+        differences = [
+            _difference(name, result, wanted, each.feeds[1], per_token=per_token)
+            for (name, wanted), result in zip(each.results.items(), results, strict=True)
+        ]
+        worst = max(difference.share for difference in differences)
+        if worst > allowed:
+            wrong = largest(differences).largest
+            raise _failed(each.case, f"results differ by {wrong:.2e}", max_abs_diff=wrong, allowed=allowed)
         found[each.case.name] = float(f"{worst:.2e}")
     return found
 
@@ -75,10 +76,8 @@ def _shapes(results: Any) -> Any:
     return tuple(results.shape) if isinstance(results, torch.Tensor) else type(results).__name__
 
 
-def _difference(
-    name: str, result: Any, wanted: Any, mask: torch.Tensor, *, per_token: frozenset[str]
-) -> tuple[float, float]:
-    """Return the largest difference and the scale of an output; places of padding do not count."""
+def _difference(name: str, result: Any, wanted: Any, mask: torch.Tensor, *, per_token: frozenset[str]) -> Difference:
+    """Return the difference of an output; places of padding do not count."""
     if isinstance(wanted, (list, tuple)):
         pairs = [
             (one.transpose(1, 2)[mask > 0], other.transpose(1, 2)[mask > 0])
@@ -89,10 +88,7 @@ def _difference(
         pairs = [(result[real], wanted[real])]
     else:
         pairs = [(result, wanted)]
-    # torch's maximum of values with one that is not a number is none either; Python's may be any of them.
-    difference = torch.stack([(one.float() - other.float()).abs().max() for one, other in pairs]).max()
-    scale = torch.stack([other.float().abs().max() for _, other in pairs]).max()
-    return float(difference), max(1.0, float(scale))
+    return largest(difference(one.float().numpy(), other.float().numpy()) for one, other in pairs)
 
 
 def _failed(case: Case, what: str, **about: object) -> TorchGraphError:

@@ -118,8 +118,8 @@ def test_a_trace_is_proven_only_of_branches_on_sizes() -> None:
 
 def test_a_call_after_exactly_one_token_is_compared() -> None:
     """The condition of the capture that the past is not one token is dropped, because kernels bring the same one."""
+    from slipway.proof.cases import cases, sample
     from slipway_torchscript.capture import captured
-    from slipway_torchscript.cases import cases, sample
     from slipway_torchscript.interface import Interface
     from slipway_torchscript.parity import compare, expect
 
@@ -155,7 +155,7 @@ def test_only_conditions_on_the_sizes_of_inputs_are_dropped() -> None:
     ids=("fewer outputs", "more layers", "longer cache", "fewer axes", "no cache", "one tensor"),
 )
 def test_results_of_another_form_differ_by_name(results: Any) -> None:
-    from slipway_torchscript.cases import Case
+    from slipway.proof.cases import Case
     from slipway_torchscript.parity import Expected, compare
 
     feeds = (torch.zeros(1, 1), torch.ones(1, 1))

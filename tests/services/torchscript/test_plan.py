@@ -8,8 +8,8 @@ from slipway.configuration import parse
 from slipway.errors import ConfigurationError
 from slipway.model.configuration import ModelConfig
 from slipway.planning.plan import plan
+from slipway.proof.cases import cases, unproven
 from slipway.registry import load_stage
-from slipway_torchscript.cases import cases, unproven
 from slipway_torchscript.params import refusal_reason
 
 ENCODER = {"model_type": "bert", "vocab_size": 9}

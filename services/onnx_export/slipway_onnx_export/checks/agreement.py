@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from slipway.proof.differences import difference
 from slipway_onnx_export.checks.folder import first_line, open_unoptimized
 from slipway_onnx_export.checks.written import FaultError, NotRunError, tokens
 from slipway_onnx_export.names import (
@@ -81,24 +82,15 @@ def agree(files: Sequence[Path], origin: Sequence[Path], *, end: int | None = No
     for found, (place, reference) in zip(_calls([_Graph(path) for path in files], known), wanted, strict=True):
         file, results = found
         for name in [name for name in results if name in reference]:
-            diff, allowed = _difference(results[name], reference[name])
-            if not diff <= allowed:
-                raise FaultError(f"{name!r} of {file} differs from that of {place} by {diff:.3g}, not {allowed:.3g}")
+            tolerance = max(_TOLERANCES.get(each.dtype, _TOLERANCE) for each in (results[name], reference[name]))
+            off = difference(results[name], reference[name], overflow=True)
+            if off.share > tolerance:
+                allowed = tolerance * off.scale
+                raise FaultError(
+                    f"{name!r} of {file} differs from that of {place} by {off.largest:.3g}, not {allowed:.3g}"
+                )
         if not results.keys() & reference.keys():
             raise FaultError(f"{file} returns nothing that {place} returns")
-
-
-def _difference(found: Array, reference: Array) -> tuple[float, float]:
-    """Return the largest difference and what is allowed. What is not a number in both, as an overflow of float16, is equal."""
-    tolerance = max(_TOLERANCES.get(each.dtype, _TOLERANCE) for each in (found, reference))
-    if found.shape != reference.shape:
-        return float("inf"), tolerance
-    first, second = found.astype(np.float64), reference.astype(np.float64)
-    finite = np.isfinite(second)
-    if not np.array_equal(first[~finite], second[~finite], equal_nan=True):
-        return float("inf"), tolerance
-    scale = max(1.0, float(np.abs(second[finite]).max(initial=0)))
-    return float(np.abs(first[finite] - second[finite]).max(initial=0)), tolerance * scale
 
 
 def _calls(graphs: Sequence[_Graph], known: Mapping[str, Array]) -> Iterator[tuple[str, dict[str, Array]]]:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from slipway.errors import ONNXExportError
+from slipway.proof.differences import difference
 from slipway_onnx_export.activations.recording import Wanted, places_of, recording
-from slipway_onnx_export.parity.rows import Array, Conversation, Session, largest_difference
+from slipway_onnx_export.parity.rows import Array, Conversation, Session
 
 _MOST_TOKENS = 64
 """Of longer calls, the first tokens are compared: attention weights grow with the square of the tokens."""
@@ -63,7 +64,7 @@ class Watch:
             unseen = max(found.shape[-1] - reference.shape[-1], 0)
             reference = np.pad(reference, [(0, 0)] * 3 + [(unseen, 0)])
         if found is not None and found.shape == reference.shape:
-            diff = largest_difference(_real(found, mask), _real(reference, mask))
+            diff = difference(_real(found, mask), _real(reference, mask)).largest
         self.diffs[name] = max(self.diffs.get(name, 0.0), diff)
         self.scales[name] = max(self.scales.get(name, 1.0), float(np.abs(_real(reference, mask)).max(initial=0.0)))
 

@@ -24,6 +24,7 @@ from slipway.model.model_facts import CannotBuildError, check_loadable
 from slipway.model.pytorch.rotary import forget_longest_text
 from slipway.model.pytorch.wide_layers import widen_while_computing
 from slipway.model.safetensors_file import read_weights
+from slipway.proof.differences import difference
 from slipway_onnx_export.activations.recording import Wanted
 from slipway_onnx_export.forms.shapes import room_of
 from slipway_onnx_export.layered.blocks import FIRST
@@ -32,7 +33,7 @@ from slipway_onnx_export.parity.activations import Watch
 from slipway_onnx_export.parity.conversations import conversations_of
 from slipway_onnx_export.parity.lengths import Lengths, Reach, lengths_of, reach_of, room_beyond
 from slipway_onnx_export.parity.ort_errors import ort_failures
-from slipway_onnx_export.parity.rows import ROOM, Array, Conversation, Session, largest_difference, rounded_otherwise
+from slipway_onnx_export.parity.rows import ROOM, Array, Conversation, Session, rounded_otherwise
 from slipway_onnx_export.parity.session import LayeredSession, OrtSession
 from slipway_onnx_export.parity.texts import texts_of
 from slipway_onnx_export.parity.translations import translations_of
@@ -132,7 +133,7 @@ def check_parity(
         for index, (found, reference) in enumerate(zip(_run(conversation, sessions), wanted, strict=True)):
             on_call(each + calls, 2 * each)
             scale = max(scale, float(np.abs(reference).max()))
-            diff = largest_difference(found, reference)
+            diff = difference(found, reference).largest
             calls += 1
             if diff > worst:
                 worst, where, furthest = diff, f"{conversation.name}, call {index + 1}", (conversation, wanted)
@@ -222,7 +223,7 @@ def _noise(source: ModelSource, conversation: Conversation, plain: Sequence[Arra
         with rounded_otherwise(model):
             moved = list(conversation.reference(model))
         del model
-    return max(largest_difference(one, other) for one, other in zip(moved, plain, strict=True))
+    return max(difference(one, other).largest for one, other in zip(moved, plain, strict=True))
 
 
 def _in_float32(folder: Path, kind: Any) -> Any:

@@ -59,14 +59,6 @@ class Conversation(Protocol):
         ...
 
 
-def largest_difference(found: Array, reference: Array) -> float:
-    """Return the largest difference of two arrays; infinite for other shapes and for NaN, so that nothing smaller replaces it."""
-    if found.shape != reference.shape:
-        return float("inf")
-    diff = float(np.abs(found - reference).max(initial=0.0))
-    return diff if diff == diff else float("inf")  # noqa: PLR0124 - NaN is not equal to itself
-
-
 def random_rows(
     random: np.random.Generator, *, vocabulary: int, pads: tuple[int, ...], length: int, side: str, padding: int | None
 ) -> tuple[Array, Array]:
