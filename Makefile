@@ -61,12 +61,13 @@ test-deepspeed: $(INSTALLED) ## Install DeepSpeed beside the environment and run
 	tests/shared/model/tools/deepspeed.sh
 	[ ! -d .deepspeed ] || PYTHONPATH=$(CURDIR)/.deepspeed $(SHUFFLED) tests/shared/model/test_deepspeed_checkpoint.py
 
-lint: $(INSTALLED) ## Check style, types and protos
+lint: $(INSTALLED) ## Check style, types, and that protos and what is said of services are current
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python protos/generate.py --check
+	$(BIN)/python services/generate.py --check
 
 format: $(INSTALLED) ## Format the code
 	$(BIN)/ruff check --fix .

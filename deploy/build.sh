@@ -12,26 +12,28 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 # name → Dockerfile and extras, with hyphens: to pip before 23.3 an extra with an underscore is another one, and no error; what ends in -cuda is the same image's variant with the tag VERSION-cuda
+# begin images: made by services/generate.py from services/services.toml
 declare -A IMAGES=(
     [coordinator]="cpu coordinator,s3"
-    [merge]="cpu merge,s3"
     [prepare]="cpu prepare,s3"
+    [merge]="cpu merge,s3"
     [quantize]="cpu quantize,s3"
     [onnx-export]="cpu onnx-export,s3"
     [tensorrt-build]="cpu tensorrt-build,s3"
+    [tensorrt-llm]="cpu tensorrt-llm,s3"
     [gguf]="cpu gguf,s3"
-    [adapter]="cpu adapter,s3"
-    [torchscript]="cpu torchscript,s3"
     [openvino]="cpu openvino,s3"
     [executorch]="cpu executorch,s3"
     [litert]="cpu litert,s3"
     [coreml]="cpu coreml,s3"
-    [tensorrt-llm]="cpu tensorrt-llm,s3"
+    [torchscript]="cpu torchscript,s3"
+    [adapter]="cpu adapter,s3"
     [validate]="cpu validate,s3"
     [tensorrt-build-cuda]="cuda tensorrt-build,tensorrt,s3"
     [validate-cuda]="cuda validate,tensorrt,s3"
 )
-ON_CPU=(coordinator merge prepare quantize onnx-export tensorrt-build gguf adapter torchscript openvino executorch litert coreml tensorrt-llm validate)
+ON_CPU=(coordinator prepare merge quantize onnx-export tensorrt-build tensorrt-llm gguf openvino executorch litert coreml torchscript adapter validate)
+# end images
 
 if [[ ${1:-} == --list ]]; then # what there is, for scripts: name, Dockerfile, extras
     for name in "${!IMAGES[@]}"; do echo "$name ${IMAGES[$name]}"; done | sort

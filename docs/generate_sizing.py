@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,8 +25,8 @@ FREE_SHARE = 0.1
 """Of a volume that nothing is planned for."""
 COMPANION_BYTES = 20_000_000
 LOGIT_BYTES = 2 << 30
-OTHER_FORMATS = ("gguf", "adapter", "torchscript", "executorch", "litert", "coreml", "tensorrt_llm")
-"""Formats that are made of the merged model, each by a worker of its own, unquantized."""
+_OF_GRAPHS = ("tensorrt_build", "openvino")
+"""Services whose formats are made of ONNX graphs."""
 GIB = 1 << 30
 
 BASE = Path(__file__).parents[1] / "k8s" / "base"
@@ -94,13 +95,19 @@ def needs(size: ModelSize) -> dict[str, Need]:
         "quantize": (single, task_bytes(half, size, {}), "quantize"),
         "onnx-export": (stored, task_bytes(_task("onnx_export"), size, {}), "onnx_export"),
         "tensorrt-build": (single, task_bytes(_task("tensorrt_build"), size, {}), "tensorrt_build"),
-        **{name.replace("_", "-"): (stored, task_bytes(_task(name, name), size, {}), name) for name in OTHER_FORMATS},
+        **{name.replace("_", "-"): (stored, task_bytes(_task(name, name), size, {}), name) for name in _of_models()},
         "openvino": (single, task_bytes(_task("openvino", "openvino"), size, {}), "openvino"),
         "validate": (outputs, LOGIT_BYTES, "validate"),
     }
     return {
         name: Need(reads, writes, memory_bytes([_task(stage)], size)) for name, (reads, writes, stage) in plan.items()
     }
+
+
+def _of_models() -> list[str]:
+    """Return the formats that are made of the merged model, each by a worker of its own, unquantized."""
+    rows = tomllib.loads((BASE.parents[1] / "services" / "services.toml").read_text())
+    return [name for name, row in rows.items() if name in row.get("formats", {}) and name not in _OF_GRAPHS]
 
 
 def _task(stage: str, delivers: str = "") -> PlannedTask:
