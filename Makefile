@@ -2,11 +2,15 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
+# uv where it is there, as it is quicker; it takes PyTorch's build for CPUs.
+UV := $(shell command -v uv)
+export UV_TORCH_BACKEND ?= cpu
+INSTALL = $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/python -P -m pip install --quiet --disable-pip-version-check) -c constraints.txt
 INSTALLED := $(VENV)/.installed
 DOCS_INSTALLED := $(VENV)/.docs-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-real test test-trained test-all test-orders test-cluster test-k8s test-deepspeed lint format docs protos bench bench-merge bench-onnx bench-formats bench-quantize bench-quality bench-depth bench-proof images test-images up clean
+.PHONY: help install demo demo-real test test-trained test-all test-orders test-cluster test-k8s test-deepspeed lint format lock docs protos bench bench-merge bench-onnx bench-formats bench-quantize bench-quality bench-depth bench-proof images test-images up clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -17,7 +21,7 @@ $(INSTALLED): pyproject.toml constraints.txt $(wildcard services/*/slipway_*/*/k
 	$(PYTHON) -P -m venv $(VENV)
 	@# An environment from before the distribution was renamed would have every stage twice.
 	$(BIN)/python -P -m pip uninstall --quiet --yes --disable-pip-version-check slipway 2>/dev/null
-	$(BIN)/python -P -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
+	$(INSTALL) -e '.[all,dev]'
 	@touch $@
 
 demo: $(INSTALLED) ## Train a small fine-tuned sample and take it through the whole chain
@@ -61,24 +65,28 @@ test-deepspeed: $(INSTALLED) ## Install DeepSpeed beside the environment and run
 	tests/shared/model/tools/deepspeed.sh
 	[ ! -d .deepspeed ] || PYTHONPATH=$(CURDIR)/.deepspeed $(SHUFFLED) tests/shared/model/test_deepspeed_checkpoint.py
 
-lint: $(INSTALLED) ## Check style, types, and that protos and what is said of services are current
+lint: $(INSTALLED) ## Check style and types, and that what is generated is current
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python protos/generate.py --check
 	$(BIN)/python services/generate.py --check
+	deploy/lock.sh --check
 
 format: $(INSTALLED) ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+lock: $(INSTALLED) ## Write constraints.txt for what pyproject.toml asks for (UPGRADE=1 for the newest versions)
+	deploy/lock.sh $(if $(UPGRADE),--upgrade)
 
 docs: $(DOCS_INSTALLED) ## Build the documentation site into .site/html, with every link checked
 	$(BIN)/python -P docs/site/build.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -P -m mkdocs build --strict --config-file docs/site/mkdocs.yml
 
 $(DOCS_INSTALLED): $(INSTALLED)
-	$(BIN)/python -P -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(INSTALL) -e '.[docs]'
 	@touch $@
 
 protos: $(INSTALLED) ## Generate the Python code of the protos

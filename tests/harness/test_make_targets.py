@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
 CHECK = ROOT / ".ci" / "run"
@@ -58,6 +59,15 @@ def test_the_check_of_a_change_pins_the_order() -> None:
     text = CHECK.read_text()
     for target in ("test", "test-trained", "test-k8s", "test-deepspeed"):
         assert re.findall(rf"^make {target} (.*)$", text, flags=re.MULTILINE) == ["SEED=1"]
+
+
+def test_a_commit_is_checked_by_what_make_lint_runs() -> None:
+    done = subprocess.run(
+        ["make", "--dry-run", "--always-make", "lint"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    lint = done.stdout.splitlines()[-len(hooks) :]
+    assert [hook["entry"] for hook in hooks] == [line.removesuffix(" .") for line in lint]
 
 
 def test_what_make_installs_it_removes() -> None:
