@@ -7,6 +7,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 UV=${UV:-.venv/bin/uv}
+unset UV_TORCH_BACKEND # it is about what is installed, and another index
 
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
