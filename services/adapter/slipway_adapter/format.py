@@ -106,7 +106,7 @@ FORMAT = Format(
         GGUF: Runtime(
             name="llama.cpp",
             files=("*-LoRA.gguf",),
-            load="slipway_gguf.runtime.beside:load",
+            load="slipway_gguf.runtime.adapter:load",
             on_base=True,
             reads_text=True,
             rounds={"": "float16"},

@@ -149,14 +149,14 @@ def embedded_server(state: Path, address: str, store: Callable[[], Any]) -> Serv
 def exports(state: Path, filter: str) -> Sequence[export_pb2.Export]:  # noqa: A002 - the field's name everywhere
     """As :attr:`~slipway.contracts.coordinator.CoordinatorService.exports`."""
     from slipway_coordinator.api.messages import export_message
-    from slipway_coordinator.storage.reading import read_exports
+    from slipway_coordinator.storage.snapshots import read_exports
 
     return [export_message(record) for record in read_exports(state, filter=filter)]
 
 
 def digests(state: Path, running: bool) -> frozenset[str] | None:
     """As :attr:`~slipway.contracts.coordinator.CoordinatorService.digests`."""
-    from slipway_coordinator.storage.reading import digests_named
+    from slipway_coordinator.storage.snapshots import digests_named
 
     return digests_named(state, running=running)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from slipway.counts import counted
 from slipway.documents.purposes import Purpose, invalid
-from slipway.documents.reading import Document, document_files, read_file
+from slipway.documents.reader import Document, document_files, read_file
 from slipway.documents.rendering import Renderer, Writer
 
 BUILT_IN_TOPICS = ("assignment", "classes", "exceptions", "formatstrings", "import", "operator-summary", "yield")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Protocol, Self
 
 from slipway.documents.purposes import Purpose, invalid
-from slipway.documents.reading import Document
+from slipway.documents.reader import Document
 from slipway.model.chat_templates import ChatTemplates, EndlessTemplateError, TemplateError
 
 

@@ -1,4 +1,4 @@
-"""Read JSON and Parquet files, which cannot be read in part, in the process that :mod:`slipway.documents.reading` starts."""
+"""Read JSON and Parquet files, which cannot be read in part, in the process that :mod:`slipway.documents.reader` starts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.documents.purposes import Purpose, invalid
-from slipway.documents.reading import LARGEST_LINE, MOST_TEXT, Row
+from slipway.documents.reader import LARGEST_LINE, MOST_TEXT, Row
 from slipway.files.json_documents import read_json
 from slipway.files.regular_file import open_regular
 from slipway.sizes import format_size

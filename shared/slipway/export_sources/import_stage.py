@@ -20,7 +20,7 @@ from slipway.artifacts.opening import blobs_of, open_store
 from slipway.artifacts.store import ArtifactStore
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ArtifactError, ConfigurationError
-from slipway.export_sources.found import find_sources
+from slipway.export_sources.discovery import find_sources
 from slipway.export_sources.storing import adding_up
 from slipway.planning.references import by_source_name
 from slipway.registry import IMPORT

@@ -11,7 +11,7 @@ from slipway.configuration import ExportConfiguration
 from slipway.configuration.calibration import SAMPLE_OF_RUN, depends_on_text, with_method
 from slipway.documents.heldout import held_out, joined
 from slipway.documents.purposes import Purpose
-from slipway.documents.reading import SUFFIXES, document_files, read_documents
+from slipway.documents.reader import SUFFIXES, document_files, read_documents
 from slipway.documents.rendering import Contents, passages
 from slipway.errors import ArtifactError, ConfigurationError, QuantizationError
 from slipway.export_sources.naming import source_settings

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 pytest.importorskip("xllamacpp", reason="llama.cpp runs the files: pip install 'slipway-ml[gguf]'")
 from slipway.errors import ModelExportError
 from slipway.proof.runtime import Unusable
-from slipway_gguf.runtime.beside import load as load_beside
+from slipway_gguf.runtime.adapter import load as load_beside
 from support.models.gguf_models import (
     FAMILIES,
     VOCABULARY,

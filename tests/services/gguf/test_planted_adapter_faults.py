@@ -15,7 +15,7 @@ from slipway.proof.runtime import Unusable
 from slipway.stage import Context
 from slipway_gguf.lora.stage import STAGE
 from slipway_gguf.params import AdapterParams
-from slipway_gguf.runtime.beside import load as load_beside
+from slipway_gguf.runtime.adapter import load as load_beside
 from slipway_validate.params import ValidateParams
 from slipway_validate.protocol.messages import TextSpec
 from slipway_validate.runner.texts import compare_texts, write_texts

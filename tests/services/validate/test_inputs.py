@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from slipway.documents.heldout import HeldOutText
-from slipway.documents.reading import Document
+from slipway.documents.reader import Document
 from slipway.model.configuration import ModelConfig
 from slipway.model.families import DECODER, ENCODER_DECODER, FEATURE_EXTRACTION, SEQUENCE_CLASSIFIER
 from slipway.proof import precision

@@ -8,7 +8,7 @@ import pytest
 from slipway.model.families import Comparison
 from slipway.proof.numerics import LogitComparer, adapter_strength
 from slipway_validate.judging.measures import VectorComparer, choose_measure, distance_of
-from slipway_validate.judging.together import Together, compare_together
+from slipway_validate.judging.one_pass import Together, compare_together
 from slipway_validate.runner.collect import NOWHERE, join_rows
 
 

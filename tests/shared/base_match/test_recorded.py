@@ -10,7 +10,7 @@ from slipway.base_match import BaseMatch, BaseMatchStatus
 from slipway.base_match.evidence import UsedBase, match_base
 from slipway.configuration import ExportConfiguration
 from slipway.errors import CheckpointValidationError, ModelExportError
-from slipway.export_sources.found import find_sources
+from slipway.export_sources.discovery import find_sources
 from slipway.settings import Settings
 from slipway.sources import SourceFolders
 from support.models.matched_models import (

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from slipway.configuration import parse
-from slipway.export_sources.brought import find_brought
-from slipway.export_sources.found import find_sources
+from slipway.export_sources.discovery import find_sources
+from slipway.export_sources.uploads import find_brought
 from slipway.settings import Settings
 from slipway.sources import SourceFolders
 from support.models import tiny_models

@@ -9,7 +9,7 @@ import pytest
 
 from slipway.configuration import parse
 from slipway.errors import CheckpointValidationError, ConfigurationError
-from slipway.export_sources.brought import find_brought
+from slipway.export_sources.uploads import find_brought
 from slipway.settings import Settings
 from slipway.sources import SourceFolders
 from slipway.sources.hub import hub_folder

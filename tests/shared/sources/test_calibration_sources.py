@@ -11,8 +11,8 @@ import pytest
 from slipway.configuration import parse
 from slipway.errors import ConfigurationError
 from slipway.export_sources import text_files
-from slipway.export_sources.brought import Brought, find_brought
-from slipway.export_sources.found import find_sources
+from slipway.export_sources.discovery import find_sources
+from slipway.export_sources.uploads import Brought, find_brought
 from slipway.settings import Settings
 from slipway.sources import SourceFolders
 from support.models import tiny_models

@@ -10,7 +10,7 @@ import pytest
 
 from slipway.configuration import parse
 from slipway.errors import CheckpointValidationError
-from slipway.export_sources.found import find_sources
+from slipway.export_sources.discovery import find_sources
 from slipway.planning.plan import plan
 from slipway.settings import Settings
 from slipway.sources import SourceFolders

@@ -18,7 +18,7 @@ from slipway.artifacts.s3.client import S3Bucket, StoredObject
 from slipway.base_match import BaseMatchStatus
 from slipway.configuration import ExportConfiguration
 from slipway.errors import ModelExportError
-from slipway.export_sources.found import files_by_name, find_sources
+from slipway.export_sources.discovery import files_by_name, find_sources
 from slipway.export_sources.text_files import CALIBRATION_KEY, check_texts, text_files
 from slipway.model.model_files import travelling_files
 from slipway.model.runs.checkpoints import find_checkpoint, list_checkpoints

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.documents.heldout import HeldOutText
-from slipway.documents.reading import Document
+from slipway.documents.reader import Document
 from slipway.proof.precision import stored_dtype
 from slipway.proof.samples import Samples
 from slipway.stage import Context

@@ -18,7 +18,7 @@ from slipway.counts import counted
 from slipway.documents import heldout
 from slipway.documents.heldout import BUILT_IN_TOPICS, documentation
 from slipway.documents.purposes import Purpose, invalid
-from slipway.documents.reading import Document, read_documents
+from slipway.documents.reader import Document, read_documents
 from slipway.documents.rendering import Renderer, passages
 from slipway.documents.separation import FEWEST_TOKENS, MOST_NAMED, separate, too_little_left
 from slipway.stage import Context

@@ -35,8 +35,8 @@ from slipway_validate.judging.fit import fit_verdict
 from slipway_validate.judging.judge import Against, Judge, Rule
 from slipway_validate.judging.limits import coarser, own_level
 from slipway_validate.judging.measures import choose_measure, distance_of
+from slipway_validate.judging.one_pass import Together, compare_together
 from slipway_validate.judging.reference_run import ReferenceRun
-from slipway_validate.judging.together import Together, compare_together
 from slipway_validate.judging.yardsticks import HALVES, STATIC, Measured, computing_in, is_own_code, rounding_of
 from slipway_validate.protocol.messages import LOGITS_FILE, RunResult, RunSpec
 

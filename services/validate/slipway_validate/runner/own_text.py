@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from slipway.documents.purposes import Purpose
-from slipway.documents.reading import Document
+from slipway.documents.reader import Document
 from slipway.documents.rendering import Contents, Renderer, Writer
 from slipway.files.json_documents import LARGEST_LIST, read_json
 from slipway.model.configuration import ModelConfig

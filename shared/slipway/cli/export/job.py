@@ -24,7 +24,7 @@ from slipway.cli.terminal.console import print_json, show
 from slipway.configuration import ExportConfiguration, LoadedConfiguration, render_name
 from slipway.distribution.extras import require
 from slipway.errors import ArtifactError, ModelExportError
-from slipway.export_sources.found import Sources
+from slipway.export_sources.discovery import Sources
 from slipway.export_sources.naming import sources_to_import
 from slipway.observability.telemetry import span, tracing
 from slipway.planning.plan import plan

@@ -20,7 +20,7 @@ from slipway.cli.terminal.console import print_json, show, unbroken
 from slipway.client.requests import DEFAULT_PROJECT
 from slipway.configuration import ExportConfiguration, LoadedConfiguration
 from slipway.errors import ModelExportError
-from slipway.export_sources.found import Sources, find_sources
+from slipway.export_sources.discovery import Sources, find_sources
 from slipway.export_sources.naming import source_settings
 from slipway.formats.tasks import PlannedTask
 from slipway.model.configuration import ModelConfig

@@ -11,10 +11,10 @@ from slipway.artifacts import Artifacts
 from slipway.cli.progress.display import Display
 from slipway.configuration import LoadedConfiguration
 from slipway.embedded.identity import export_identity
-from slipway.export_sources.brought import find_brought
-from slipway.export_sources.found import Sources, find_sources
+from slipway.export_sources.discovery import Sources, find_sources
 from slipway.export_sources.naming import title
 from slipway.export_sources.storing import reading, store_files
+from slipway.export_sources.uploads import find_brought
 from slipway.sources import SourceFolders
 
 _log = logging.getLogger("slipway.export")

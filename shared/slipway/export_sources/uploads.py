@@ -9,7 +9,7 @@ from pathlib import Path
 from slipway.configuration import ExportConfiguration
 from slipway.configuration.calibration import SAMPLE_OF_RUN, may_read_text
 from slipway.errors import ModelExportError
-from slipway.export_sources.found import (
+from slipway.export_sources.discovery import (
     base_label,
     checkpoint_labels,
     chosen_checkpoint,
@@ -50,7 +50,7 @@ def find_brought(configuration: ExportConfiguration, folders: SourceFolders, imp
     """Find the sources that are not imported. The importing worker checks whether base and adapter belong together.
 
     Raises:
-        ModelExportError: As :func:`slipway.export_sources.found.find_sources`.
+        ModelExportError: As :func:`slipway.export_sources.discovery.find_sources`.
     """
     try:
         return _find(configuration, folders, imports)
